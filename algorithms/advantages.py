@@ -1,0 +1,124 @@
+"""How much better a token was than expected, and how much reward followed it.
+
+Nothing here passes a gradient: advantages and returns are targets.
+"""
+
+import torch
+from torch import Tensor
+
+from algorithms.masking import check_response_mask, check_shape, keep
+
+WHITENING_EPSILON = 1e-8
+"""Added to the standard deviation, in the advantages' own unit."""
+
+
+def gae(
+    rewards: Tensor,
+    values: Tensor,
+    response_mask: Tensor,
+    *,
+    gamma: float,
+    lam: float | Tensor,
+    final_values: Tensor | None = None,
+) -> Tensor:
+    """Generalised advantage estimation, arXiv 1506.02438 eq. 11-16, over response tokens only.
+
+        δ_t = r_t + γ·V_{t+1} − V_t        A_t = δ_t + γ·λ·A_{t+1}
+
+    `rewards`, `values` (B,T); V_t stands at the position whose logits chose token t, so it has seen the
+    tokens before t. `lam` is a float or one value per row (B,). → advantages (B,T) in float32 or better,
+    detached, 0 outside the mask.
+
+    The value after a row's last valid token is 0, or `final_values` (B,) for truncated responses (0 there for
+    the finished ones). Masked positions inside a response are stepped over: A and V are carried across, which
+    equals deleting the gap. A masked position may hold anything in `values`. In `rewards` it may hold NaN,
+    infinity or 0 (no reward was ever put there), but a finite other number is one that would be lost, and is
+    refused.
+
+    Raises ValueError for a reward outside the mask, unequal shapes, or γ or λ outside [0, 1].
+    """
+    check_response_mask(response_mask, rewards=rewards, values=values)
+    _check_no_reward_outside(rewards, response_mask)
+    _check_unit_interval("gamma", gamma)
+    _check_unit_interval("lam", lam)
+    rewards, values = keep(rewards.detach(), response_mask), keep(values.detach(), response_mask)
+    advantages = torch.zeros_like(rewards + values)
+    decay = gamma * _one_per_row("lam", lam, advantages)
+    next_value = _one_per_row("final_values", 0.0 if final_values is None else final_values, advantages)
+    advantage = torch.zeros_like(next_value)
+    for t in reversed(range(response_mask.shape[1])):
+        valid = response_mask[:, t]
+        delta = rewards[:, t] + gamma * next_value - values[:, t]
+        advantage = torch.where(valid, delta + decay * advantage, advantage)
+        next_value = torch.where(valid, values[:, t], next_value)
+        advantages[:, t] = torch.where(valid, advantage, 0.0)
+    return advantages
+
+
+def monte_carlo_returns(rewards: Tensor, response_mask: Tensor, *, gamma: float) -> Tensor:
+    """Discounted reward from each token on, G_t = r_t + γ·G_{t+1}, over response tokens only.
+
+    `rewards` (B,T) → returns (B,T) in float32 or better, detached, 0 outside the mask. Masked positions and
+    errors are as for `gae`, of which this is the case V = 0, λ = 1.
+    """
+    check_response_mask(response_mask, rewards=rewards)
+    return gae(rewards, torch.zeros_like(rewards), response_mask, gamma=gamma, lam=1.0)
+
+
+def length_adaptive_lambda(lengths: Tensor, *, alpha: float) -> Tensor:
+    """λ = 1 − 1/(alpha · length), clamped to [0, 1]: VAPO, arXiv 2504.05118 eq. 4-5.
+
+    `lengths` (B,) in response tokens → λ (B,). It makes Σ_t λ^t ≈ alpha · length. The paper's alpha is 0.05,
+    which leaves λ = 0 up to 20 tokens: short responses need a larger one. Length 0 gives 0.
+
+    Raises ValueError for an alpha that is not positive or a negative length.
+    """
+    if not alpha > 0:
+        raise ValueError(f"alpha={alpha} is not positive; the paper uses 0.05, short responses need about 1")
+    if bool((lengths < 0).any()):
+        raise ValueError(f"lengths has {int(lengths.min())}; a length is a number of response tokens, ≥ 0")
+    return (1 - 1 / (alpha * lengths)).clamp(min=0.0, max=1.0)
+
+
+def whiten(advantages: Tensor, response_mask: Tensor) -> Tensor:
+    """(A − mean) / (std + 1e-8) over all valid tokens of the batch; std is the population's (ddof 0).
+
+    `advantages` (B,T) → (B,T) in float32 or better, detached, 0 outside the mask. Call it on the whole batch,
+    before any split into micro-batches. Equal advantages give 0.
+
+    Raises ValueError for an empty mask or unequal shapes.
+    """
+    check_response_mask(response_mask, advantages=advantages)
+    valid = keep(advantages.detach(), response_mask)[response_mask]
+    if valid.numel() == 0:
+        raise ValueError("response_mask has no True element; whiten the advantages of the whole batch")
+    # Whitening does not see a shift, but rounding does: equal advantages must give 0, not amplified noise.
+    shifted = valid - valid[0]
+    std, mean = torch.std_mean(shifted, correction=0)
+    whitened = (shifted - mean) / (std + WHITENING_EPSILON)
+    return whitened.new_zeros(response_mask.shape).masked_scatter(response_mask, whitened)
+
+
+def _check_no_reward_outside(rewards: Tensor, response_mask: Tensor) -> None:
+    lost = ~response_mask & torch.isfinite(rewards) & (rewards != 0)
+    if bool(lost.any()):
+        row, position = lost.nonzero()[0].tolist()
+        raise ValueError(
+            f"rewards[{row}, {position}] = {float(rewards[row, position])} lies outside response_mask "
+            "and would be lost; put the score at the last valid token (shape_rewards does)"
+        )
+
+
+def _one_per_row(name: str, value: float | Tensor, per_token: Tensor) -> Tensor:
+    """A float or (B,) tensor as a (B,) tensor of the dtype and device of `per_token` (B,T)."""
+    rows = per_token.shape[:1]
+    if isinstance(value, Tensor) and value.dim() > 0:
+        check_shape(name, value, rows)
+        return value.detach().to(per_token)
+    return per_token.new_full(rows, float(value))
+
+
+def _check_unit_interval(name: str, value: float | Tensor) -> None:
+    inside = (value >= 0) & (value <= 1) if isinstance(value, Tensor) else 0 <= value <= 1
+    if not (bool(inside.all()) if isinstance(inside, Tensor) else inside):
+        raise ValueError(f"{name}={value} is outside [0, 1]")

@@ -1,0 +1,101 @@
+"""How well a critic predicts returns, measured on a whole held-out set at once.
+
+An average of micro-batch results is another quantity, and wrong. Returns are Monte-Carlo returns, never A + V
+with λ < 1, which contain the critic's own predictions. Everything is computed in float64 on the CPU.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from algorithms.masking import check_response_mask
+
+
+@dataclass(frozen=True)
+class ValueDiagnostics:
+    """Explained variance, and what it hides. Floats; in the unit of the returns, or its square.
+
+    `bias` is the mean of V − G, which explained variance does not see. `constant_mse` is what predicting one
+    constant would get. Pooled tokens over-weigh long responses, so `explained_variance_by_position` has one
+    entry for each equal part of the response, from its first tokens to its last. NaN stands where a quantity
+    is undefined.
+    """
+
+    explained_variance: float
+    return_variance: float
+    bias: float
+    mse: float
+    constant_mse: float
+    explained_variance_by_position: tuple[float, ...]
+    num_tokens: int
+
+
+def explained_variance(values: Tensor, returns: Tensor, response_mask: Tensor) -> float:
+    """1 − Var(G − V) / Var(G) over all valid tokens; `values`, `returns` (B,T).
+
+    1 for a perfect critic, 0 for any constant, below 0 for worse than a constant; a constant bias does not
+    show. NaN where Var(G) = 0 or a valid entry is not finite: undefined, so that a gate `measured >=
+    threshold` stays closed.
+
+    Raises ValueError for an empty mask or unequal shapes.
+    """
+    return _explained_variance(*_valid_tokens(values, returns, response_mask))
+
+
+def value_diagnostics(
+    values: Tensor,
+    returns: Tensor,
+    response_mask: Tensor,
+    *,
+    num_positions: int = 5,
+    constant: float | None = None,
+) -> ValueDiagnostics:
+    """Explained variance with Var(G), bias, MSE, the constant predictor's MSE, and by relative position.
+
+    `values`, `returns` (B,T). Token k of a response of L tokens belongs to part ⌊k · num_positions / L⌋.
+    `constant` is the constant predictor's guess, say the mean return of the training prompts; None takes the
+    mean of these returns, the best constant there is, whose MSE is Var(G).
+
+    Raises ValueError for an empty mask, unequal shapes, or num_positions below 1.
+    """
+    if num_positions < 1:
+        raise ValueError(f"num_positions={num_positions} is below 1; it counts the equal parts of a response")
+    valid_values, valid_returns = _valid_tokens(values, returns, response_mask)
+    error = valid_values - valid_returns
+    guess = valid_returns.mean() if constant is None else constant
+    rank = response_mask.cumsum(dim=1) - 1
+    lengths = response_mask.sum(dim=1, keepdim=True).clamp(min=1)
+    part = (rank * num_positions // lengths)[response_mask].cpu()
+    return ValueDiagnostics(
+        explained_variance=_explained_variance(valid_values, valid_returns),
+        return_variance=_variance(valid_returns),
+        bias=error.mean().item(),
+        mse=error.square().mean().item(),
+        constant_mse=(valid_returns - guess).square().mean().item(),
+        explained_variance_by_position=tuple(
+            _explained_variance(valid_values[part == index], valid_returns[part == index])
+            for index in range(num_positions)
+        ),
+        num_tokens=valid_returns.numel(),
+    )
+
+
+def _valid_tokens(values: Tensor, returns: Tensor, response_mask: Tensor) -> tuple[Tensor, Tensor]:
+    check_response_mask(response_mask, values=values, returns=returns)
+    if not bool(response_mask.any()):
+        raise ValueError("response_mask has no True element; explained variance needs the whole held-out set")
+    return (
+        values.detach()[response_mask].cpu().to(torch.float64),
+        returns.detach()[response_mask].cpu().to(torch.float64),
+    )
+
+
+def _explained_variance(values: Tensor, returns: Tensor) -> float:
+    return_variance = _variance(returns)
+    return 1 - _variance(returns - values) / return_variance if return_variance > 0 else float("nan")
+
+
+def _variance(samples: Tensor) -> float:
+    """Population variance; exactly 0 for equal samples (hence the shift), NaN for none."""
+    return torch.var(samples - samples[:1], correction=0).item() if samples.numel() else float("nan")

@@ -1,0 +1,114 @@
+"""What moves the policy: the clipped surrogate, and imitation of its own correct responses."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from algorithms.aggregation import Aggregation, Denominator, aggregate, check_denominator
+from algorithms.masking import check_boolean, check_response_mask, check_shape, keep
+from algorithms.metrics import SumCount, sum_count
+
+
+@dataclass(frozen=True)
+class PolicyLoss:
+    """`loss` is 0-d and differentiable; the metrics are over valid tokens.
+
+    `clip_fraction`: tokens on which the clip binds, that is, whose gradient it takes away. `approx_kl`:
+    KL(old‖new) in nats by e^ℓ − 1 − ℓ with ℓ = logprobs − old_logprobs, samples from old. `ratio`: e^ℓ, 1 at
+    a rollout's first update.
+    """
+
+    loss: Tensor
+    clip_fraction: SumCount
+    approx_kl: SumCount
+    ratio: SumCount
+
+
+@dataclass(frozen=True)
+class PositiveExampleLoss:
+    """`loss` is 0-d and differentiable; `positive_nll` is over tokens of correct responses, in nats."""
+
+    loss: Tensor
+    positive_nll: SumCount
+
+
+def clipped_surrogate(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    response_mask: Tensor,
+    *,
+    clip_range_low: float | None,
+    clip_range_high: float | None,
+    aggregation: Aggregation,
+    denominator: Denominator | None = None,
+) -> PolicyLoss:
+    """PPO's clipped surrogate (arXiv 1707.06347 eq. 7) with two ranges (DAPO, arXiv 2503.14476 eq. 10).
+
+        −min(ρ·A, clip(ρ, 1 − clip_range_low, 1 + clip_range_high)·A),   ρ = exp(logprobs − old_logprobs)
+
+    All tensors (B,T), log-probabilities in nats; a range of None does not clip on that side. The gradient
+    flows through `logprobs` only. `aggregation` and `denominator` are those of
+    `algorithms.aggregation.aggregate`.
+
+    Raises ValueError for a range that is not positive, `clip_range_low` above 1, unequal shapes, and as
+    `aggregate`.
+    """
+    check_response_mask(response_mask, logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages)
+    _check_clip_ranges(clip_range_low, clip_range_high)
+    kept_advantages = keep(advantages.detach(), response_mask)
+    log_ratio = keep(logprobs, response_mask) - keep(old_logprobs.detach(), response_mask)
+
+    # The minimum is a one-sided clip: from above where A > 0, from below where A < 0. Clipping log ρ instead of
+    # ρ is the same, and keeps an overflowing ρ out of the graph, where a gradient of 0 · inf would be NaN.
+    highest = math.inf if clip_range_high is None else math.log1p(clip_range_high)
+    lowest = -math.inf if clip_range_low is None or clip_range_low == 1 else math.log1p(-clip_range_low)
+    clipped = torch.where(kept_advantages > 0, log_ratio.clamp(max=highest), log_ratio.clamp(min=lowest))
+    per_token = -kept_advantages * clipped.exp()
+
+    observed = log_ratio.detach()
+    return PolicyLoss(
+        loss=aggregate(per_token, response_mask, aggregation=aggregation, denominator=denominator),
+        clip_fraction=sum_count((clipped != log_ratio) & (kept_advantages != 0), response_mask),
+        approx_kl=sum_count(observed.expm1() - observed, response_mask),
+        ratio=sum_count(observed.exp(), response_mask),
+    )
+
+
+def positive_example_nll(
+    logprobs: Tensor, response_mask: Tensor, is_positive: Tensor, *, denominator: Denominator | None = None
+) -> PositiveExampleLoss:
+    """−(Σ of logprobs over tokens of correct responses) / (their number): VAPO, arXiv 2504.05118 eq. 9-10.
+
+    `logprobs` (B,T) in nats, `is_positive` (B,) boolean. `denominator` is the number of tokens of correct
+    responses in the whole global minibatch, that is, `denominator_of(response_mask & is_positive[:, None],
+    aggregation="token")` summed over it; None takes this call's. No correct response here: loss 0 and
+    gradient 0, whatever the denominator, 0 included.
+
+    Raises ValueError for unequal shapes or a denominator that is not positive while a response is correct,
+    TypeError for a mask that is not boolean.
+    """
+    check_response_mask(response_mask, logprobs=logprobs)
+    check_boolean("is_positive", is_positive)
+    check_shape("is_positive", is_positive, (response_mask.shape[0],))
+    positive_mask = response_mask & is_positive.unsqueeze(1)
+    nll = -logprobs
+    total = keep(nll, positive_mask).sum()
+    num_positive_tokens = int(positive_mask.sum())
+    if num_positive_tokens > 0:
+        denominator = num_positive_tokens if denominator is None else denominator
+        check_denominator(denominator)
+        total = total / denominator
+    return PositiveExampleLoss(loss=total, positive_nll=sum_count(nll, positive_mask))
+
+
+def _check_clip_ranges(clip_range_low: float | None, clip_range_high: float | None) -> None:
+    for name, clip_range in (("clip_range_low", clip_range_low), ("clip_range_high", clip_range_high)):
+        if clip_range is not None and not clip_range > 0:
+            raise ValueError(f"{name}={clip_range} is not positive; use None for no clip on that side")
+    if clip_range_low is not None and clip_range_low > 1:
+        raise ValueError(
+            f"clip_range_low={clip_range_low} is above 1, where it clips nothing; use None for no clip"
+        )

@@ -1,0 +1,1 @@
+"""The order of work: the pipeline, one stage's life, launching, and the command line."""

@@ -1,0 +1,39 @@
+"""The one table of exit codes: what a stage's process and the command line say when they end."""
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """Meaning of an exit code; the numbers are those of ``sysexits.h`` where it has one."""
+
+    OK = 0
+    AUDIT_FAILED = 1
+    """An audit found an edge that does not hold."""
+    USAGE = 2
+    """The command line was not understood (the shells' and Typer's own code)."""
+    BAD_INPUT = 65
+    """A recipe, data or a model was refused; the same input will be refused again."""
+    UNAVAILABLE = 69
+    """A server that was named does not answer."""
+    INTERNAL = 70
+    """A fault of ours, or one that nobody foresaw; the log has the traceback."""
+    STORAGE = 74
+    """A disk is full, read-only or broken; what was committed before is whole."""
+    RESUME = 75
+    """Stopped before the end with its state saved: run the same command again."""
+    GATE_CLOSED = 78
+    """A gate judged and did not pass; its verdict is recorded."""
+    INTERRUPTED = 130
+    """Ctrl-C, before anything could be saved."""
+    OUT_OF_MEMORY = 137
+    """Memory of the machine or of an accelerator ran out (137 is also what SIGKILL leaves)."""
+
+
+def may_be_retried(code: int) -> bool:
+    """Whether another attempt can end differently with nothing changed: only an interrupted one can."""
+    return code == ExitCode.RESUME
+
+
+def of_signal(number: int) -> int:
+    """Exit code that shells report for a process which signal ``number`` ended."""
+    return 128 + number

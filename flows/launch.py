@@ -1,0 +1,262 @@
+"""The one door behind which a stage's computation runs: ``inline``, a fresh child process for each stage.
+
+Children are forks of a server that has torch and transformers loaded (``flows.forkserver``); the orchestrating
+process itself never loads them. A child leads its own process group, so that Ctrl-C in a terminal reaches the
+orchestrator alone, which passes the request on and waits for a checkpoint; and it dies with the orchestrator,
+however that ends.
+"""
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing import forkserver
+from multiprocessing.connection import wait
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from types import ModuleType
+
+from flows import stage_process
+from flows.exit_codes import ExitCode, of_signal
+from flows.machine import Share, available_cpus, oom_kills
+from flows.stage_process import Cause, Failure
+from schemas.job import StageJob, StageResult
+
+RUN_STAGE = "tasks.stages.run_stage"
+OURS = Path(__file__).parents[1]
+"""The folder that our packages were imported from."""
+
+POLL_SECONDS = 0.2
+GRACE_SECONDS = 20.0
+"""How long a stage that is asked to stop may take to save its state."""
+
+# multiprocessing reads a child's exit status from a pipe that only one thread may read.
+_multiprocessing_lock = threading.Lock()
+
+
+class StageFailed(Exception):
+    """A stage's process ended without a result."""
+
+    def __init__(self, *, exit_code: int, cause: Cause, message: str, remedy: str, log: Path) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+        """One of ``flows.exit_codes``."""
+        self.cause = cause
+        self.message = message
+        self.remedy = remedy
+        self.log = log
+
+    def __str__(self) -> str:
+        return f"{self.message}; {self.remedy} ({self.log})"
+
+
+def warm_up() -> None:
+    """Start the fork server and return at once; it loads its libraries while other things start."""
+    with _multiprocessing_lock, _environment_of_children():
+        forkserver.set_forkserver_preload(["flows.forkserver"])
+        forkserver.ensure_running()
+
+
+def launch(
+    job: StageJob,
+    *,
+    log: Path,
+    share: Share | None = None,
+    stop: threading.Event | None = None,
+    on_poll: Callable[[], None] | None = None,
+    stage: str = RUN_STAGE,
+    grace: float = GRACE_SECONDS,
+) -> StageResult:
+    """Run one attempt at a stage in a fresh process and wait for it.
+
+    Args:
+        job: what to do; ``job.json``, ``result.json`` and ``failure.json`` lie in ``attempt_folder(job)``.
+        log: receives all that the process prints, appended.
+        share: CPUs and GPUs that it may use; None: all of the machine's. ``job.threads`` wins for torch.
+        stop: when set, the process is asked to save and stop, and killed ``grace`` seconds later.
+        on_poll: called about five times a second while the process runs, in the calling thread.
+        stage: dotted name of the function ``StageJob -> StageResult``.
+
+    Raises:
+        StageFailed: the process ended without a result.
+    """
+    attempt = attempt_folder(job)
+    attempt.mkdir(parents=True, exist_ok=True)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    for left_over in ("result.json", "failure.json"):
+        (attempt / left_over).unlink(missing_ok=True)
+    stage_process.write_whole(attempt / "job.json", job.model_dump_json(indent=2))
+
+    threads = job.threads or (share.cpus if share else available_cpus())
+    environment = {"CUDA_VISIBLE_DEVICES": ",".join(share.gpus)} if share else {}
+    oom_kills_before = oom_kills()
+    process = _start(attempt / "job.json", log, stage, threads, environment)
+    try:
+        stopped = _wait(process, stop=stop, on_poll=on_poll, grace=grace)
+    finally:
+        _kill_group(process)
+    status = _exit_status(process)
+
+    if status == ExitCode.OK and (attempt / "result.json").exists():
+        return StageResult.model_validate_json((attempt / "result.json").read_bytes())
+    failure = _failure(
+        attempt / "failure.json", status, log=log, stopped=stopped, out_of_memory=oom_kills() > oom_kills_before
+    )
+    raise StageFailed(**failure.model_dump(), log=log)
+
+
+def attempt_folder(job: StageJob) -> Path:
+    """Where one attempt's job, result and failure lie."""
+    return job.scratch / f"attempt-{job.attempt}"
+
+
+def _start(
+    job_file: Path, log: Path, stage: str, threads: int, environment: dict[str, str]
+) -> ForkServerProcess:
+    context = multiprocessing.get_context("forkserver")
+    process = context.Process(
+        target=stage_process.main, args=(job_file, log, stage, threads, environment), name="stage"
+    )
+    warm_up()
+    with _multiprocessing_lock, _main_module_hidden():
+        process.start()
+    return process
+
+
+def _wait(
+    process: ForkServerProcess,
+    *,
+    stop: threading.Event | None,
+    on_poll: Callable[[], None] | None,
+    grace: float,
+) -> bool:
+    """Wait for the end of the process; True if it had to be asked."""
+    kill_at: float | None = None
+    next_request = 0.0
+    while not wait([process.sentinel], timeout=POLL_SECONDS):
+        if on_poll is not None:
+            on_poll()
+        if stop is None or not stop.is_set():
+            continue
+        now = time.monotonic()
+        if kill_at is None:
+            kill_at = now + grace
+        if now >= kill_at:
+            _kill_group(process)
+        elif now >= next_request:
+            # Asked again every second: a process that has only just been forked does not listen yet.
+            next_request = now + 1.0
+            with suppress(ProcessLookupError):
+                os.kill(process.pid or 0, signal.SIGTERM)
+    return kill_at is not None
+
+
+def _kill_group(process: ForkServerProcess) -> None:
+    """Kill the process and all that it started and left behind."""
+    pid = process.pid
+    assert pid is not None, "the process was started"
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        # No such group: either all of it has ended, or the process does not lead it yet.
+        if not wait([process.sentinel], timeout=0):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _exit_status(process: ForkServerProcess) -> int:
+    """The exit code as a shell reports it."""
+    with _multiprocessing_lock:
+        process.join()
+        status = process.exitcode
+        process.close()
+    assert status is not None, "the process has ended"
+    return status if status >= 0 else of_signal(-status)
+
+
+def _failure(path: Path, status: int, *, log: Path, stopped: bool, out_of_memory: bool) -> Failure:
+    """What the process said of its end, or what its exit status tells."""
+    if path.exists():
+        failure = Failure.model_validate_json(path.read_bytes())
+        if failure.cause != "internal":
+            return failure
+        return failure.model_copy(update={"message": f"{failure.message} [last line of the log: {last_line(log)}]"})
+    if stopped:
+        return Failure(
+            exit_code=ExitCode.RESUME,
+            cause="preempted",
+            message="the stage was stopped before it could save; it goes on from its last checkpoint",
+            remedy="run the same command again",
+        )
+    if out_of_memory:
+        return Failure(
+            exit_code=ExitCode.OUT_OF_MEMORY,
+            cause="memory",
+            message="the kernel killed the stage's process because memory ran out",
+            remedy="lower the stage's microbatch_size, or run fewer stages side by side (resources.cpus)",
+        )
+    if status == of_signal(signal.SIGKILL) or status == FORKSERVER_LOST:
+        return Failure(
+            exit_code=ExitCode.RESUME,
+            cause="killed",
+            message="the stage's process was killed from outside",
+            remedy="run the same command again; if it happens again, look for a lack of memory in the kernel's log",
+        )
+    return Failure(
+        exit_code=ExitCode.INTERNAL,
+        cause="internal",
+        message=f"the stage's process ended with status {status}; last line of the log: {last_line(log)}",
+        remedy="the log has the traceback",
+    )
+
+
+FORKSERVER_LOST = 255
+"""What multiprocessing reports for a child whose fork server ended before it."""
+
+
+def last_line(log: Path) -> str:
+    """The last line of a log that is not blank, of its last 8 KiB."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 8192))
+            lines = file.read().decode("utf-8", errors="replace").split("\n")
+    except FileNotFoundError:
+        return "(the log was never written)"
+    return next((line.strip() for line in reversed(lines) if line.strip()), "(the log is empty)")
+
+
+@contextmanager
+def _environment_of_children() -> Iterator[None]:
+    """What the fork server inherits: our own packages first, and never the current folder."""
+    python_path = os.environ.get("PYTHONPATH")
+    changes = {
+        "PYTHONSAFEPATH": "1",
+        "PYTHONPATH": os.pathsep.join([str(OURS), *filter(None, [python_path])]),
+        # Ask the driver, not CUDA, whether there is a GPU: a CUDA context does not survive a fork.
+        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+    }
+    before = {name: os.environ.get(name) for name in changes}
+    os.environ.update(changes)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+@contextmanager
+def _main_module_hidden() -> Iterator[None]:
+    """Keep multiprocessing from running the orchestrator's ``__main__`` again in the child."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main

@@ -1,0 +1,112 @@
+"""What a stage was computed with, beside what it was computed from: shown as drift, never part of a key.
+
+Nothing here imports what it describes: code is read as syntax trees, versions come from the installed metadata.
+"""
+
+import ast
+import hashlib
+import importlib.util
+import os
+import platform
+import re
+from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+PACKAGES = ("schemas", "algorithms", "models", "tasks")
+"""Whose code decides a stage's numbers."""
+
+LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "datasets", "pyarrow", "numpy")
+
+
+def provenance(module: str, *, threads: int | None, device: str) -> dict[str, str]:
+    """What the stage in ``module`` (``tasks.sft``) would run with here: code, libraries, device, threads."""
+    return {
+        "code": code_digest(module),
+        "python": platform.python_version(),
+        **{f"library.{name}": _version(name) for name in LIBRARIES},
+        "device": device,
+        "threads": str(threads or os.cpu_count()),
+        "world_size": "1",
+    }
+
+
+def drift(recorded: Mapping[str, str], present: Mapping[str, str]) -> list[str]:
+    """``what: then → now`` for everything that differs; digests are shortened."""
+    return [
+        f"{part}: {_short(recorded.get(part, 'unknown'))} → {_short(present.get(part, 'unknown'))}"
+        for part in sorted(recorded.keys() | present.keys())
+        if recorded.get(part) != present.get(part)
+    ]
+
+
+@cache
+def code_digest(module: str) -> str:
+    """sha256 over the syntax trees of a module and of all of our modules that it imports, at any depth.
+
+    Comments, layout and docstrings do not change it; a renamed variable does.
+    """
+    trees: dict[str, str] = {}
+    waiting = [module]
+    while waiting:
+        name = waiting.pop()
+        path = _source(name)
+        if name in trees or path is None:
+            continue
+        tree = ast.parse(path.read_bytes())
+        waiting += _imports(tree)
+        trees[name] = ast.dump(_without_docstrings(tree))
+    listing = "\n".join(f"{name} {hashlib.sha256(trees[name].encode()).hexdigest()}" for name in sorted(trees))
+    return hashlib.sha256(listing.encode()).hexdigest()
+
+
+def _source(module: str) -> Path | None:
+    """The module's file, found without importing the module; None for what is not ours."""
+    package, *rest = module.split(".")
+    if package not in PACKAGES:
+        return None
+    found = importlib.util.find_spec(package)
+    if found is None or not found.submodule_search_locations:
+        return None
+    folder = Path(found.submodule_search_locations[0])
+    path = folder.joinpath(*rest).with_suffix(".py") if rest else folder / "__init__.py"
+    return path if path.is_file() else None
+
+
+def _imports(tree: ast.Module) -> list[str]:
+    """Every module that the tree may import; ``from a import b`` gives ``a`` and ``a.b``."""
+    names: list[str] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+    return names
+
+
+def _without_docstrings(tree: ast.Module) -> ast.Module:
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            node.body = [statement for statement in node.body if not _is_text(statement)] or [ast.Pass()]
+    return tree
+
+
+def _is_text(statement: ast.stmt) -> bool:
+    """A string that stands alone documents what is beside it."""
+    return (
+        isinstance(statement, ast.Expr)
+        and isinstance(statement.value, ast.Constant)
+        and isinstance(statement.value.value, str)
+    )
+
+
+def _version(distribution: str) -> str:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return "absent"
+
+
+def _short(value: str) -> str:
+    return value[:12] if re.fullmatch(r"[0-9a-f]{64}", value) else value

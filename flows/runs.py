@@ -1,0 +1,293 @@
+"""Runs: one recipe's way through its stages, kept as ``runs/<id>/run.json`` in a workspace.
+
+A run is found again by the digest of its resolved recipe, so the same command goes on with what was interrupted.
+Which process drives a run is said by a lock that the kernel takes back when that process ends, however it ends;
+which run is the newest is said by its number. No clock is compared anywhere.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import secrets
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import ValidationError
+
+from schemas.frozen import Frozen
+from schemas.recipe import Recipe
+from schemas.verdicts import Verdict
+
+StageStatus = Literal[
+    "waiting", "running", "reused", "completed", "gate_closed", "blocked", "failed", "resumable"
+]
+RunStatus = Literal["running", "completed", "gate_closed", "failed", "resumable"]
+
+UNFINISHED: frozenset[str] = frozenset({"running", "failed", "resumable"})
+"""What the same recipe, run again, goes on with."""
+
+_RUN_ID = re.compile(r"(\d{4,})-[a-z0-9_-]+-[0-9a-f]{6}")
+_PROBE_SECONDS = 0.5
+
+
+class RunError(ValueError):
+    """A run that cannot be found, read or taken over; the message says what to do."""
+
+
+class StageRecord(Frozen):
+    """What a run knows of one of its stages."""
+
+    status: StageStatus = "waiting"
+    attempt: int | None = None
+    stage_key: str | None = None
+    digest: str | None = None
+    metrics: dict[str, float | None] = {}
+    verdicts: tuple[Verdict, ...] = ()
+    seconds: float = 0.0
+    """Wall time of the last attempt."""
+    reason: str | None = None
+    """Why the stage was blocked, failed or has to be resumed."""
+    key_parts: dict[str, Any] = {}
+    """What the stage key was made of, so that a later plan can say what changed."""
+    samples: tuple[dict[str, Any], ...] = ()
+    """A few before/after texts of an evaluation."""
+
+
+class RunRecord(Frozen):
+    """The whole of ``run.json``."""
+
+    run_id: str
+    number: int
+    recipe_digest: str
+    recipe: Recipe
+    """The resolved recipe: defaults filled in, overrides applied."""
+    source: str
+    """What was named on the command line."""
+    status: RunStatus = "running"
+    stages: dict[str, StageRecord] = {}
+    mlflow_run_id: str | None = None
+    prefect_flow_run_ids: tuple[str, ...] = ()
+    started: str
+    """For people only."""
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """The folder that holds a user's runs, artifacts and ledger."""
+
+    root: Path
+
+    @property
+    def store(self) -> Path:
+        """Where artifacts lie."""
+        return self.root / "store"
+
+    @property
+    def runs(self) -> Path:
+        """One folder a run."""
+        return self.root / "runs"
+
+    def folder(self, run_id: str) -> Path:
+        """A run's folder; RunError for what is no run id, so that no path can be smuggled in."""
+        if not _RUN_ID.fullmatch(run_id):
+            raise RunError(f"run id {run_id!r} is not one of Vantage's; `vantage status` lists the runs")
+        return self.runs / run_id
+
+
+class Run:
+    """A run that this process drives: it holds the run's lock until it is closed."""
+
+    def __init__(self, workspace: Workspace, record: RunRecord, lock: int) -> None:
+        self.workspace = workspace
+        self._record = record
+        self._lock = lock
+        self._writing = threading.Lock()
+
+    @property
+    def record(self) -> RunRecord:
+        """The run as it was last written."""
+        return self._record
+
+    def update(self, **changes: Any) -> None:
+        """Change fields of the run and write them."""
+        with self._writing:
+            self._record = self._record.model_copy(update=changes)
+            _write(self.workspace.folder(self._record.run_id) / "run.json", self._record)
+
+    def update_stage(self, name: str, **changes: Any) -> None:
+        """Change fields of one stage and write them; stages side by side may do so at once."""
+        with self._writing:
+            before = self._record.stages.get(name, StageRecord())
+            stages = {**self._record.stages, name: before.model_copy(update=changes)}
+            self._record = self._record.model_copy(update={"stages": stages})
+            _write(self.workspace.folder(self._record.run_id) / "run.json", self._record)
+
+    def close(self) -> None:
+        """Give the lock back."""
+        os.close(self._lock)
+
+
+def recipe_digest(recipe: Recipe) -> str:
+    """sha256 of the resolved recipe as canonical JSON."""
+    text = json.dumps(recipe.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+@contextmanager
+def drive(workspace: Workspace, recipe: Recipe, *, source: str) -> Iterator[Run]:
+    """The newest unfinished run of this recipe that nobody drives, or a new one.
+
+    Where another process drives that run, this one gets a run of its own: each stage is then trained by whoever
+    locks its key first, and adopted by the other.
+    """
+    digest = recipe_digest(recipe)
+    with _minting(workspace):
+        run = _take_unfinished(workspace, digest) or _mint(workspace, recipe, digest, source)
+    try:
+        run.update(status="running")
+        yield run
+    finally:
+        run.close()
+
+
+@contextmanager
+def drive_again(workspace: Workspace, run_id: str) -> Iterator[Run]:
+    """The run of this id, whatever its status; RunError where another process drives it."""
+    with _minting(workspace):
+        run = _take(workspace, read_run(workspace, run_id))
+    if run is None:
+        raise RunError(f"run {run_id} is being driven by another process; `vantage status` shows how far it is")
+    try:
+        run.update(status="running")
+        yield run
+    finally:
+        run.close()
+
+
+def read_runs(workspace: Workspace) -> list[RunRecord]:
+    """All runs of a workspace that can be read, the newest first."""
+    folders = workspace.runs.iterdir() if workspace.runs.is_dir() else ()
+    records = []
+    for folder in folders:
+        if _RUN_ID.fullmatch(folder.name):
+            try:
+                records.append(read_run(workspace, folder.name))
+            except RunError:
+                continue  # minted by a later version, or damaged: `vantage doctor` names it
+    return sorted(records, key=lambda record: (record.number, record.run_id), reverse=True)
+
+
+def read_run(workspace: Workspace, run_id: str) -> RunRecord:
+    """One run; RunError where there is none or its file cannot be read."""
+    path = workspace.folder(run_id) / "run.json"
+    try:
+        return RunRecord.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        raise RunError(f"there is no run {run_id} in {workspace.root}; `vantage status` lists the runs") from None
+    except (OSError, ValidationError) as error:
+        raise RunError(f"{path} cannot be read ({type(error).__name__}); move the folder away") from error
+
+
+def is_driven(workspace: Workspace, run_id: str) -> bool:
+    """Whether a living process drives the run; a run `running` that nobody drives was interrupted."""
+    try:
+        probe = os.open(workspace.folder(run_id) / "lock", os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(probe, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(probe)
+    return False
+
+
+@contextmanager
+def _minting(workspace: Workspace) -> Iterator[None]:
+    """One process at a time looks for a run or mints one."""
+    try:
+        workspace.runs.mkdir(parents=True, exist_ok=True)
+        lock = os.open(workspace.runs / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+    except OSError as error:
+        raise RunError(
+            f"workspace {workspace.root} cannot be written ({error.strerror}); name another with --workspace DIR"
+        ) from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _take_unfinished(workspace: Workspace, digest: str) -> Run | None:
+    for record in read_runs(workspace):
+        if record.recipe_digest == digest and record.status in UNFINISHED:
+            run = _take(workspace, record)
+            if run is not None and run.record.status in UNFINISHED:
+                return run
+            if run is not None:  # its driver finished it between our reading and our locking
+                run.close()
+    return None
+
+
+def _mint(workspace: Workspace, recipe: Recipe, digest: str, source: str) -> Run:
+    numbers = (int(match[1]) for path in workspace.runs.iterdir() if (match := _RUN_ID.fullmatch(path.name)))
+    number = max(numbers, default=0) + 1
+    run_id = f"{number:04d}-{recipe.recipe}-{secrets.token_hex(3)}"
+    record = RunRecord(
+        run_id=run_id,
+        number=number,
+        recipe_digest=digest,
+        recipe=recipe,
+        source=source,
+        started=time.strftime("%Y-%m-%d %H:%M:%S"),
+    )
+    # The folder gets its name when it is whole, so that nobody ever reads a run without a record.
+    half = workspace.runs / f".minting-{run_id}"
+    half.mkdir()
+    (half / "lock").touch()
+    _write(half / "run.json", record)
+    half.rename(workspace.folder(run_id))
+    for left_over in workspace.runs.glob(".minting-*"):
+        shutil.rmtree(left_over, ignore_errors=True)
+    run = _take(workspace, record)
+    assert run is not None, "nobody can drive a run that was minted under the lock"
+    return run
+
+
+def _take(workspace: Workspace, record: RunRecord) -> Run | None:
+    """The run with its lock, or None where another process has it.
+
+    `is_driven` of another process holds the lock for a moment: hence the short patience.
+    """
+    lock = os.open(workspace.folder(record.run_id) / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+    give_up = time.monotonic() + _PROBE_SECONDS
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > give_up:
+                os.close(lock)
+                return None
+            time.sleep(0.01)
+        else:
+            # Read again: whoever had the lock before may have written since.
+            return Run(workspace, read_run(workspace, record.run_id), lock)
+
+
+def _write(path: Path, record: RunRecord) -> None:
+    temporary = path.with_name(path.name + ".tmp")
+    with temporary.open("w") as file:
+        file.write(record.model_dump_json(indent=1))
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)

@@ -1,0 +1,1 @@
+"""Networks, tokenising, sampling, log-probabilities, and weights on disk."""

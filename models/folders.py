@@ -1,0 +1,322 @@
+"""Hugging Face folders on disk: checked before anything in them is used, loaded, and saved byte-stably.
+
+Weights are safetensors, everything else is JSON or text. Nothing here ever unpickles or runs code from a folder.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import nn
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from models.output_head import check_output_head
+from models.tokenizer_digest import tokenizer_digest
+
+__all__ = [
+    "UnsafeModel",
+    "check_folder",
+    "load_config",
+    "load_policy",
+    "load_tokenizer",
+    "save_policy",
+    "save_tokenizer",
+    "tokenizer_digest",
+]
+
+PICKLE_SUFFIXES = frozenset(
+    {".bin", ".ckpt", ".dill", ".joblib", ".metadata", ".npy", ".npz", ".pickle", ".pkl", ".pt", ".pth"}
+)
+WEIGHTS = "model.safetensors"
+WEIGHTS_INDEX = "model.safetensors.index.json"
+MAX_JSON_BYTES = 256 * 2**20
+MAX_SHARD_SIZE = "5GB"
+
+
+class UnsafeModel(ValueError):
+    """A model folder that is not loaded: incomplete, or it could run code."""
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse a folder that is no complete, plain Hugging Face model in safetensors.
+
+    Raises:
+        UnsafeModel: a symlink that leads outside, a pickle (by suffix or by its first bytes), remote code
+            (`auto_map`), an unknown `model_type`, quantised weights, or safetensors that are missing or damaged.
+    """
+    _check_files(folder)
+    config = _read_json(folder / "config.json")
+    model_type = config.get("model_type")
+    if model_type not in CONFIG_MAPPING_NAMES or model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        raise UnsafeModel(
+            f"{folder / 'config.json'}: model_type={model_type!r} is no causal language model that the installed "
+            "transformers knows; use one that it has, or another version of transformers"
+        )
+    if "quantization_config" in config:
+        raise UnsafeModel(f"{folder / 'config.json'}: the weights are quantised; dequantise them before training")
+    _check_weights(folder)
+
+
+def load_config(folder: Path) -> PreTrainedConfig:
+    """The model's configuration with every kind of dropout set to 0, so that training numerics are sampling's."""
+    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    for name, value in config.to_dict().items():
+        if ("dropout" in name or "pdrop" in name or "layerdrop" in name) and isinstance(value, float):
+            setattr(config, name, 0.0)
+    return config
+
+
+def load_policy(folder: Path, *, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """Load a causal language model in evaluation mode, without dropout, with neutral sampling defaults.
+
+    Raises:
+        UnsafeModel: `check_folder` refuses the folder, or its weights do not fit its configuration.
+        ValueError: the model's output head is one whose log-probabilities we would compute wrongly.
+    """
+    check_folder(folder)
+    model = load_weights(AutoModelForCausalLM, folder, load_config(folder), dtype=dtype)
+    model.generation_config = neutral_generation_config(model.generation_config)
+    check_output_head(model)
+    return model
+
+
+def load_weights(
+    auto_class: Any, folder: Path, config: PreTrainedConfig, *, dtype: torch.dtype
+) -> PreTrainedModel:
+    """Build `auto_class`'s model for `config` and fill every parameter of it from a checked folder.
+
+    Raises:
+        UnsafeModel: a parameter is missing in the files or has another shape; transformers alone would leave it
+            random and only warn.
+    """
+    model, report = auto_class.from_pretrained(
+        folder,
+        config=config,
+        dtype=dtype,
+        attn_implementation=_attention_implementation(config),
+        use_safetensors=True,
+        local_files_only=True,
+        trust_remote_code=False,
+        output_loading_info=True,
+    )
+    wrong = sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"])
+    if wrong:
+        raise UnsafeModel(
+            f"{folder}: {len(wrong)} parameters are missing or misshapen in the safetensors, first {wrong[:3]}; "
+            "config.json and weights belong to different models"
+        )
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    return model.eval()
+
+
+def save_policy(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Write a plain Hugging Face folder; the same model and tokenizer give the same bytes every time.
+
+    The generation configuration keeps nothing but the special tokens' ids.
+
+    Raises:
+        ValueError: the tokenizer knows more ids than the model has embeddings.
+    """
+    check_embeddings(model, tokenizer)
+    model.generation_config = neutral_generation_config(model.generation_config, tokenizer)
+    set_special_ids(model.config, tokenizer)
+    folder.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(folder, max_shard_size=MAX_SHARD_SIZE)
+    save_tokenizer(tokenizer, folder)
+
+
+def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    """Load a tokenizer that has an end-of-sequence and a padding token; the files stay as they are.
+
+    Where none is named, padding becomes the unknown token, and failing that the end-of-sequence token. Either is
+    harmless: masks come from lengths, never from ids.
+
+    Raises:
+        UnsafeModel: a symlink, pickle or remote code in the folder.
+        ValueError: no end-of-sequence token, or no tokenizer of the `tokenizers` library.
+    """
+    _check_files(folder)
+    tokenizer = AutoTokenizer.from_pretrained(
+        folder, local_files_only=True, trust_remote_code=False, padding_side="left"
+    )
+    return complete_tokenizer(tokenizer, name=str(folder))
+
+
+def complete_tokenizer(tokenizer: PreTrainedTokenizerBase, *, name: str) -> PreTrainedTokenizerBase:
+    """Add the padding token that a loaded tokenizer lacks, by the rule of `load_tokenizer`; `name` is for errors.
+
+    Raises:
+        ValueError: no end-of-sequence token, or no tokenizer of the `tokenizers` library.
+    """
+    if not tokenizer.is_fast:
+        raise ValueError(f"{name}: the tokenizer has no tokenizer.json form; convert it with the tokenizers library")
+    if tokenizer.eos_token_id is None:
+        raise ValueError(f"{name}: the tokenizer names no eos_token; set it in tokenizer_config.json")
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token if tokenizer.unk_token is None else tokenizer.unk_token
+    return tokenizer
+
+
+def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Write the tokenizer's files, without the traces of how it was loaded."""
+    tokenizer.save_pretrained(folder)
+    path = folder / "tokenizer_config.json"
+    settings = _read_json(path)
+    for trace in ("is_local", "local_files_only", "name_or_path", "trust_remote_code"):
+        settings.pop(trace, None)
+    path.write_text(json.dumps(settings, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def neutral_generation_config(
+    config: GenerationConfig | None, tokenizer: PreTrainedTokenizerBase | None = None
+) -> GenerationConfig:
+    """A generation configuration that keeps the special ids of `config` and drops every sampling default.
+
+    A tokenizer's end-of-sequence token is added to the ids that end a response, its padding token replaces the old.
+    """
+    eos = _ids(getattr(config, "eos_token_id", None))
+    pad = getattr(config, "pad_token_id", None)
+    if tokenizer is not None:
+        eos = [tokenizer.eos_token_id] + [i for i in eos if i != tokenizer.eos_token_id]
+        pad = tokenizer.pad_token_id
+    return GenerationConfig(
+        bos_token_id=getattr(config, "bos_token_id", None),
+        eos_token_id=eos[0] if len(eos) == 1 else eos or None,
+        pad_token_id=pad,
+    )
+
+
+def set_special_ids(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Let a model's configuration name its tokenizer's special tokens (in place)."""
+    config.eos_token_id = tokenizer.eos_token_id
+    config.pad_token_id = tokenizer.pad_token_id
+
+
+def check_embeddings(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuse a tokenizer whose ids exceed the model's embedding table.
+
+    Raises:
+        ValueError: as said.
+    """
+    num_embeddings = model.get_input_embeddings().weight.shape[0]
+    if len(tokenizer) > num_embeddings:
+        raise ValueError(
+            f"the tokenizer has {len(tokenizer)} tokens, the model only {num_embeddings} embeddings; "
+            "use the tokenizer that belongs to the model"
+        )
+
+
+def read_tensor(folder: Path, name: str) -> torch.Tensor | None:
+    """One tensor of a folder's `model*.safetensors`; None where there is none of that name."""
+    for path in sorted(folder.glob("model*.safetensors")):
+        with safe_open(path, framework="pt") as tensors:
+            if name in tensors.keys():  # noqa: SIM118 -- not a mapping
+                return tensors.get_tensor(name)
+    return None
+
+
+def _attention_implementation(config: PreTrainedConfig) -> str:
+    # scaled_dot_product_attention cannot cap attention scores and would leave the cap out without a word
+    return "eager" if getattr(config, "attn_logit_softcapping", None) is not None else "sdpa"
+
+
+def _ids(value: int | list[int] | None) -> list[int]:
+    return [] if value is None else [value] if isinstance(value, int) else list(value)
+
+
+def _check_files(folder: Path) -> None:
+    """What holds for every file of a folder, whatever the folder is for."""
+    if not folder.is_dir():
+        raise UnsafeModel(f"{folder} is no folder")
+    root = folder.resolve()
+    for path in _files(folder):
+        if path.is_symlink() and not path.resolve().is_relative_to(root):
+            raise UnsafeModel(f"{path} is a symlink that leads outside its folder; copy the file in its place")
+        if not path.is_file():
+            continue
+        if path.suffix.lower() in PICKLE_SUFFIXES:
+            raise UnsafeModel(
+                f"{path} is a pickle by its suffix, which may run code when it is loaded; delete it, or convert "
+                "the weights to safetensors"
+            )
+        if path.suffix == ".safetensors":
+            _check_safetensors(path)
+        elif _looks_pickled(path):
+            raise UnsafeModel(f"{path} is a pickle or a zip archive by its first bytes; delete it")
+        elif path.suffix == ".json" and _has_remote_code(_read_json(path)):
+            raise UnsafeModel(f"{path} asks for code of its own (auto_map); use a model that transformers has built in")
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """Everything below a folder; symlinked folders are listed, not entered."""
+    for path in sorted(folder.iterdir()):
+        yield path
+        if path.is_dir() and not path.is_symlink():
+            yield from _files(path)
+
+
+def _looks_pickled(path: Path) -> bool:
+    with path.open("rb") as file:
+        start = file.read(4)
+    # pickle protocols 2 to 5, or the zip archive that torch.save writes around one
+    return (start[:1] == b"\x80" and start[1:2] in (b"\2", b"\3", b"\4", b"\5")) or start == b"PK\x03\x04"
+
+
+def _check_safetensors(path: Path) -> None:
+    try:
+        with safe_open(path, framework="pt"):
+            pass
+    except (SafetensorError, OSError) as error:
+        raise UnsafeModel(f"{path} is no valid safetensors file ({error}); fetch or write it again") from error
+
+
+def _has_remote_code(value: Any) -> bool:
+    if isinstance(value, dict):
+        return "auto_map" in value or "custom_pipelines" in value or any(map(_has_remote_code, value.values()))
+    return isinstance(value, list) and any(map(_has_remote_code, value))
+
+
+def _check_weights(folder: Path) -> None:
+    if (folder / WEIGHTS).is_file():
+        return
+    if not (folder / WEIGHTS_INDEX).is_file():
+        raise UnsafeModel(f"{folder} has neither {WEIGHTS} nor {WEIGHTS_INDEX}; save the model as safetensors")
+    tensors_by_file: dict[str, set[str]] = {}
+    for tensor, file in _read_json(folder / WEIGHTS_INDEX).get("weight_map", {}).items():
+        tensors_by_file.setdefault(str(file), set()).add(tensor)
+    for file, tensors in tensors_by_file.items():
+        if Path(file).name != file or not file.endswith(".safetensors") or not (folder / file).is_file():
+            raise UnsafeModel(f"{folder / WEIGHTS_INDEX} lists {file!r}, which is no safetensors file beside it")
+        with safe_open(folder / file, framework="pt") as shard:
+            missing = tensors - set(shard.keys())
+        if missing:
+            raise UnsafeModel(f"{folder / file} lacks {min(missing)!r}, which {WEIGHTS_INDEX} says it holds")
+    if not tensors_by_file:
+        raise UnsafeModel(f"{folder / WEIGHTS_INDEX} lists no weights")
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise UnsafeModel(f"{path} is missing")
+    if path.stat().st_size > MAX_JSON_BYTES:
+        raise UnsafeModel(f"{path} is larger than {MAX_JSON_BYTES} bytes")
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise UnsafeModel(f"{path} is no JSON: {error}") from error
+    return value

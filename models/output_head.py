@@ -1,0 +1,74 @@
+"""What a causal language model does between its last hidden state and its logits."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True)
+class OutputHead:
+    """logits = cap · tanh(scale · (W·h + b) / cap); without a cap, scale · (W·h + b)."""
+
+    weight: Tensor
+    """(V, H)."""
+    bias: Tensor | None
+    """(V,)."""
+    scale: float
+    softcap: float | None
+
+
+def output_head(model: PreTrainedModel) -> OutputHead:
+    """The head of a causal language model, soft-capping (Gemma) and scaling (Granite, Cohere) included.
+
+    Raises:
+        ValueError: the model has no linear head over its vocabulary.
+    """
+    linear = model.get_output_embeddings()
+    if not isinstance(linear, nn.Linear):
+        raise ValueError(
+            f"{type(model).__name__} has no linear output head but {type(linear).__name__}; its log-probabilities "
+            "cannot be computed in chunks"
+        )
+    config = model.config.get_text_config()
+    return OutputHead(linear.weight, linear.bias, _scale(config), getattr(config, "final_logit_softcapping", None))
+
+
+def _scale(config: object) -> float:
+    model_type = getattr(config, "model_type", "")
+    if model_type.startswith("granite"):
+        return 1.0 / float(getattr(config, "logits_scaling", 1.0))
+    if model_type.startswith("cohere"):
+        return float(getattr(config, "logit_scale", 1.0))
+    return 1.0
+
+
+def trunk(model: PreTrainedModel) -> nn.Module:
+    """The model below its output head."""
+    return model.base_model
+
+
+@torch.no_grad()
+def check_output_head(model: PreTrainedModel) -> None:
+    """Compare the head as `output_head` describes it with the model's own logits, on four tokens.
+
+    Architectures differ in what they do to logits; one that does something else is found here, when it is loaded,
+    not as a policy ratio that is off from the first step.
+
+    Raises:
+        ValueError: they differ.
+    """
+    head = output_head(model)
+    input_ids = torch.arange(4, device=head.weight.device)[None] % head.weight.shape[0]
+    expected = model(input_ids=input_ids, use_cache=False).logits.float()
+    hidden = trunk(model)(input_ids=input_ids, use_cache=False).last_hidden_state
+    logits = nn.functional.linear(hidden, head.weight, head.bias).float() * head.scale
+    if head.softcap is not None:
+        logits = torch.tanh(logits / head.softcap) * head.softcap
+    # one part in 100 leaves room for bfloat16, and none for a factor or a cap that was overlooked
+    if logits.shape != expected.shape or (logits - expected).abs().max() > 0.01 * expected.abs().max() + 1e-5:
+        raise ValueError(
+            f"{type(model).__name__} changes its logits in a way that is not known here; "
+            "use a model whose head is linear, or one that is soft-capped or scaled like Gemma, Granite or Cohere"
+        )

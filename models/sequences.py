@@ -1,0 +1,107 @@
+"""Prompts with their responses as one right-padded batch."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """B sequences, compact: L is the longest prompt + response, T the longest response.
+
+    Masks are made from lengths, never from ids, since the padding token may be the end-of-sequence token.
+    """
+
+    input_ids: Tensor
+    """(B, L): prompt, response, padding."""
+    attention_mask: Tensor
+    """(B, L), True on prompt and response."""
+    response_ids: Tensor
+    """(B, T): response, padding."""
+    response_mask: Tensor
+    """(B, T), True on response tokens, the end-of-sequence token included."""
+    prompt_lengths: Tensor
+    """(B,), at least 1."""
+
+    def __len__(self) -> int:
+        return self.input_ids.shape[0]
+
+    @property
+    def lengths(self) -> Tensor:
+        """(B,): response tokens of each sequence."""
+        return self.response_mask.sum(dim=1)
+
+    @property
+    def response_positions(self) -> Tensor:
+        """(B, T): where the hidden state stands whose logits chose response token t: prompt_length − 1 + t.
+
+        Clamped to the sequence where the response is padding.
+        """
+        steps = torch.arange(self.response_ids.shape[1], device=self.prompt_lengths.device)
+        return (self.prompt_lengths[:, None] - 1 + steps).clamp(max=self.input_ids.shape[1] - 1)
+
+    def select(self, indices: slice | Tensor | Sequence[int]) -> "Sequences":
+        """The sequences at `indices` (in that order, repeats allowed), trimmed to the width that they need."""
+        if isinstance(indices, slice):
+            indices = torch.arange(len(self))[indices]
+        rows = torch.as_tensor(indices, dtype=torch.long, device=self.input_ids.device)
+        attention_mask, response_mask = self.attention_mask[rows], self.response_mask[rows]
+        total, response = _width(attention_mask), _width(response_mask)
+        return Sequences(
+            input_ids=self.input_ids[rows, :total],
+            attention_mask=attention_mask[:, :total],
+            response_ids=self.response_ids[rows, :response],
+            response_mask=response_mask[:, :response],
+            prompt_lengths=self.prompt_lengths[rows],
+        )
+
+    def to(self, device: torch.device | str) -> "Sequences":
+        """The same on another device."""
+        return Sequences(
+            input_ids=self.input_ids.to(device),
+            attention_mask=self.attention_mask.to(device),
+            response_ids=self.response_ids.to(device),
+            response_mask=self.response_mask.to(device),
+            prompt_lengths=self.prompt_lengths.to(device),
+        )
+
+
+def collate(
+    prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]], *, pad_token_id: int
+) -> Sequences:
+    """Join each prompt's ids with its response's and pad on the right.
+
+    Raises:
+        ValueError: nothing to collate, unequal numbers, or an empty prompt (nothing would choose the first token).
+    """
+    if len(prompts) != len(responses) or not prompts:
+        raise ValueError(f"{len(prompts)} prompts and {len(responses)} responses; give as many of one as of the other")
+    empty = [i for i, prompt in enumerate(prompts) if not len(prompt)]
+    if empty:
+        raise ValueError(f"the prompt of row {empty[0]} has no tokens; a prompt needs at least one (such as BOS)")
+    prompt_lengths = torch.tensor([len(prompt) for prompt in prompts])
+    response_lengths = torch.tensor([len(response) for response in responses])
+    whole = [[*prompt, *response] for prompt, response in zip(prompts, responses, strict=True)]
+    return Sequences(
+        input_ids=_pad(whole, pad_token_id),
+        attention_mask=_mask(prompt_lengths + response_lengths),
+        response_ids=_pad(responses, pad_token_id),
+        response_mask=_mask(response_lengths),
+        prompt_lengths=prompt_lengths,
+    )
+
+
+def _pad(rows: Sequence[Sequence[int]], pad_token_id: int) -> Tensor:
+    width = max(map(len, rows))
+    padded = [[*row, *[pad_token_id] * (width - len(row))] for row in rows]
+    return torch.tensor(padded, dtype=torch.long).reshape(len(rows), width)
+
+
+def _mask(lengths: Tensor) -> Tensor:
+    return torch.arange(int(lengths.max())) < lengths[:, None]
+
+
+def _width(mask: Tensor) -> int:
+    return int(mask.sum(dim=1).max()) if mask.shape[0] else 0

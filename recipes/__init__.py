@@ -1,0 +1,1 @@
+"""Built-in recipes: one YAML file describes one whole run."""

@@ -1,0 +1,200 @@
+"""pydantic's errors in the recipe's words: which field, which value, which rule, what to do."""
+
+import types
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic_core import ErrorDetails
+
+from schemas.problems import Path, Problem, quote, suggest
+from schemas.recipe import Recipe
+
+_NAME = "start with a lower-case letter; lower-case letters, digits and underscores follow"
+
+
+def field_problems(errors: Sequence[ErrorDetails], plain: Any) -> list[Problem]:
+    """One problem for each place that pydantic refused; ``plain`` is what it was given."""
+    by_path: dict[Path, list[ErrorDetails]] = {}
+    for error in errors:
+        by_path.setdefault(_written_path(error, plain), []).append(error)
+    return [_problem(path, found, plain) for path, found in by_path.items()]
+
+
+def _written_path(error: ErrorDetails, plain: Any) -> Path:
+    """pydantic's location without what stands only in the types: union members, tags, the list around one gate."""
+    path: list[str | int] = []
+    value = plain
+    for part in error["loc"]:
+        if isinstance(value, dict) and part in value:
+            value = value[part]
+        elif isinstance(value, list) and isinstance(part, int):
+            value = value[part]
+        elif not (error["type"] == "missing" and part == error["loc"][-1] and isinstance(value, dict)):
+            continue
+        path.append(part)
+    return tuple(path)
+
+
+def _problem(path: Path, errors: Sequence[ErrorDetails], plain: Any) -> Problem:
+    error = errors[0]
+    kind, context = error["type"], error.get("ctx", {})
+    if kind == "missing":
+        return Problem(path, "is required", _example(path))
+    if kind == "extra_forbidden":
+        return _unknown_field(path, plain)
+    if kind in ("union_tag_not_found", "union_tag_invalid"):
+        return _stage_kind(path, error)
+    if kind == "value_error":
+        message, _, remedy = str(context["error"]).partition("; ")
+        return Problem(path, message, remedy)
+    if kind == "string_pattern_mismatch":
+        return Problem(path, f"{quote(error['input'])} is not a valid name", _pattern_remedy(context["pattern"]))
+    if kind == "literal_error":
+        return Problem(path, f"{quote(error['input'])} is not known", suggest(str(error["input"]), _choices(context)))
+    rules = " or ".join(dict.fromkeys(_rule(each) for each in errors))
+    return Problem(path, f"{quote(error['input'])} must be {rules}", _remedy_for_type(error))
+
+
+def _rule(error: ErrorDetails) -> str:
+    context = error.get("ctx", {})
+    match error["type"]:
+        case "greater_than":
+            return f"above {context['gt']:g}"
+        case "greater_than_equal":
+            return f"at least {context['ge']:g}"
+        case "less_than":
+            return f"below {context['lt']:g}"
+        case "less_than_equal":
+            return f"at most {context['le']:g}"
+        case "int_type" | "int_from_float" | "int_parsing":
+            return "a whole number"
+        case "float_type" | "float_parsing":
+            return "a number"
+        case "finite_number":
+            return "a finite number"
+        case "bool_type" | "bool_parsing":
+            return "true or false"
+        case "string_type":
+            return "text"
+        case "dict_type" | "model_type" | "model_attributes_type":
+            return "a mapping (field: value)"
+        case "tuple_type" | "list_type":
+            return "a list"
+        case "too_short":
+            return f"{context['min_length']} or more"
+        case _:
+            return f"otherwise ({error['msg']})"
+
+
+def _remedy_for_type(error: ErrorDetails) -> str:
+    given = error["input"]
+    if error["type"] == "string_type" and given is not None:
+        return "put quotes around it"
+    if error["type"].startswith(("int", "float")) and isinstance(given, str):
+        return "write the number without quotes or units"
+    return ""
+
+
+def _choices(context: dict[str, Any]) -> list[str]:
+    return [word.strip("' ") for word in str(context["expected"]).replace(" or ", ",").split(",")]
+
+
+def _pattern_remedy(pattern: str) -> str:
+    return _NAME if pattern.startswith("^[a-z]") else f"use letters, digits, '.', '_' and '-' (pattern {pattern})"
+
+
+def _example(path: Path) -> str:
+    if path[-1] == "recipe":
+        return "give the recipe a name, for example `recipe: quickstart`"
+    return f"add `{path[-1]}: …`"
+
+
+def _stage_kind(path: Path, error: ErrorDetails) -> Problem:
+    kinds = [_kind_of(model) for model in _union_members(_item_type(Recipe.model_fields["stages"].annotation))]
+    if error["type"] == "union_tag_not_found":
+        return Problem((*path, "kind"), "is required", f"use one of: {', '.join(kinds)}")
+    tag = str(error.get("ctx", {})["tag"])
+    return Problem((*path, "kind"), f"{quote(tag)} is not a kind of stage", suggest(tag, kinds))
+
+
+def _unknown_field(path: Path, plain: Any) -> Problem:
+    """An unknown field, with the nearest field here, one level below, or in the stage kinds that have it."""
+    word = str(path[-1])
+    model = _model_at(path[:-1], plain)
+    known = list(model.model_fields) if model else []
+    message = f"there is no field {quote(word)} here"
+    for name in known:
+        inner = next(_models_in(model.model_fields[name].annotation), None) if model else None
+        if inner and inner is not model and word in inner.model_fields and word not in ("source", "kind"):
+            return Problem(path, message, f"it belongs into {'.'.join(map(str, (*path[:-1], name, word)))}")
+    owners = [_kind_of(stage) for stage in _stage_models() if word in stage.model_fields]
+    if len(path) == 3 and path[0] == "stages" and model and owners:
+        return Problem(path, f"a stage of kind {_kind_of(model)} has no {quote(word)}", f"{' and '.join(owners)} have it")
+    return Problem(path, message, suggest(word, known))
+
+
+def _model_at(path: Path, plain: Any) -> type[BaseModel] | None:
+    """The class that reads the mapping at ``path``."""
+    annotation: Any = Recipe
+    value = plain
+    for part in path:
+        model = _chosen(annotation, value)
+        if isinstance(part, int):
+            annotation = _item_type(annotation)
+        elif model is not None:
+            field = model.model_fields.get(part)
+            annotation = field.annotation if field else None
+        else:
+            annotation = _item_type(annotation)
+        value = value[part] if isinstance(value, (dict, list)) else None
+    return _chosen(annotation, value)
+
+
+def _chosen(annotation: Any, value: Any) -> type[BaseModel] | None:
+    """The model among an annotation's members; of several, the one of the value's kind."""
+    if get_origin(annotation) in (dict,) or (get_origin(annotation) is tuple and isinstance(value, list)):
+        return None
+    models = list(_models_in(annotation))
+    if len(models) > 1 and isinstance(value, dict):
+        models = [model for model in models if _kind_of(model) == value.get("kind")]
+    return models[0] if models else None
+
+
+def _item_type(annotation: Any) -> Any:
+    """The type of a mapping's values or of a tuple's items."""
+    arguments = get_args(annotation)
+    if get_origin(annotation) is dict:
+        return arguments[1]
+    if get_origin(annotation) is tuple:
+        return arguments[0]
+    if get_origin(annotation) is Annotated:
+        return _item_type(arguments[0])
+    return annotation
+
+
+def _union_members(annotation: Any) -> list[Any]:
+    if get_origin(annotation) is Annotated:
+        return _union_members(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, types.UnionType):
+        return list(get_args(annotation))
+    return [annotation]
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    for member in _union_members(annotation):
+        if isinstance(member, type) and issubclass(member, BaseModel):
+            yield member
+        elif get_origin(member) in (dict, tuple, Annotated):
+            yield from _models_in(_item_type(member))
+
+
+def _stage_models() -> list[type[BaseModel]]:
+    return list(_models_in(Recipe.model_fields["stages"].annotation))
+
+
+def _kind_of(model: type[BaseModel]) -> str:
+    field = model.model_fields.get("kind")
+    if field is None or get_origin(field.annotation) is not Literal:
+        return ""
+    return str(get_args(field.annotation)[0])

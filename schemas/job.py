@@ -1,0 +1,83 @@
+"""What a stage is handed, and what it hands back: JSON on both sides of a process boundary."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from schemas.frozen import Frozen
+from schemas.recipe import (
+    Data,
+    Generation,
+    Model,
+    PolicyEvaluation,
+    PolicyOptimization,
+    Reward,
+    RewardModelling,
+    SupervisedFineTuning,
+    ValuePretraining,
+)
+
+
+class ImportModel(Frozen):
+    """The implicit step that copies the recipe's model into the store."""
+
+    kind: Literal["import_model"] = "import_model"
+    model: Model
+
+
+class PrepareData(Frozen):
+    """The implicit step that maps, validates and splits one dataset of the recipe."""
+
+    kind: Literal["prepare_data"] = "prepare_data"
+    content: Literal["demonstrations", "preferences", "prompts"]
+    data: Data
+
+
+Work = Annotated[
+    ImportModel
+    | PrepareData
+    | SupervisedFineTuning
+    | RewardModelling
+    | ValuePretraining
+    | PolicyOptimization
+    | PolicyEvaluation,
+    Field(discriminator="kind"),
+]
+"""Everything that a stage process can be asked to do."""
+
+
+class StageJob(Frozen):
+    """One attempt at one stage."""
+
+    run_id: str
+    name: str
+    """The stage's name in the recipe, or ``model`` / ``data.NAME`` for an implicit step."""
+    attempt: int
+    stage_key: str
+    seed: int
+    work: Work
+    generation: Generation
+    chat: bool | None = None
+    """The recipe's ``model.chat``."""
+    rewards: dict[str, Reward] = {}
+    """The reward (by the recipe's name) that the stage reads, if it reads one."""
+    inputs: dict[str, Path] = {}
+    """Role → folder of the input's files. Roles are the fields' names (``init``, ``data``, ``prompts`` …);
+    term i of reward r that is a model has the role ``reward.r.i``."""
+    scratch: Path
+    """Outlives the attempt: in-stage checkpoints, metric journal, progress. One folder for one stage key."""
+    output: Path
+    """An empty folder that the stage fills with the artifact's files."""
+    threads: int | None = None
+    """CPU threads of torch; None: as many as it finds."""
+
+
+class StageResult(Frozen):
+    """What a stage measured; its files lie in ``job.output``."""
+
+    metrics: dict[str, float | None]
+    """Headline metrics, from which gates are judged. Deterministic: no times, no speeds."""
+    tokenizer_digest: str | None = None
+    samples: tuple[dict[str, Any], ...] = ()
+    """A few before/after texts to show a person."""

@@ -1,0 +1,228 @@
+"""From a file (and overrides) to a ``Recipe``, or to a list of everything that is wrong with it.
+
+Paths in a recipe are relative to the folder of its file, so that a recipe can travel with its data; paths in an
+override are relative to the current folder, as everywhere on a command line. A loaded recipe holds absolute ones.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from importlib import resources
+from pathlib import Path as File
+from typing import Any
+
+from pydantic import ValidationError
+
+from schemas import plain_yaml
+from schemas.field_errors import field_problems
+from schemas.overrides import Override, apply_overrides, parse_override
+from schemas.problems import Path, Problem, RecipeError, quote, suggest
+from schemas.recipe import Recipe
+from schemas.references import reference_problems, resolve
+
+DATA_FORMATS = (".json", ".jsonl", ".parquet", ".csv")
+BUILTIN_MODELS = ("builtin:tiny",)
+BUILTIN_DATA = ("builtin:arithmetic/demonstrations", "builtin:arithmetic/preferences", "builtin:arithmetic/prompts")
+
+_HUB = re.compile(r"hub:[A-Za-z0-9._-]+/[A-Za-z0-9._-]+@[A-Za-z0-9._/-]+")
+_PACKAGE = re.compile(r"package:[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+def load_recipe(source: str | File, overrides: Sequence[str] = ()) -> Recipe:
+    """Load a recipe file, or a built-in recipe by its bare name, with ``KEY=VALUE`` overrides laid over it.
+
+    Raises:
+        RecipeError: with every problem that was found, each with its line or override.
+    """
+    file = find_recipe(source)
+    return parse_recipe(_read_file(file), name=str(source), folder=file.parent, overrides=overrides)
+
+
+def parse_recipe(
+    text: str, *, name: str = "recipe", folder: File | None = None, overrides: Sequence[str] = ()
+) -> Recipe:
+    """The recipe in a text; ``folder`` is where its relative paths start (None: the current folder).
+
+    Raises:
+        RecipeError: as ``load_recipe``.
+    """
+    try:
+        reading = plain_yaml.read(text)
+    except RecipeError as error:
+        raise RecipeError(replace(problem, source=name) for problem in error.problems) from None
+    problems = [replace(problem, source=name) for problem in reading.problems]
+    parsed: list[Override] = []
+    for override in overrides:
+        try:
+            parsed.append(parse_override(override))
+        except RecipeError as error:
+            problems += error.problems
+    plain, misplaced = apply_overrides(reading.value, parsed)
+    problems += misplaced
+
+    here = File.cwd()
+    plain, missing = _resolve_sources(plain, folder or here, here, {override.path for override in parsed})
+    located = _Locator(name, reading.lines, parsed)
+    recipe, found = _validate(plain)
+    problems += (located.place(problem) for problem in _once([*found, *missing]))
+    if recipe is None or problems:
+        raise RecipeError(sorted(problems, key=lambda problem: (problem.line is None, problem.line or 0)))
+    return recipe
+
+
+def builtin_recipes() -> list[str]:
+    """Names of the recipes that come with Vantage."""
+    return sorted(
+        File(entry.name).stem for entry in resources.files("recipes").iterdir() if entry.name.endswith(".yaml")
+    )
+
+
+def find_recipe(source: str | File) -> File:
+    """The file of a recipe that is named by a path, or of a built-in one by its bare name.
+
+    Raises:
+        RecipeError: there is no such file and no such built-in recipe.
+    """
+    file, name = File(source), str(source)
+    if file.exists():
+        return file
+    if "/" in name or "\\" in name or file.suffix in (".yaml", ".yml"):
+        raise RecipeError([Problem((), "there is no such file", f"built-in: {', '.join(builtin_recipes())}", None, name)])
+    if name in builtin_recipes():
+        return File(str(resources.files("recipes") / f"{name}.yaml"))
+    remedy = suggest(name, builtin_recipes())
+    raise RecipeError([Problem((), "is neither a file nor a built-in recipe", remedy, None, name)])
+
+
+def _read_file(file: File) -> str:
+    def refuse(message: str, remedy: str) -> RecipeError:
+        return RecipeError([Problem((), message, remedy, None, str(file))])
+
+    if not file.is_file():
+        raise refuse("is not a file", "name a .yaml file")
+    try:
+        with file.open("rb") as stream:
+            data = stream.read(plain_yaml.MAX_BYTES + 1)  # no more: the file may be of any size
+    except OSError as error:
+        raise refuse(f"cannot be read: {error.strerror}", "check its permissions") from None
+    try:
+        return plain_yaml.decode(data)
+    except RecipeError as error:
+        raise RecipeError(replace(problem, source=str(file)) for problem in error.problems) from None
+
+
+def _validate(plain: Any) -> tuple[Recipe | None, list[Problem]]:
+    """The recipe, unless a problem was found in its fields, its names or the agreement of its stages."""
+    if not isinstance(plain, dict):
+        return None, [Problem((), "is not a mapping", "a recipe starts with `recipe: NAME`")]
+    named = reference_problems(plain)
+    try:
+        recipe = Recipe.model_validate(plain)
+    except ValidationError as error:
+        return None, [*field_problems(error.errors(include_url=False), plain), *named]
+    if named:
+        return None, named
+    recipe, disagreements = resolve(recipe)
+    return (None if disagreements else recipe), disagreements
+
+
+def _once(problems: Iterable[Problem]) -> list[Problem]:
+    """The first problem at each path: a value of the wrong shape needs no second complaint."""
+    first: dict[tuple[Path, str], Problem] = {}
+    for problem in problems:
+        first.setdefault((problem.path, problem.message), problem)
+    return list(first.values())
+
+
+class _Locator:
+    """Finds the line, or the override, that a problem comes from."""
+
+    def __init__(self, name: str, lines: dict[Path, int], overrides: Sequence[Override]) -> None:
+        self.name, self.lines = name, lines
+        self.overrides = {override.path: override.source for override in overrides}
+
+    def place(self, problem: Problem) -> Problem:
+        path = problem.path
+        for length in range(len(path), -1, -1):
+            if path[:length] in self.overrides:
+                return replace(problem, source=self.overrides[path[:length]])
+            if path[:length] in self.lines:
+                break
+        for below, source in self.overrides.items():  # a rule over several fields names them
+            if below[: len(path)] == path and re.search(rf"\b{below[-1]}\b", problem.message):
+                return replace(problem, source=source)
+        lines = (self.lines.get(path[:length]) for length in range(len(path), -1, -1))
+        return replace(problem, source=self.name, line=next((line for line in lines if line is not None), 1))
+
+
+# -- files that a recipe names -------------------------------------------------------------------------------------
+
+
+def _resolve_sources(
+    plain: Any, folder: File, here: File, overridden: set[Path]
+) -> tuple[Any, list[Problem]]:
+    """The plain recipe with absolute paths, and what is wrong with the sources that it names."""
+    if not isinstance(plain, dict):
+        return plain, []
+    problems: list[Problem] = []
+    model = plain.get("model")
+    if isinstance(model, dict) and isinstance(model.get("source"), str):
+        start = here if _is_overridden(("model", "source"), overridden) else folder
+        model["source"], found = _model_source(model["source"], start)
+        problems += found
+    datasets = plain.get("data")
+    for name, data in datasets.items() if isinstance(datasets, dict) else ():
+        if isinstance(data, dict) and isinstance(data.get("source"), str):
+            start = here if _is_overridden(("data", name, "source"), overridden) else folder
+            data["source"], found = _data_source(name, data["source"], start)
+            problems += found
+    return plain, problems
+
+
+def _is_overridden(path: Path, overridden: set[Path]) -> bool:
+    return any(path[:length] in overridden for length in range(1, len(path) + 1))
+
+
+def _absolute(path: str, start: File) -> File:
+    return (start / File(path).expanduser()).resolve()
+
+
+def _model_source(source: str, start: File) -> tuple[str, list[Problem]]:
+    path: Path = ("model", "source")
+    scheme, _, rest = source.partition(":")
+    if scheme == "builtin":
+        known = source in BUILTIN_MODELS
+        problem = Problem(path, f"there is no built-in model {quote(source)}", suggest(source, BUILTIN_MODELS))
+        return source, [] if known else [problem]
+    if scheme == "hub":
+        problem = Problem(path, f"{quote(source)} names no revision", "write hub:ORGANISATION/NAME@REVISION")
+        return source, [] if _HUB.fullmatch(source) else [problem]
+    if scheme == "package":
+        problem = Problem(path, f"{quote(source)} is not the name of a package", "write package:NAME")
+        return source, [] if _PACKAGE.fullmatch(source) else [problem]
+    if scheme == "gguf":
+        file = _absolute(rest, start)
+        problem = Problem(path, f"there is no file {file}", "name a .gguf file")
+        return f"gguf:{file}", [] if file.is_file() else [problem]
+    folder = _absolute(source, start)
+    if not folder.is_dir():
+        remedy = "name a Hugging Face folder, builtin:tiny, gguf:FILE, package:NAME or hub:ORGANISATION/NAME@REVISION"
+        return str(folder), [Problem(path, f"there is no folder {folder}", remedy)]
+    if not (folder / "config.json").is_file():
+        problem = Problem(path, f"{folder} has no config.json", "name a Hugging Face model folder")
+        return str(folder), [problem]
+    return str(folder), []
+
+
+def _data_source(name: str, source: str, start: File) -> tuple[str, list[Problem]]:
+    path: Path = ("data", name, "source")
+    if source.startswith("builtin:"):
+        problem = Problem(path, f"there is no built-in data {quote(source)}", suggest(source, BUILTIN_DATA))
+        return source, [] if source in BUILTIN_DATA else [problem]
+    file = _absolute(source, start)
+    if file.suffix not in DATA_FORMATS:
+        message = f"{quote(source)} is not in a known format"
+        return str(file), [Problem(path, message, f"name a {', '.join(DATA_FORMATS)} file, or builtin:NAME/KIND")]
+    if not file.is_file():
+        return str(file), [Problem(path, f"there is no file {file}", "correct the path")]
+    return str(file), []

@@ -1,0 +1,173 @@
+"""A strict reading of YAML: plain values only, each with its line.
+
+PyYAML splits the text into events; the values are built here, because a recipe wants other rules than YAML 1.1:
+
+- no tags, anchors or aliases (an alias lets a short file stand for a huge one, a tag may name any Python object);
+- ``1e-5`` is a number (YAML 1.1 asks for a point before the exponent); infinities and NaN are refused;
+- keys are the text that was written, so ``on:`` and ``no:`` are not turned into booleans, and none comes twice;
+- ``yes``, ``no``, ``on``, ``off``, dates and ``1:30`` stay text.
+"""
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from schemas.problems import Path, Problem, RecipeError, quote
+
+MAX_BYTES = 2**20
+"""Longest text that is read."""
+MAX_DEPTH = 20
+"""Deepest nesting that is read."""
+
+_INTEGER = re.compile(r"[-+]?[0-9]+")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
+_WORDS = {
+    "": None, "~": None, "null": None, "Null": None, "NULL": None,
+    "true": True, "True": True, "TRUE": True,
+    "false": False, "False": False, "FALSE": False,
+}  # fmt: skip
+
+
+@dataclass
+class Reading:
+    """What was read from a text: plain values, the line of each, and what may not stand in a recipe."""
+
+    value: Any = None
+    lines: dict[Path, int] = field(default_factory=dict)
+    """Path → line (from 1) of the key, or of the list's item."""
+    problems: list[Problem] = field(default_factory=list)
+
+    def refuse(self, event: yaml.Event, path: Path, message: str, remedy: str) -> None:
+        """Note a problem and go on reading."""
+        self.problems.append(Problem(path, message, remedy, line=event.start_mark.line + 1))
+
+
+def decode(data: bytes) -> str:
+    """The text of a recipe's bytes.
+
+    Raises:
+        RecipeError: too long, empty, not UTF-8, or with NUL bytes.
+    """
+    if len(data) > MAX_BYTES:
+        raise _refusal(f"is longer than {MAX_BYTES} bytes", "a recipe is a short text; is this another file?")
+    if not data.strip():
+        raise _refusal("is empty", "a recipe starts with `recipe: NAME`")
+    if b"\0" in data:
+        line = data[: data.index(b"\0")].count(b"\n") + 1
+        raise _refusal("holds a NUL byte", "save it as UTF-8 text (it may be UTF-16, or no text at all)", line)
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data[: error.start].count(b"\n") + 1
+        raise _refusal(f"byte {data[error.start]:#04x} is not UTF-8", "save it as UTF-8 text", line) from None
+
+
+def read(text: str) -> Reading:
+    """Read one document.
+
+    Raises:
+        RecipeError: the text is no YAML at all, is nested too deeply, or holds no or several documents.
+    """
+    reading = Reading()
+    try:
+        events = yaml.parse(text, Loader=yaml.SafeLoader)
+        _skip_to_content(events)
+        reading.value = _value(next(events), events, (), reading)
+        next(events)  # the document's end
+        after = next(events)
+    except yaml.YAMLError as error:
+        raise RecipeError([_syntax_problem(error, text)]) from None
+    if isinstance(after, yaml.DocumentStartEvent):
+        raise _refusal("holds several documents", "remove the `---` line", after.start_mark.line + 1)
+    return reading
+
+
+def _skip_to_content(events: Iterator[yaml.Event]) -> None:
+    next(events)  # the stream's start
+    if isinstance(next(events), yaml.StreamEndEvent):
+        raise _refusal("holds comments only", "a recipe starts with `recipe: NAME`")
+
+
+def _value(event: yaml.Event, events: Iterator[yaml.Event], path: Path, reading: Reading) -> Any:
+    if len(path) > MAX_DEPTH:
+        raise _refusal(f"is nested deeper than {MAX_DEPTH}", "write it flat", event.start_mark.line + 1)
+    if isinstance(event, yaml.AliasEvent):
+        reading.refuse(event, path, f"*{event.anchor} is an alias", "write the value out")
+        return None
+    if getattr(event, "anchor", None) is not None:
+        reading.refuse(event, path, f"&{event.anchor} is an anchor", "write the value where it is needed")
+    if getattr(event, "tag", None) is not None:
+        reading.refuse(event, path, f"{event.tag} is a tag", "a recipe holds plain values; remove the tag")
+    if isinstance(event, yaml.MappingStartEvent):
+        return _mapping(events, path, reading)
+    if isinstance(event, yaml.SequenceStartEvent):
+        return _sequence(events, path, reading)
+    return _scalar(event, path, reading)
+
+
+def _mapping(events: Iterator[yaml.Event], path: Path, reading: Reading) -> dict[str, Any]:
+    mapping: dict[str, Any] = {}
+    while not isinstance(event := next(events), yaml.MappingEndEvent):
+        if isinstance(event, yaml.ScalarEvent):
+            key = event.value
+        else:
+            key = ""
+            reading.refuse(event, path, "a key is not a single word", "quote text that starts with [, { or *")
+            _value(event, events, (*path, key), reading)
+        inner = (*path, key)
+        line = event.start_mark.line + 1
+        if key in mapping:
+            first = reading.lines[inner]
+            reading.refuse(event, inner, f"stands twice, first in line {first}", "keep one of the two")
+        reading.lines[inner] = line
+        mapping[key] = _value(next(events), events, inner, reading)
+    return mapping
+
+
+def _sequence(events: Iterator[yaml.Event], path: Path, reading: Reading) -> list[Any]:
+    items: list[Any] = []
+    while not isinstance(event := next(events), yaml.SequenceEndEvent):
+        inner = (*path, len(items))
+        reading.lines[inner] = event.start_mark.line + 1
+        items.append(_value(event, events, inner, reading))
+    return items
+
+
+def _scalar(event: yaml.ScalarEvent, path: Path, reading: Reading) -> Any:
+    text: str = event.value
+    if event.style is not None:  # quoted, or a block of text
+        return text
+    if text in _WORDS:
+        return _WORDS[text]
+    if _NOT_FINITE.fullmatch(text):
+        reading.refuse(event, path, f"{text} is not a finite number", "write a number, or leave the field out")
+        return None
+    if _INTEGER.fullmatch(text) and len(text) <= 20:
+        return int(text)
+    if _FLOAT.fullmatch(text):
+        number = float(text)
+        if math.isinf(number) or len(text) > 40:
+            reading.refuse(event, path, f"{quote(text)} is out of range", "write a number of usual size")
+            return None
+        return number
+    return text
+
+
+def _syntax_problem(error: yaml.YAMLError, text: str) -> Problem:
+    mark = getattr(error, "problem_mark", None)
+    line = None if mark is None else mark.line + 1
+    written = text.splitlines()[mark.line] if mark is not None and mark.line < text.count("\n") + 1 and text else ""
+    indentation = written[: len(written) - len(written.lstrip())]
+    if "\t" in indentation:
+        return Problem((), "the line is indented with a tab", "YAML allows spaces only", line)
+    said = getattr(error, "problem", None) or str(error).splitlines()[0]
+    return Problem((), f"is not YAML: {said}", "check brackets, colons, quotes and indentation", line)
+
+
+def _refusal(message: str, remedy: str, line: int | None = None) -> RecipeError:
+    return RecipeError([Problem((), message, remedy, line)])

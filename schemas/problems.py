@@ -1,0 +1,59 @@
+"""What is wrong with a recipe, said so that its author can put it right."""
+
+import difflib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+Path = tuple[str | int, ...]
+"""Where in a recipe: names of fields, indices of lists."""
+
+_LONGEST_QUOTE = 60
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One mistake: where it is, what rule it breaks, and what to do."""
+
+    path: Path
+    message: str
+    remedy: str = ""
+    line: int | None = None
+    source: str = ""
+    """The recipe's file, or ``--set KEY=VALUE`` where an override caused it."""
+
+    @property
+    def field(self) -> str:
+        """The path as an override writes it: ``stages.policy.critic``."""
+        return ".".join(str(part) for part in self.path)
+
+    def __str__(self) -> str:
+        line = "" if self.line is None else str(self.line)
+        place = ":".join(part for part in (self.source, line) if part)
+        said = "" if self.source.startswith(f"--set {self.field}=") else self.field
+        text = "; ".join(part for part in (self.message, self.remedy) if part)
+        return ": ".join(part for part in (place, said, text) if part)
+
+
+class RecipeError(ValueError):
+    """A recipe that cannot be run, with everything that is wrong with it."""
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(str(problem) for problem in self.problems))
+
+
+def quote(value: Any) -> str:
+    """A value as one short piece of YAML."""
+    text = f"'{value}'" if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
+    return text if len(text) <= _LONGEST_QUOTE else f"{text[:_LONGEST_QUOTE]}…"
+
+
+def suggest(word: str, known: Iterable[str]) -> str:
+    """``did you mean 'policy'?`` where a known word is near, otherwise ``use one of: …``."""
+    known = list(known)
+    near = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    if near:
+        return f"did you mean '{near[0]}'?"
+    return f"use one of: {', '.join(known)}" if known else ""

@@ -1,0 +1,330 @@
+"""The recipe: one frozen value that describes one whole run.
+
+The classes nest like the YAML does and use the same names. What a single field can say of itself is checked
+here; what only the whole recipe can say (references, agreement of rewards) is checked in ``schemas.references``.
+"""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, StringConstraints, field_validator, model_validator
+
+from schemas.algorithm import Algorithm, NonNegative, Number, Positive, Probability
+from schemas.frozen import Frozen
+
+Name = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]{0,62}$")]
+"""A name that a recipe gives to a dataset, reward or stage: lower case, digits, underscores."""
+Count = Annotated[int, Field(ge=1, strict=True)]
+CountOrZero = Annotated[int, Field(ge=0, strict=True)]
+Seed = Annotated[int, Field(ge=0, lt=2**32, strict=True)]
+Fraction = Annotated[float, Field(gt=0.0, lt=1.0, strict=True)]
+
+MODEL = "model"
+"""How a stage refers to the recipe's model."""
+
+
+class Model(Frozen):
+    """The pretrained (or built-in, untrained) model that the pipeline starts from."""
+
+    source: str
+    """``builtin:tiny``, a Hugging Face folder, ``gguf:FILE``, ``package:NAME`` or ``hub:org/name@revision``."""
+    chat: bool | None = None
+    """Wrap prompts in the tokenizer's chat template; None: where it has one."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type of the stored weights and of the optimiser's copy."""
+
+
+class Generation(Frozen):
+    """What every stage agrees on about sampled text."""
+
+    max_prompt_tokens: Count = 512
+    max_response_tokens: Count = 512
+    temperature: Positive = 1.0
+    """Log-probabilities are those of the sampling distribution, so training divides logits by it too."""
+
+
+class Split(Frozen):
+    """Rows set apart, by prompt: ``validation`` selects, ``test`` is read by gates and evaluation alone.
+
+    An integer is a number of rows, a fraction a share. The rows are chosen by a hash of the prompt, so the same
+    prompt falls on the same side in every dataset that is split by the same fractions.
+    """
+
+    validation: Count | Fraction = 0.05
+    test: Count | Fraction = 0.05
+
+
+class Data(Frozen):
+    """A named dataset: where it comes from and how its columns are read."""
+
+    source: str
+    """``builtin:NAME/KIND``, or a ``.json``, ``.jsonl``, ``.parquet`` or ``.csv`` file."""
+    columns: dict[Literal["prompt", "response", "chosen", "rejected"], str] = {}
+    """Our column → a column of the file (``chosen.value`` reaches into it) or a template ``"{instruction} {input}"``."""
+    split: Split = Split()
+    rows: Count | None = None
+    """At most so many rows for training; None: all that the source has."""
+    max_dropped: Probability = 0.01
+    """The share of rows that may be unusable (empty, doubled, chosen equal to rejected) before the data is refused."""
+
+
+class RewardTerm(Frozen):
+    """One summand of a reward: a trained reward model or a verifier."""
+
+    model: Name | None = None
+    verifier: str | None = None
+    weight: Number = 1.0
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> Self:
+        if (self.model is None) == (self.verifier is None):
+            raise ValueError("a reward term names either a model or a verifier; give exactly one of them")
+        return self
+
+
+class MissingEos(Frozen):
+    """What happens to the score of a response that was cut off before its end-of-sequence token."""
+
+    subtract: Positive | None = None
+    replace: Number | None = None
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> Self:
+        if (self.subtract is None) == (self.replace is None):
+            raise ValueError("missing_eos takes either subtract or replace; give exactly one of them")
+        return self
+
+
+class Reward(Frozen):
+    """A reward, defined once and read by every stage that scores responses."""
+
+    terms: Annotated[tuple[RewardTerm, ...], Field(min_length=1)]
+    missing_eos: MissingEos | None = None
+
+
+class Gate(Frozen):
+    """A threshold that a stage's measured metric has to meet; never part of the stage's key."""
+
+    metric: str
+    at_least: Number | None = None
+    at_most: Number | None = None
+    on_fail: Literal["stop", "continue"] = "stop"
+    """``stop``: what depends on the stage does not start. ``continue``: the verdict is only recorded."""
+
+    @model_validator(mode="after")
+    def _one_bound(self) -> Self:
+        if (self.at_least is None) == (self.at_most is None):
+            raise ValueError("a gate has either at_least or at_most; give exactly one of them")
+        return self
+
+    @property
+    def bound(self) -> float:
+        """The threshold, whichever side it bounds."""
+        return self.at_least if self.at_least is not None else self.at_most  # type: ignore[return-value]
+
+    @property
+    def relation(self) -> str:
+        """``>=`` or ``<=``, as it is printed."""
+        return ">=" if self.at_least is not None else "<="
+
+
+class Resources(Frozen):
+    """What a stage occupies on its machine while it runs; never part of its key."""
+
+    gpus: CountOrZero | None = None
+    """None: one where the machine has one."""
+    cpus: Count | None = None
+    """None: all of the machine's, so that stages run one after the other."""
+
+
+class Stage(Frozen):
+    """What every stage has."""
+
+    gate: tuple[Gate, ...] = ()
+    """One gate, or a list."""
+    seed: Seed | None = None
+    """None: the recipe's."""
+    resources: Resources = Resources()
+
+    @field_validator("gate", mode="before")
+    @classmethod
+    def _one_gate_is_a_list_of_one(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, (dict, Gate)) else value
+
+
+class Training(Stage):
+    """What every stage that trains a network has."""
+
+    learning_rate: Positive
+    warmup_steps: CountOrZero = 0
+    """Optimiser steps over which the learning rate rises linearly from 0."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """How the learning rate goes on after the warm-up; linear and cosine end at 0."""
+    weight_decay: NonNegative = 0.0
+    max_grad_norm: Positive = 1.0
+    microbatch_size: Count | None = None
+    """Sequences in one forward pass; changes memory, never the gradient. None: the whole minibatch."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Type of the arithmetic (autocast); weights and optimiser keep the model's own."""
+    checkpoint_every: Count = 50
+    """Optimiser steps (iterations, in policy optimisation) between two in-stage checkpoints."""
+
+
+class SupervisedFineTuning(Training):
+    """Next-token training on demonstrations."""
+
+    kind: Literal["sft"]
+    init: Name = MODEL
+    data: Name
+    epochs: Positive = 1.0
+    batch_size: Count = 64
+    """Demonstrations in one optimiser step."""
+    learning_rate: Positive = 1e-5
+
+
+class RewardModelling(Training):
+    """Bradley-Terry training of a scalar head on preference pairs."""
+
+    kind: Literal["reward_model"]
+    init: Name
+    data: Name
+    epochs: Positive = 1.0
+    batch_size: Count = 64
+    """Pairs in one optimiser step."""
+    learning_rate: Positive = 1e-5
+    order: Literal["shuffled", "short_first"] = "shuffled"
+    """``short_first``: the first epoch goes from short pairs to long ones (a curriculum)."""
+    centre_on: Name | None = None
+    """A dataset of demonstrations on which the scores are shifted to mean 0 after training."""
+
+
+class Rollouts(Training):
+    """What both stages that sample from a policy and score with a reward have."""
+
+    reward: Name
+    prompts: Name
+    learning_rate: Positive = 1e-6
+    batch_size: Count = 256
+    """Responses in one rollout (an iteration samples one)."""
+    minibatch_size: Count = 128
+    """Responses in one optimiser step; a divisor of ``batch_size``."""
+    epochs: Count = 1
+    """Passes over each rollout."""
+    checkpoint_every: Count = 10
+    """Iterations between two in-stage checkpoints."""
+
+    @model_validator(mode="after")
+    def _minibatches_divide_the_batch(self) -> Self:
+        if self.batch_size % self.minibatch_size:
+            raise ValueError(
+                f"batch_size={self.batch_size} is not a multiple of minibatch_size={self.minibatch_size}; "
+                f"use minibatch_size: {self.batch_size} or a divisor of it"
+            )
+        return self
+
+
+class ValuePretraining(Rollouts):
+    """Training of the critic alone on Monte-Carlo returns of a fixed policy (VC-PPO, VAPO §4.1)."""
+
+    kind: Literal["value_pretraining"]
+    policy: Name
+    """The fixed policy whose responses are sampled."""
+    init: Name
+    """The reward model that the critic starts from, or a policy (which then gets a fresh head)."""
+    reference: Name | None = None
+    """Where the KL part of the return is measured against; None: ``policy``."""
+    kl_coef: NonNegative | None = None
+    gamma: Probability | None = None
+    """None for either: that of the policy stages that start from this critic."""
+    iterations: Count = 50
+    """The most rollouts; patience may end the stage before."""
+    samples_per_prompt: Count = 1
+    validate_every: Count = 10
+    """Iterations between two measurements on the validation prompts; the best measured critic is kept."""
+    validation_samples: Count = 512
+    """Responses to validation prompts, sampled once."""
+    patience: Count = 3
+    """Measurements in a row without a better explained variance after which the stage ends."""
+
+
+class PolicyOptimization(Rollouts):
+    """PPO in the form that ``algorithm`` describes."""
+
+    kind: Literal["policy_optimization"]
+    algorithm: Algorithm
+    init: Name
+    reference: Name | None = None
+    """Where KL is measured against; None: ``init``."""
+    critic: Name
+    """A pretrained value model, or a reward model to start the critic from."""
+    iterations: Count = 50
+    critic_learning_rate: Positive = 2e-6
+    validate_every: Count = 10
+    """Iterations between two measurements of the mean score on the validation prompts; the best policy is kept."""
+    validation_samples: Count = 256
+
+    @model_validator(mode="after")
+    def _groups_divide_the_batch(self) -> Self:
+        group = self.algorithm.samples_per_prompt
+        if self.batch_size % group:
+            near = max(self.batch_size // group, 1) * group
+            raise ValueError(
+                f"batch_size={self.batch_size} is not a multiple of algorithm.samples_per_prompt={group}; "
+                f"use {near} or {near + group}"
+            )
+        return self
+
+
+class Judge(Frozen):
+    """Who says which response is good: a verifier (right or wrong) or a named reward (which scores higher)."""
+
+    verifier: str | None = None
+    reward: Name | None = None
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> Self:
+        if (self.verifier is None) == (self.reward is None):
+            raise ValueError("a judge is either a verifier or a reward; give exactly one of them")
+        return self
+
+
+class PolicyEvaluation(Stage):
+    """A candidate against a baseline on the test prompts."""
+
+    kind: Literal["evaluation"]
+    candidate: Name
+    baseline: Name
+    judge: Judge
+    prompts: Name
+    samples_per_prompt: Count = 1
+    microbatch_size: Count | None = None
+    """Responses sampled or scored at once; None: all."""
+
+
+AnyStage = Annotated[
+    SupervisedFineTuning | RewardModelling | ValuePretraining | PolicyOptimization | PolicyEvaluation,
+    Field(discriminator="kind"),
+]
+
+
+class Publication(Frozen):
+    """A stage's model that becomes a version of an MLflow registered model."""
+
+    stage: Name
+    registered_model: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
+    alias: Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]{0,62}$")] | None = None
+    after: Name | None = None
+    """The alias moves only after this stage's gate has passed."""
+
+
+class Recipe(Frozen):
+    """One whole run."""
+
+    recipe: Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]{0,62}$")]
+    """The recipe's own name."""
+    seed: Seed = 0
+    model: Model
+    generation: Generation = Generation()
+    data: dict[Name, Data]
+    rewards: dict[Name, Reward] = {}
+    stages: Annotated[dict[Name, AnyStage], Field(min_length=1)]
+    publish: tuple[Publication, ...] = ()

@@ -1,0 +1,1 @@
+"""The stages, one a file, with the training loop, the artifact store and the ledger they share."""

@@ -1,0 +1,92 @@
+"""The few file operations whose order decides what survives a kill or a power loss.
+
+A kill loses nothing that the kernel was given. A power loss keeps a file's content only after fsync of the file,
+and its name only after fsync of the folder that holds the name. Rename is atomic: a reader sees the old or the new.
+"""
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+def sync_file(path: Path) -> None:
+    """Wait until the file's content is on the disk."""
+    _sync(path, os.O_RDONLY | os.O_NOFOLLOW)
+
+
+def sync_folder(path: Path) -> None:
+    """Wait until the names in the folder are on the disk (not what they name)."""
+    _sync(path, os.O_RDONLY | os.O_DIRECTORY)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder, and those above it, so that their names survive a power loss; an existing one is kept."""
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for folder in missing or [path]:
+        sync_folder(folder.parent)
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write a new file and wait until its content is on the disk; its name needs ``sync_folder``."""
+    with open(path, "xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Put a file in the place of another: after a kill or a power loss there is the old or the new, whole.
+
+    One writer at a time: hold a lock where there may be two.
+    """
+    new = _new_name(path)
+    new.unlink(missing_ok=True)
+    write_file(new, data)
+    os.replace(new, path)
+    sync_folder(path.parent)
+
+
+def show_file(path: Path, data: bytes) -> None:
+    """Like ``replace_file`` for readers at work, but without waiting for the disk: a power loss may lose it."""
+    new = _new_name(path)
+    new.write_bytes(data)
+    os.replace(new, path)
+
+
+def move_folder(source: Path, target: Path) -> None:
+    """Rename a folder whose content is on the disk, and wait until its new name is.
+
+    Raises:
+        OSError: ``target`` exists and is not empty (ENOTEMPTY, EEXIST), among the usual causes.
+    """
+    os.rename(source, target)
+    sync_folder(target.parent)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold a file's lock, waiting for whoever has it; threads and processes alike. It ends with its holder.
+
+    The file stays: removing it would let two holders in, one on the old file and one on the new.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _new_name(path: Path) -> Path:
+    return path.with_name(f"{path.name}.new")
+
+
+def _sync(path: Path, flags: int) -> None:
+    descriptor = os.open(path, flags | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

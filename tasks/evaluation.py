@@ -1,0 +1,154 @@
+"""Evaluation: a candidate against a baseline on the test prompts, which nothing was trained or selected on."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from models.folders import load_policy, load_tokenizer
+from schemas.job import StageJob, StageResult
+from schemas.recipe import PolicyEvaluation
+from tasks.attempt import Attempt
+from tasks.examples import Prompts, encode_prompts
+from tasks.optimization import training_device
+from tasks.rollouts import Sampled, sample_responses
+from tasks.rows import read_rows, write_rows
+from tasks.scoring import TokenizersDiffer, load_scorer, score
+from tasks.seeds import derive_seed
+from tasks.splits import TEST
+from tasks.verifiers import VERIFIERS
+
+NUM_SHOWN = 3
+"""Prompts of which both models' responses are handed back to be shown."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One model's responses to the test prompts, with a judgement (B,) of each: right (1 or 0), or a score."""
+
+    sampled: Sampled
+    judgements: Tensor
+
+
+def run(job: StageJob) -> StageResult:
+    """Sample both models on the same prompts and judge them; the artifact holds every response."""
+    work = job.work
+    assert isinstance(work, PolicyEvaluation)
+    prompts_of = {}
+    judged: dict[str, Judged] = {}
+    greedy: dict[str, Judged] = {}
+
+    # 1. The same prompts, sampled and judged for both
+    with Attempt(job, total=4, modules={}, optimizers={}) as attempt:
+        for role in ("baseline", "candidate"):
+            for decoding, results in (("sampled", judged), ("greedy", greedy)):
+                results[role], prompts_of[role] = respond(job, role, greedy=decoding == "greedy")
+                attempt.show(f"{role}, {decoding}", results[role].judgements.mean().item())
+    if prompts_of["baseline"].texts != prompts_of["candidate"].texts:
+        raise TokenizersDiffer(
+            f"candidate={work.candidate!r} and baseline={work.baseline!r} do not fit the same prompts into "
+            f"generation.max_prompt_tokens={job.generation.max_prompt_tokens}; raise it"
+        )
+
+    # 2. Compare
+    metrics = compare(judged, by_verifier=work.judge.verifier is not None, num_prompts=len(prompts_of["baseline"]))
+    name = "accuracy" if work.judge.verifier is not None else "score"
+    metrics[f"greedy_{name}"] = greedy["candidate"].judgements.mean().item()
+    metrics[f"baseline_greedy_{name}"] = greedy["baseline"].judgements.mean().item()
+
+    # 3. Keep every response
+    for role, results in judged.items():
+        write_rows(job.output, role, response_rows(results))
+    return StageResult(metrics=metrics, samples=shown(judged))
+
+
+def respond(job: StageJob, role: str, *, greedy: bool) -> tuple[Judged, Prompts]:
+    """Responses of the model in ``role`` to the test prompts, judged; greedy ones once, sampled ones as often as asked."""
+    work = job.work
+    assert isinstance(work, PolicyEvaluation)
+    device = training_device()
+    tokenizer = load_tokenizer(job.inputs[role])
+    prompts = encode_prompts(
+        read_rows(job.inputs["prompts"], TEST), tokenizer, generation=job.generation, chat=job.chat
+    )
+    copies = 1 if greedy else work.samples_per_prompt
+    sampled = sample_responses(
+        load_policy(job.inputs[role]).to(device),
+        tokenizer,
+        prompts,
+        [index for index in range(len(prompts)) for _ in range(copies)],
+        generation=job.generation,
+        # both models draw from the same stream, so that their difference carries less noise
+        seed=derive_seed(job.seed, "sampling"),
+        microbatch_size=work.microbatch_size,
+        greedy=greedy,
+    )
+    return Judged(sampled=sampled, judgements=judge(job, role, sampled)), prompts
+
+
+def judge(job: StageJob, role: str, sampled: Sampled) -> Tensor:
+    """Right (1) or wrong (0) by the verifier, or the score of the named reward, for each response (B,)."""
+    work = job.work
+    assert isinstance(work, PolicyEvaluation)
+    if work.judge.verifier is not None:
+        verify = VERIFIERS[work.judge.verifier]
+        pairs = zip(sampled.prompts, sampled.responses, strict=True)
+        return torch.tensor([float(verify(*pair)) for pair in pairs])
+    assert work.judge.reward is not None
+    scorer = load_scorer(job, work.judge.reward, tokenizer_of=role, device=sampled.ended.device)
+    scored = score(
+        scorer,
+        sampled.sequences,
+        prompts=sampled.prompts,
+        responses=sampled.responses,
+        ended=sampled.ended,
+        microbatch_size=work.microbatch_size,
+    )
+    return scored.total.cpu()
+
+
+def compare(judged: dict[str, Judged], *, by_verifier: bool, num_prompts: int) -> dict[str, float | None]:
+    """Means of both models, their difference with its standard error over prompts, lengths, and truncations."""
+    candidate, baseline = judged["candidate"], judged["baseline"]
+    difference = candidate.judgements.double() - baseline.judgements.double()
+    by_prompt = difference.view(num_prompts, -1).mean(dim=1)
+    standard_error = (by_prompt.std() / num_prompts**0.5).item() if num_prompts > 1 else None
+    name = "accuracy" if by_verifier else "score"
+    metrics: dict[str, float | None] = {
+        name: candidate.judgements.mean().item(),
+        f"baseline_{name}": baseline.judgements.mean().item(),
+        f"{name}_gain": difference.mean().item(),
+        f"{name}_gain_standard_error": standard_error,
+        "win_rate": ((difference > 0).double() + 0.5 * (difference == 0)).mean().item(),
+        "truncated_share": (~candidate.sampled.ended).float().mean().item(),
+        "mean_response_length": candidate.sampled.sequences.lengths.float().mean().item(),
+        "baseline_mean_response_length": baseline.sampled.sequences.lengths.float().mean().item(),
+    }
+    return metrics
+
+
+def response_rows(judged: Judged) -> list[dict[str, object]]:
+    """Every response as a row of Parquet."""
+    sampled = judged.sampled
+    columns = (sampled.prompts, sampled.responses, sampled.ended.tolist(), judged.judgements.tolist())
+    return [
+        {"prompt": prompt, "response": response, "ended": ended, "judgement": judgement}
+        for prompt, response, ended, judgement in zip(*columns, strict=True)
+    ]
+
+
+def shown(judged: dict[str, Judged]) -> tuple[dict[str, object], ...]:
+    """The first test prompts, whatever came of them, with both models' first responses."""
+    candidate, baseline = judged["candidate"], judged["baseline"]
+    prompts = candidate.sampled.prompts
+    first_rows = [prompts.index(prompt) for prompt in list(dict.fromkeys(prompts))[:NUM_SHOWN]]
+    return tuple(
+        {
+            "prompt": prompts[row],
+            "baseline": baseline.sampled.responses[row],
+            "baseline_judgement": baseline.judgements[row].item(),
+            "candidate": candidate.sampled.responses[row],
+            "candidate_judgement": candidate.judgements[row].item(),
+        }
+        for row in first_rows
+    )

@@ -1,0 +1,21 @@
+"""Metrics of a whole minibatch, added up over its micro-batches and divided once."""
+
+from typing import Any
+
+from algorithms.metrics import SumCount, metrics_of
+
+
+class MetricSums:
+    """Sums and counts by metric name; a mean of micro-batch means would weigh short ones like long ones."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, SumCount] = {}
+
+    def add(self, loss: Any) -> None:
+        """Add every metric of a loss dataclass of ``algorithms``."""
+        for name, metric in metrics_of(loss).items():
+            self._sums[name] = self._sums[name] + metric if name in self._sums else metric
+
+    def means(self) -> dict[str, float]:
+        """Each metric's mean; NaN where nothing was counted."""
+        return {name: metric.mean() for name, metric in self._sums.items()}

@@ -1,0 +1,78 @@
+"""One optimiser step, and what decides its size: shared by every stage that trains."""
+
+import math
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Literal
+
+import torch
+from torch import nn
+
+Schedule = Literal["constant", "linear", "cosine"]
+BETAS = (0.9, 0.95)
+
+
+class TrainingDiverged(Exception):
+    """A loss or gradient that is not finite, seen before it could touch the weights."""
+
+
+def training_device() -> torch.device:
+    """The first visible GPU, or the CPU."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def make_optimizer(module: nn.Module, *, weight_decay: float) -> torch.optim.AdamW:
+    """AdamW over all trainable parameters; those with fewer than two dimensions are not decayed."""
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    matrices = [parameter for parameter in parameters if parameter.dim() >= 2]
+    vectors = [parameter for parameter in parameters if parameter.dim() < 2]
+    groups = [
+        {"params": matrices, "weight_decay": weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW([group for group in groups if group["params"]], lr=0.0, betas=BETAS)
+
+
+def learning_rate_at(step: int, *, peak: float, warmup_steps: int, total_steps: int, schedule: Schedule) -> float:
+    """Learning rate of optimiser step ``step`` (from 0): linear warm-up, then the schedule down to 0."""
+    if step < warmup_steps:
+        return peak * (step + 1) / warmup_steps
+    if schedule == "constant":
+        return peak
+    progress = (step - warmup_steps) / max(total_steps - warmup_steps, 1)
+    if schedule == "linear":
+        return peak * (1.0 - progress)
+    return peak * 0.5 * (1.0 + math.cos(math.pi * progress))
+
+
+def take_step(
+    optimizer: torch.optim.Optimizer, module: nn.Module, *, learning_rate: float, max_grad_norm: float
+) -> float:
+    """Clip the accumulated gradient to ``max_grad_norm`` (L2), step, and clear it; returns the norm before clipping.
+
+    Raises:
+        TrainingDiverged: the gradient is not finite; weights and optimiser are as they were.
+    """
+    norm = float(nn.utils.clip_grad_norm_(module.parameters(), max_grad_norm))
+    if not math.isfinite(norm):
+        optimizer.zero_grad(set_to_none=True)
+        raise TrainingDiverged(f"the gradient's norm is {norm}; lower the learning rate, or look at the batch")
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return norm
+
+
+def chunks(count: int, size: int | None) -> Iterator[slice]:
+    """Slices of at most ``size`` out of ``count``; None: one slice."""
+    size = size or max(count, 1)
+    for start in range(0, count, size):
+        yield slice(start, min(start + size, count))
+
+
+def autocast(precision: Literal["float32", "bfloat16"], device: torch.device) -> AbstractContextManager[object]:
+    """Arithmetic in ``precision``; weights stay as they are."""
+    if precision == "float32":
+        return nullcontext()
+    return torch.autocast(device.type, dtype=torch.bfloat16)

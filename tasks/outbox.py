@@ -1,0 +1,118 @@
+"""The ledger's outbox: everything that is to be told to MLflow, on disk first and in order.
+
+`outbox.jsonl` only ever grows by whole lines; `sent.json` holds, for each destination, up to which byte it has
+them. A process that is killed between the two sends the same line again, so whoever applies a line
+must be able to apply it twice. Lines that a destination refused for good are listed in `refused.jsonl`.
+
+Only the process that drives a run appends to its outbox; any process may send, one at a time.
+"""
+
+import fcntl
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+Operation = dict[str, Any]
+
+_PATIENCE_SECONDS = 0.02
+
+
+class Outbox:
+    """One run's queue of operations; threads may share it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._path = folder / "outbox.jsonl"
+        self._appending = threading.Lock()
+        self._repaired = False
+
+    def append(self, operation: Operation) -> None:
+        """Put an operation at the end; it is on disk when this returns."""
+        with self._appending:
+            if not self._repaired:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                _cut_half_written_line(self._path)
+                self._repaired = True
+            _append_line(self._path, operation)
+
+    def read(self) -> list[tuple[int, Operation]]:
+        """Every operation there ever was, each with the byte offset at which it ends.
+
+        A line without its end is not there: its writer has not finished, or was killed.
+        """
+        data = self._path.read_bytes() if self._path.exists() else b""
+        operations, end = [], 0
+        for line in data[: data.rfind(b"\n") + 1].splitlines(keepends=True):
+            end += len(line)
+            operations.append((end, json.loads(line)))
+        return operations
+
+    def sent(self, destination: str) -> int:
+        """The byte offset up to which the destination has everything."""
+        return self._all_sent().get(destination, 0)
+
+    def mark_sent(self, destination: str, end: int) -> None:
+        """Remember that the destination has everything up to a byte offset."""
+        temporary = self.folder / "sent.json.tmp"
+        with temporary.open("w") as file:
+            json.dump({**self._all_sent(), destination: end}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(self.folder / "sent.json")
+
+    def is_pending(self, destination: str) -> bool:
+        """Whether there is anything that the destination may lack; costs a look at two files' sizes."""
+        return self._path.exists() and self._path.stat().st_size > self.sent(destination)
+
+    def mark_refused(self, destination: str, operation: Operation, error: str) -> None:
+        """Keep what the destination will never take, with its reason, so that the rest can go on."""
+        refusal = {"destination": destination, "error": error, "operation": operation}
+        _append_line(self.folder / "refused.jsonl", refusal)
+
+    @contextmanager
+    def sending(self, *, wait_seconds: float) -> Iterator[bool]:
+        """Whether this process is the one that sends; the kernel takes the lock back when it dies."""
+        lock = os.open(self.folder / "sending.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+        try:
+            yield _lock_within(lock, wait_seconds)
+        finally:
+            os.close(lock)
+
+    def _all_sent(self) -> dict[str, int]:
+        try:
+            ends: dict[str, int] = json.loads((self.folder / "sent.json").read_bytes())
+        except FileNotFoundError:
+            return {}
+        return ends
+
+
+def _append_line(path: Path, value: Operation) -> None:
+    with path.open("a") as file:
+        file.write(json.dumps(value, sort_keys=True) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _cut_half_written_line(path: Path) -> None:
+    if path.exists():
+        with path.open("r+b") as file:
+            data = file.read()
+            file.truncate(data.rfind(b"\n") + 1)
+
+
+def _lock_within(lock: int, seconds: float) -> bool:
+    give_up = time.monotonic() + seconds
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= give_up:
+                return False
+            time.sleep(_PATIENCE_SECONDS)
+        else:
+            return True

@@ -1,0 +1,21 @@
+"""Rows of a prepared dataset: Parquet files, one a split."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+Row = dict[str, Any]
+
+
+def write_rows(folder: Path, split: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write one split; the same rows make the same bytes (with the same version of pyarrow)."""
+    pq.write_table(pa.Table.from_pylist(list(map(dict, rows))), folder / f"{split}.parquet", compression="zstd")
+
+
+def read_rows(folder: Path, split: str) -> list[Row]:
+    """All rows of one split of a ``Dataset`` artifact."""
+    rows: list[Row] = pq.read_table(folder / f"{split}.parquet").to_pylist()
+    return rows

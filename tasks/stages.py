@@ -1,0 +1,25 @@
+"""From a kind of work to the stage that does it: the one place that knows them all."""
+
+from importlib import import_module
+
+from schemas.job import StageJob, StageResult
+
+MODULES = {
+    "import_model": "tasks.import_model",
+    "prepare_data": "tasks.prepare_data",
+    "sft": "tasks.sft",
+    "reward_model": "tasks.reward_model",
+    "value_pretraining": "tasks.value_pretraining",
+    "policy_optimization": "tasks.policy_optimization",
+    "evaluation": "tasks.evaluation",
+}
+
+
+def run_stage(job: StageJob) -> StageResult:
+    """Do one attempt at a stage in this process; its files lie in ``job.output`` afterwards.
+
+    Modules are imported on demand, so that preparing data loads no tensor library and training no pandera.
+    """
+    run = import_module(MODULES[job.work.kind]).run
+    result: StageResult = run(job)
+    return result

@@ -1,0 +1,207 @@
+"""Value pretraining: the critic alone learns Monte-Carlo returns of a fixed policy (VC-PPO, VAPO §4.1).
+
+A reward model scores unfinished text low, so as a critic it sees progress everywhere and rewards the earliest tokens
+most. Here it learns what the policy's prefixes are really worth, under the very reward that the policy will see,
+before any policy update. The proof is explained variance on prompts that it was not trained on.
+"""
+
+from dataclasses import dataclass
+from math import isfinite
+
+from torch import Tensor
+
+from algorithms.advantages import monte_carlo_returns
+from algorithms.diagnostics import ValueDiagnostics, value_diagnostics
+from algorithms.value_loss import value_loss
+from models.folders import load_policy, load_tokenizer, tokenizer_digest
+from models.heads import ScalarModel, load_critic, save_value, values
+from schemas.job import StageJob, StageResult
+from schemas.recipe import ValuePretraining
+from tasks.attempt import Attempt, weights_of
+from tasks.examples import encode_prompts
+from tasks.metric_sums import MetricSums
+from tasks.minibatches import minibatches
+from tasks.optimization import (
+    autocast,
+    chunks,
+    learning_rate_at,
+    make_optimizer,
+    take_step,
+    training_device,
+)
+from tasks.rollouts import Actors, Rollout, collect, prompts_of_iteration, rollout_values
+from tasks.rows import read_rows
+from tasks.scoring import load_scorer
+from tasks.seeds import derive_seed
+from tasks.splits import TRAIN, VALIDATION
+
+POSITIONS = 4
+"""Explained variance is also measured in so many equal parts of the response."""
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Responses to validation prompts, sampled once, with their Monte-Carlo returns (B,T)."""
+
+    rollout: Rollout
+    returns: Tensor
+
+
+def run(job: StageJob) -> StageResult:
+    """Pretrain the critic that starts from ``init`` on responses of ``policy``; the artifact is a value model."""
+    work = job.work
+    assert isinstance(work, ValuePretraining) and work.gamma is not None and work.kl_coef is not None
+    device = training_device()
+
+    # 1. The fixed policy, the policy stage's own reward, and a critic
+    tokenizer = load_tokenizer(job.inputs["policy"])
+    policy = load_policy(job.inputs["policy"]).to(device)
+    actors = Actors(
+        policy=policy,
+        reference=load_policy(job.inputs["reference"]).to(device) if work.kl_coef else None,
+        scorer=load_scorer(job, work.reward, tokenizer_of="policy", device=device),
+        tokenizer=tokenizer,
+        generation=job.generation,
+        microbatch_size=work.microbatch_size,
+        precision=work.precision,
+    )
+    critic = load_critic(job.inputs["init"], seed=derive_seed(job.seed, "init")).to(device)
+    optimizer = make_optimizer(critic, weight_decay=work.weight_decay)
+
+    # 2. Prompts to train on, and responses to others to be measured on
+    prompts = encode_prompts(
+        read_rows(job.inputs["prompts"], TRAIN), tokenizer, generation=job.generation, chat=job.chat
+    )
+    held_out = sample_held_out(job, work, actors)
+
+    steps_per_iteration = work.epochs * (work.batch_size // work.minibatch_size)
+    with Attempt(job, total=work.iterations, modules={"critic": critic}, optimizers={"critic": optimizer}) as attempt:
+        state = attempt.start_state({"best_iteration": 0, "best": None, "without_gain": 0})
+        if state["best"] is None:
+            keep_if_best(attempt, critic, held_out, actors, iteration=0)
+        for iteration in attempt.remaining():
+            # 3. A fresh rollout of the fixed policy, and its Monte-Carlo returns
+            indices = prompts_of_iteration(
+                iteration,
+                num_responses=work.batch_size,
+                samples_per_prompt=work.samples_per_prompt,
+                num_prompts=len(prompts),
+                seed=job.seed,
+            )
+            seed = derive_seed(job.seed, "sampling", iteration)
+            rollout = collect(actors, prompts, indices, kl_coef=work.kl_coef, seed=seed)
+            returns = monte_carlo_returns(rollout.rewards, rollout.sequences.response_mask, gamma=work.gamma)
+
+            # 4. Regress on them, without a value clip: the critic has far to go
+            step = iteration * steps_per_iteration
+            for rows in minibatches(rollout.sequences, work, seed=job.seed, iteration=iteration):
+                metrics = accumulate_value_loss(critic, rollout, returns, rows, work)
+                learning_rate = learning_rate_at(
+                    step,
+                    peak=work.learning_rate,
+                    warmup_steps=work.warmup_steps,
+                    total_steps=work.iterations * steps_per_iteration,
+                    schedule=work.schedule,
+                )
+                metrics["grad_norm"] = take_step(
+                    optimizer, critic, learning_rate=learning_rate, max_grad_norm=work.max_grad_norm
+                )
+                step += 1
+
+            # 5. Keep the critic that explains unseen prompts best; more steps are not always better
+            if (iteration + 1) % work.validate_every == 0 or iteration + 1 == work.iterations:
+                metrics |= keep_if_best(attempt, critic, held_out, actors, iteration=iteration + 1)
+                if attempt.state["without_gain"] >= work.patience:
+                    attempt.stop()
+            attempt.finish_step(
+                {
+                    **metrics,
+                    "learning_rate": learning_rate,
+                    "score_mean": rollout.scores.mean().item(),
+                    "return_mean": returns[rollout.sequences.response_mask].mean().item(),
+                },
+                num_tokens=int(rollout.sequences.attention_mask.sum()),
+                headline="value_loss",
+            )
+        critic.load_state_dict(attempt.best)
+
+    measured = diagnose(critic, held_out, actors)
+    save_value(critic, tokenizer, job.output)
+    return StageResult(
+        metrics={**headline_metrics(measured), "best_iteration": attempt.state["best_iteration"]},
+        tokenizer_digest=tokenizer_digest(job.output),
+    )
+
+
+def sample_held_out(job: StageJob, work: ValuePretraining, actors: Actors) -> HeldOut:
+    """Responses to validation prompts; a pure function of the seed, so that a resumed stage samples the same."""
+    prompts = encode_prompts(
+        read_rows(job.inputs["prompts"], VALIDATION), actors.tokenizer, generation=job.generation, chat=job.chat
+    )
+    indices = [index % len(prompts) for index in range(work.validation_samples)]
+    assert work.kl_coef is not None and work.gamma is not None
+    rollout = collect(
+        actors, prompts, indices, kl_coef=work.kl_coef, seed=derive_seed(job.seed, "validation sampling")
+    )
+    returns = monte_carlo_returns(rollout.rewards, rollout.sequences.response_mask, gamma=work.gamma)
+    return HeldOut(rollout=rollout, returns=returns)
+
+
+def accumulate_value_loss(
+    critic: ScalarModel, rollout: Rollout, returns: Tensor, rows: Tensor, work: ValuePretraining
+) -> dict[str, float]:
+    """Add the gradient of one minibatch's value loss, micro-batch by micro-batch; returns its metrics."""
+    sums, loss_sum = MetricSums(), 0.0
+    denominator = rollout.sequences.response_mask[rows].sum()
+    for part in chunks(len(rows), work.microbatch_size):
+        micro = rollout.sequences.select(rows[part])
+        targets = returns[rows[part], : micro.response_ids.shape[1]]
+        with autocast(work.precision, targets.device):
+            predicted = values(critic, micro)
+        result = value_loss(predicted.float(), None, targets, micro.response_mask, denominator=denominator)
+        result.loss.backward()
+        sums.add(result)
+        loss_sum += result.loss.item()
+    return {"value_loss": loss_sum, "value_bias": sums.means()["value_bias"]}
+
+
+def diagnose(critic: ScalarModel, held_out: HeldOut, actors: Actors) -> ValueDiagnostics:
+    """Explained variance and what it hides, over the whole held-out set at once."""
+    sequences = held_out.rollout.sequences
+    predicted = rollout_values(critic, sequences, actors)
+    return value_diagnostics(predicted, held_out.returns, sequences.response_mask, num_positions=POSITIONS)
+
+
+def keep_if_best(
+    attempt: Attempt, critic: ScalarModel, held_out: HeldOut, actors: Actors, *, iteration: int
+) -> dict[str, float]:
+    """Measure the critic; remember its weights when it explains more than any before. Returns what to log."""
+    measured = diagnose(critic, held_out, actors).explained_variance
+    best = attempt.state["best"]
+    if best is None or measured > best:
+        attempt.state |= {"best": defined(measured), "best_iteration": iteration, "without_gain": 0}
+        attempt.best = weights_of(critic)
+    else:
+        attempt.state |= {"without_gain": attempt.state["without_gain"] + 1}
+    return {"explained_variance": measured}
+
+
+def headline_metrics(measured: ValueDiagnostics) -> dict[str, float | None]:
+    """The diagnostics under the names that gates and the ledger use; None where one is undefined."""
+    by_position = {
+        f"explained_variance_position_{number}": defined(part)
+        for number, part in enumerate(measured.explained_variance_by_position, start=1)
+    }
+    return {
+        "explained_variance": defined(measured.explained_variance),
+        "return_variance": measured.return_variance,
+        "value_bias": measured.bias,
+        "value_mse": measured.mse,
+        "constant_mse": measured.constant_mse,
+        **by_position,
+    }
+
+
+def defined(measured: float) -> float | None:
+    """The number itself, or None for NaN and infinities, which JSON cannot say."""
+    return measured if isfinite(measured) else None

@@ -1,0 +1,10 @@
+"""Rules that say whether a response is right, by the name that a recipe gives them."""
+
+from collections.abc import Callable
+
+from tasks import arithmetic
+
+Verifier = Callable[[str, str], bool]
+"""(prompt, response) → right or wrong."""
+
+VERIFIERS: dict[str, Verifier] = {"arithmetic": arithmetic.verify}

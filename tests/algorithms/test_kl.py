@@ -1,0 +1,144 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from algorithms.aggregation import aggregate
+from algorithms.kl import kl_estimate
+
+KINDS = ["k1", "abs", "k2", "k3"]
+
+
+def test_by_hand():
+    # Δ = ln 2 and Δ = −ln 2: e^(−Δ) is ½ and 2.
+    logprobs, ref_logprobs = torch.tensor([-1.0, -3.0]), torch.tensor([-1 - math.log(2), -3 + math.log(2)])
+    log2 = math.log(2)
+    expected = {
+        "k1": [log2, -log2],
+        "abs": [log2, log2],
+        "k2": [0.5 * log2**2, 0.5 * log2**2],
+        "k3": [0.5 - 1 + log2, 2 - 1 - log2],
+    }
+    for kind in KINDS:
+        np.testing.assert_allclose(kl_estimate(logprobs, ref_logprobs, kind=kind).numpy(), expected[kind], rtol=1e-5)
+
+
+@pytest.fixture
+def distributions():
+    """Logits of π over five tokens, and log-probabilities of a reference: an expectation is a sum, no sampling."""
+    rng = np.random.default_rng(3)
+    logits = torch.tensor(rng.normal(size=5), requires_grad=True)
+    return logits, torch.log_softmax(torch.tensor(rng.normal(size=5)), 0)
+
+
+def exact_kl(p_logits, q_logits):
+    """Σ_v p(v) (log p(v) − log q(v)), over the whole vocabulary."""
+    log_p, log_q = torch.log_softmax(p_logits, 0), torch.log_softmax(q_logits, 0)
+    return (log_p.exp() * (log_p - log_q)).sum()
+
+
+def expectation(logits, per_token):
+    """Σ_v π(v)·per_token(v), with π held fixed as the sampling distribution that it is."""
+    return (torch.softmax(logits, 0).detach() * per_token).sum()
+
+
+@pytest.mark.parametrize("kind", ["k1", "k3"])
+def test_k1_and_k3_are_unbiased(distributions, kind):
+    logits, ref = distributions
+    estimate = kl_estimate(torch.log_softmax(logits, 0), ref, kind=kind)
+    assert expectation(logits, estimate).item() == pytest.approx(exact_kl(logits, ref).item(), rel=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["abs", "k2"])
+def test_abs_and_k2_are_biased(distributions, kind):
+    logits, ref = distributions
+    estimate = kl_estimate(torch.log_softmax(logits, 0), ref, kind=kind)
+    assert abs(expectation(logits, estimate).item() - exact_kl(logits, ref).item()) > 0.01
+
+
+def test_expected_gradients_as_a_loss(distributions):
+    logits, ref = distributions
+
+    def gradient(scalar):
+        return torch.autograd.grad(scalar, logits)[0].numpy()
+
+    def loss_gradient(kind):
+        return gradient(expectation(logits, kl_estimate(torch.log_softmax(logits, 0), ref, kind=kind)))
+
+    np.testing.assert_allclose(loss_gradient("k1"), 0, atol=1e-15)
+    np.testing.assert_allclose(loss_gradient("k2"), gradient(exact_kl(logits, ref)), rtol=1e-10)
+    np.testing.assert_allclose(loss_gradient("k3"), gradient(exact_kl(ref, logits)), rtol=1e-10)
+
+
+def test_k1_in_the_reward_gives_the_gradient_of_the_exact_kl(distributions):
+    # REINFORCE with a cost of k1: E[k1 · ∇ log π].
+    logits, ref = distributions
+    logprobs = torch.log_softmax(logits, 0)
+    cost = kl_estimate(logprobs, ref, kind="k1").detach()
+    measured = torch.autograd.grad(expectation(logits, cost * logprobs), logits, retain_graph=True)[0]
+    expected = torch.autograd.grad(exact_kl(logits, ref), logits)[0]
+    np.testing.assert_allclose(measured.numpy(), expected.numpy(), rtol=1e-10)
+
+
+@settings(deadline=None, max_examples=60)
+@given(difference=st.floats(-20, 20), kind=st.sampled_from(KINDS))
+def test_value_and_gradient_are_the_definition(difference, kind):
+    logprobs = torch.tensor([-21.0], dtype=torch.float64, requires_grad=True)
+    estimate = kl_estimate(logprobs, logprobs.detach() - difference, kind=kind)
+    delta = (logprobs.detach() - (logprobs.detach() - difference)).item()
+    value, slope = {
+        "k1": (delta, 1.0),
+        "abs": (abs(delta), float(np.sign(delta))),
+        "k2": (0.5 * delta**2, delta),
+        "k3": (math.expm1(-delta) + delta, -math.expm1(-delta)),
+    }[kind]
+    assert estimate.item() == pytest.approx(value, rel=1e-12, abs=1e-15)
+    assert torch.autograd.grad(estimate.sum(), logprobs)[0].item() == pytest.approx(slope, rel=1e-12, abs=1e-15)
+
+
+def test_k3_keeps_its_digits_and_its_sign_near_the_reference():
+    # ½Δ² to first order: at Δ = 1e-4, 5e-9, where e^(−Δ) − 1 + Δ in float32 would round to a multiple of 6e-8.
+    delta = torch.tensor([1e-4, -1e-4, 1e-3, -1e-3])
+    k3 = kl_estimate(delta, torch.zeros(4), kind="k3")
+    np.testing.assert_allclose(k3.numpy(), 0.5 * delta.numpy() ** 2, rtol=2e-3)
+    tiny = torch.logspace(-12, 0, 20_000)
+    assert (kl_estimate(torch.cat([tiny, -tiny]), torch.zeros(40_000), kind="k3") >= 0).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("garbage", [math.nan, math.inf, -math.inf, 1e30, -1e30])
+def test_garbage_under_a_mask_leaves_no_trace_in_value_or_gradient(kind, garbage):
+    mask = torch.tensor([[True, True, False, False]])
+    clean = torch.tensor([[-1.0, -2.0, -1.0, -1.0]])
+    ref = torch.tensor([[-1.5, -1.5, -1.0, garbage]])
+    dirty = clean.clone()
+    dirty[0, 2] = garbage
+    results = []
+    for logprobs, ref_logprobs in ((clean, clean * 0 - 1.5), (dirty, ref)):
+        leaf = logprobs.clone().requires_grad_()
+        loss = aggregate(
+            kl_estimate(leaf, ref_logprobs, kind=kind), mask, aggregation="token", denominator=None
+        )
+        results.append((loss.item(), torch.autograd.grad(loss, leaf)[0].tolist()))
+    assert results[0] == results[1]
+
+
+def test_a_non_finite_estimate_at_a_response_token_is_not_hidden():
+    estimate = kl_estimate(torch.tensor([math.nan, -1.0]), torch.tensor([-1.0, -math.inf]), kind="k3")
+    assert math.isnan(estimate[0]) and estimate[1] == math.inf
+
+
+def test_the_reference_gets_no_gradient_and_half_precision_is_widened():
+    ref = torch.tensor([-1.0], requires_grad=True)
+    assert not kl_estimate(torch.tensor([-2.0]), ref, kind="k2").requires_grad
+    assert kl_estimate(torch.zeros(1, dtype=torch.bfloat16), torch.zeros(1), kind="k1").dtype == torch.float32
+
+
+def test_refusals():
+    with pytest.raises(ValueError, match="kind='full' is not an estimate from sampled tokens; use one of k1, abs, k2, k3"):
+        kl_estimate(torch.zeros(2), torch.zeros(2), kind="full")
+    with pytest.raises(ValueError, match=r"ref_logprobs has shape \(3,\); it must be that of logprobs, \(2,\)"):
+        kl_estimate(torch.zeros(2), torch.zeros(3), kind="k1")

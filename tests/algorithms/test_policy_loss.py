@@ -1,0 +1,201 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from algorithms.policy_loss import clipped_surrogate, positive_example_nll
+
+seeds = st.integers(0, 2**32 - 1)
+ranges = st.one_of(st.none(), st.floats(0.01, 1.0))
+
+
+def surrogate_by_definition(logprobs, old_logprobs, advantages, mask, low, high):
+    """Loss and gradient with respect to logprobs by token mean, one token at a time."""
+    num_tokens = sum(sum(row) for row in mask.tolist())
+    loss, num_clipped, gradient = 0.0, 0, np.zeros(mask.shape)
+    for row, t in zip(*np.nonzero(mask), strict=True):
+        ratio, advantage = math.exp(logprobs[row, t] - old_logprobs[row, t]), advantages[row, t]
+        clipped = min(max(ratio, 1 - low if low else 0.0), 1 + high if high else math.inf)
+        loss += -min(ratio * advantage, clipped * advantage) / num_tokens
+        if clipped * advantage < ratio * advantage:
+            num_clipped += 1  # the clipped term is the smaller one, and a constant
+        else:
+            gradient[row, t] = -ratio * advantage / num_tokens
+    return loss, gradient, num_clipped
+
+
+def random_batch(seed):
+    rng = np.random.default_rng(seed)
+    mask = rng.random((rng.integers(1, 6), rng.integers(1, 8))) < 0.7
+    mask[0, 0] = True
+    old = np.where(mask, -rng.exponential(size=mask.shape), math.nan)
+    logprobs = np.where(mask, old + rng.normal(scale=0.5, size=mask.shape), math.nan)
+    return logprobs, old, np.where(mask, rng.normal(size=mask.shape), math.nan), mask
+
+
+@settings(deadline=None, max_examples=80)
+@given(seed=seeds, low=ranges, high=ranges)
+def test_value_gradient_and_clip_count_are_the_definition(seed, low, high):
+    logprobs, old, advantages, mask = random_batch(seed)
+    leaf = torch.tensor(logprobs, requires_grad=True)
+    result = clipped_surrogate(
+        leaf,
+        torch.tensor(old),
+        torch.tensor(advantages),
+        torch.tensor(mask),
+        clip_range_low=low,
+        clip_range_high=high,
+        aggregation="token",
+    )
+    loss, gradient, num_clipped = surrogate_by_definition(logprobs, old, advantages, mask, low, high)
+    assert result.loss.item() == pytest.approx(loss, rel=1e-10, abs=1e-12)
+    np.testing.assert_allclose(torch.autograd.grad(result.loss, leaf)[0].numpy(), gradient, rtol=1e-10, atol=1e-14)
+    assert (result.clip_fraction.sum.item(), result.clip_fraction.count.item()) == (num_clipped, mask.sum())
+
+
+def test_by_hand_with_clip_higher():
+    # ε_low 0.2, ε_high 0.28. One token for each side of each sign:
+    #   ρ = 1.5, A = +2: min(3.0, 1.28·2)    =  2.56, clipped
+    #   ρ = 1.5, A = −2: min(−3.0, −2.56)    = −3.0
+    #   ρ = 0.5, A = +2: min(1.0, 0.8·2)     =  1.0
+    #   ρ = 0.5, A = −2: min(−1.0, −1.6)     = −1.6, clipped
+    #   ρ = 1.25, A = +2: inside the range   =  2.5
+    # Loss −(2.56 − 3 + 1 − 1.6 + 2.5)/5 = −1.46/5 = −0.292.
+    ratio = torch.tensor([[1.5, 1.5, 0.5, 0.5, 1.25]], dtype=torch.float64)
+    leaf = ratio.log().requires_grad_()
+    result = clipped_surrogate(
+        leaf,
+        torch.zeros(1, 5, dtype=torch.float64),
+        torch.tensor([[2.0, -2.0, 2.0, -2.0, 2.0]], dtype=torch.float64),
+        torch.ones(1, 5).bool(),
+        clip_range_low=0.2,
+        clip_range_high=0.28,
+        aggregation="token",
+    )
+    assert result.loss.item() == pytest.approx(-0.292)
+    assert result.clip_fraction.mean() == pytest.approx(2 / 5)
+    assert result.ratio.mean() == pytest.approx((1.5 + 1.5 + 0.5 + 0.5 + 1.25) / 5)
+    # KL(old‖new) by ρ − 1 − ln ρ.
+    assert result.approx_kl.sum.item() == pytest.approx(sum(r - 1 - math.log(r) for r in ratio[0].tolist()))
+    # Gradient −ρA/5 where the clip does not bind.
+    gradient = torch.autograd.grad(result.loss, leaf)[0]
+    np.testing.assert_allclose(gradient.numpy(), [[0, 3 / 5, -1 / 5, 0, -2.5 / 5]])
+
+
+def test_at_ratio_1_the_gradient_is_the_plain_policy_gradient():
+    generator = torch.Generator().manual_seed(0)
+    logprobs = -torch.rand(3, 4, generator=generator, dtype=torch.float64)
+    advantages = torch.randn(3, 4, generator=generator, dtype=torch.float64)
+    mask = torch.arange(4) < torch.tensor([4, 2, 1])[:, None]
+    leaf = logprobs.clone().requires_grad_()
+    result = clipped_surrogate(
+        leaf, logprobs, advantages, mask, clip_range_low=0.2, clip_range_high=0.2, aggregation="token"
+    )
+    plain = -(leaf * advantages)[mask].mean()
+    assert torch.allclose(torch.autograd.grad(result.loss, leaf)[0], torch.autograd.grad(plain, leaf)[0], rtol=1e-14)
+    assert result.ratio.mean() == 1
+    assert result.approx_kl.sum == 0 and result.clip_fraction.sum == 0
+
+
+def test_gradient_by_finite_differences():
+    logprobs, old, advantages, mask = (torch.tensor(array) for array in random_batch(11))
+    dense = [torch.where(mask, tensor, -0.5) for tensor in (logprobs, old, advantages)]
+
+    def loss(leaf):
+        return clipped_surrogate(
+            leaf, dense[1], dense[2], mask, clip_range_low=0.2, clip_range_high=0.3, aggregation="sequence"
+        ).loss
+
+    assert torch.autograd.gradcheck(loss, dense[0].requires_grad_())
+
+
+def test_an_overflowing_ratio_is_clipped_without_a_nan_in_the_gradient():
+    # log ρ = 200 overflows float32. A > 0: clipped to 1.2·A, gradient 0. The other token must keep its own gradient.
+    leaf = torch.tensor([[0.0, -1.0]], requires_grad=True)
+    result = clipped_surrogate(
+        leaf,
+        torch.tensor([[-200.0, -1.0]]),
+        torch.tensor([[1.0, 3.0]]),
+        torch.ones(1, 2).bool(),
+        clip_range_low=0.2,
+        clip_range_high=0.2,
+        aggregation="token",
+    )
+    assert result.loss.item() == pytest.approx(-(1.2 + 3) / 2)
+    assert torch.autograd.grad(result.loss, leaf)[0].tolist() == [[0.0, -1.5]]
+
+
+def test_a_nan_at_a_response_token_is_not_hidden():
+    mask = torch.ones(1, 2).bool()
+    for position in range(3):
+        tensors = [torch.zeros(1, 2), torch.zeros(1, 2), torch.ones(1, 2)]
+        tensors[position][0, 1] = math.nan
+        loss = clipped_surrogate(
+            *tensors, mask, clip_range_low=0.2, clip_range_high=0.2, aggregation="token"
+        ).loss
+        assert math.isnan(loss)
+
+
+def test_only_the_new_logprobs_get_a_gradient():
+    logprobs, old, advantages = (torch.zeros(1, 2, requires_grad=True) for _ in range(3))
+    clipped_surrogate(
+        logprobs,
+        old,
+        advantages,
+        torch.ones(1, 2).bool(),
+        clip_range_low=None,
+        clip_range_high=None,
+        aggregation="token",
+    ).loss.backward()
+    assert logprobs.grad is not None and old.grad is None and advantages.grad is None
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "message"),
+    [
+        (0.0, 0.2, "clip_range_low=0.0 is not positive; use None"),
+        (0.2, -0.1, "clip_range_high=-0.1 is not positive; use None"),
+        (1.5, 0.2, "clip_range_low=1.5 is above 1, where it clips nothing"),
+    ],
+)
+def test_clip_ranges_are_refused_by_name(low, high, message):
+    ones = torch.ones(1, 2)
+    with pytest.raises(ValueError, match=message):
+        clipped_surrogate(
+            ones, ones, ones, ones.bool(), clip_range_low=low, clip_range_high=high, aggregation="token"
+        )
+
+
+def test_positive_example_nll_by_hand():
+    # Correct: rows 0 and 2, with 2 + 1 tokens: (1 + 2 + 6)/3 = 3. Row 1 is wrong and its log-probabilities are garbage.
+    leaf = torch.tensor(
+        [[-1.0, -2.0, math.nan], [math.nan, -9.0, math.inf], [-6.0, math.nan, 1.0]], requires_grad=True
+    )
+    mask = torch.tensor([[1, 1, 0], [1, 1, 1], [1, 0, 0]]).bool()
+    result = positive_example_nll(leaf, mask, torch.tensor([True, False, True]))
+    assert result.loss.item() == pytest.approx(3)
+    assert (result.positive_nll.sum.item(), result.positive_nll.count.item()) == (9, 3)
+    third = pytest.approx(-1 / 3)
+    assert torch.autograd.grad(result.loss, leaf)[0].tolist() == [[third, third, 0], [0, 0, 0], [third, 0, 0]]
+
+
+@pytest.mark.parametrize("denominator", [None, 0, 12, torch.tensor(0)])
+def test_no_correct_response_gives_0_and_a_zero_gradient(denominator):
+    leaf = torch.tensor([[-1.0, math.nan]], requires_grad=True)
+    mask = torch.tensor([[True, False]])
+    result = positive_example_nll(leaf, mask, torch.tensor([False]), denominator=denominator)
+    assert result.loss.item() == 0 and math.isnan(result.positive_nll.mean())
+    assert torch.autograd.grad(result.loss, leaf)[0].tolist() == [[0.0, 0.0]]
+
+
+def test_positive_example_nll_refusals():
+    logprobs, mask = torch.zeros(2, 3), torch.ones(2, 3).bool()
+    with pytest.raises(ValueError, match="denominator=0.0 is not positive"):
+        positive_example_nll(logprobs, mask, torch.tensor([True, False]), denominator=0)
+    with pytest.raises(TypeError, match="is_positive has dtype torch.float32"):
+        positive_example_nll(logprobs, mask, torch.ones(2))
+    with pytest.raises(ValueError, match=r"is_positive has shape \(3,\); it must be \(2,\)"):
+        positive_example_nll(logprobs, mask, torch.ones(3).bool())

@@ -1,0 +1,77 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from algorithms.rewards import replace_missing_eos, shape_rewards, subtract_missing_eos
+
+
+def test_shaped_rewards_by_hand():
+    # β = 0.5. Row 0 ends at its third position, row 1 is truncated at T, row 2 has a masked token before its last.
+    scores = torch.tensor([10.0, 20.0, 30.0])
+    kl = torch.tensor([[1.0, -2.0, 4.0, math.nan], [0.0, 0.0, 0.0, 2.0], [2.0, math.inf, 6.0, math.nan]])
+    mask = torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1], [1, 0, 1, 0]]).bool()
+    assert shape_rewards(scores, kl, mask, kl_coef=0.5).tolist() == [
+        [-0.5, 1.0, 10 - 2.0, 0.0],
+        [0.0, 0.0, 0.0, 20 - 1.0],
+        [-1.0, 0.0, 30 - 3.0, 0.0],
+    ]
+
+
+@settings(deadline=None, max_examples=50)
+@given(seed=st.integers(0, 2**32 - 1), kl_coef=st.floats(0, 2))
+def test_shaped_rewards_are_the_definition_and_lose_nothing(seed, kl_coef):
+    rng = np.random.default_rng(seed)
+    mask = rng.random((rng.integers(1, 6), rng.integers(1, 8))) < 0.6
+    scores = np.where(mask.any(axis=1), rng.normal(size=len(mask)), math.nan)
+    kl = np.where(mask, rng.normal(size=mask.shape), math.nan)
+    measured = shape_rewards(torch.tensor(scores), torch.tensor(kl), torch.tensor(mask), kl_coef=kl_coef).numpy()
+    expected = np.zeros(mask.shape)
+    for row in range(len(mask)):
+        for t in np.flatnonzero(mask[row]):
+            expected[row, t] = -kl_coef * kl[row, t]
+        if mask[row].any():
+            expected[row, np.flatnonzero(mask[row])[-1]] += scores[row]
+    np.testing.assert_allclose(measured, expected, rtol=1e-12, atol=1e-15)
+
+
+def test_more_padding_and_another_row_order_change_nothing():
+    generator = torch.Generator().manual_seed(0)
+    scores, kl = torch.randn(4, generator=generator), torch.randn(4, 5, generator=generator)
+    mask = torch.arange(5) < torch.tensor([1, 5, 3, 2])[:, None]
+    rewards = shape_rewards(scores, kl, mask, kl_coef=0.1)
+    pad = torch.nn.functional.pad
+    padded = shape_rewards(scores, pad(kl, (0, 2), value=math.nan), pad(mask, (0, 2)), kl_coef=0.1)
+    assert torch.equal(padded, pad(rewards, (0, 2)))
+    order = torch.tensor([2, 0, 3, 1])
+    assert torch.equal(shape_rewards(scores[order], kl[order], mask[order], kl_coef=0.1), rewards[order])
+
+
+def test_rewards_pass_no_gradient():
+    scores, kl = torch.ones(1, requires_grad=True), torch.ones(1, 2, requires_grad=True)
+    has_eos = torch.tensor([True])
+    assert not shape_rewards(scores, kl, torch.ones(1, 2).bool(), kl_coef=0.1).requires_grad
+    assert not subtract_missing_eos(scores, has_eos, penalty=1.0).requires_grad
+    assert not replace_missing_eos(scores, has_eos, score=-1.0).requires_grad
+
+
+def test_missing_eos_by_hand():
+    scores, has_eos = torch.tensor([2.0, 3.0, -4.0]), torch.tensor([True, False, False])
+    assert subtract_missing_eos(scores, has_eos, penalty=1.5).tolist() == [2.0, 1.5, -5.5]
+    assert replace_missing_eos(scores, has_eos, score=-1.0).tolist() == [2.0, -1.0, -1.0]
+    assert scores.tolist() == [2.0, 3.0, -4.0]
+
+
+def test_refusals():
+    scores, has_eos = torch.zeros(2), torch.tensor([True, False])
+    with pytest.raises(ValueError, match="penalty=-1.0 is subtracted .* so it must be ≥ 0"):
+        subtract_missing_eos(scores, has_eos, penalty=-1.0)
+    with pytest.raises(TypeError, match="has_eos has dtype torch.int64; it must be torch.bool"):
+        replace_missing_eos(scores, has_eos.long(), score=0.0)
+    with pytest.raises(ValueError, match=r"has_eos has shape \(2,\); it must be \(3,\)"):
+        subtract_missing_eos(torch.zeros(3), has_eos, penalty=1.0)
+    with pytest.raises(ValueError, match=r"scores has shape \(3,\); it must be \(2,\)"):
+        shape_rewards(torch.zeros(3), torch.zeros(2, 4), torch.ones(2, 4).bool(), kl_coef=0.1)
