@@ -37,4 +37,4 @@ def check_boolean(name: str, mask: Tensor) -> None:
 def check_shape(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
     """Raise ValueError unless `tensor` has exactly this shape: broadcasting would hide the mistake."""
     if tuple(tensor.shape) != shape:
-        raise ValueError(f"{name} has shape {tuple(tensor.shape)}; it must be {shape}")
+        raise ValueError(f"{name} has shape {tuple(tensor.shape)}; it must be {tuple(shape)}")

@@ -45,13 +45,13 @@ def clipped_surrogate(
     aggregation: Aggregation,
     denominator: Denominator | None = None,
 ) -> PolicyLoss:
-    """PPO's clipped surrogate (arXiv 1707.06347 eq. 7) with two ranges (DAPO, arXiv 2503.14476 eq. 10).
+    """PPO's clipped surrogate with one clip range for each side.
 
         −min(ρ·A, clip(ρ, 1 − clip_range_low, 1 + clip_range_high)·A),   ρ = exp(logprobs − old_logprobs)
 
-    All tensors (B,T), log-probabilities in nats; a range of None does not clip on that side. The gradient
-    flows through `logprobs` only. `aggregation` and `denominator` are those of
-    `algorithms.aggregation.aggregate`.
+    arXiv 1707.06347 eq. 7; two ranges as in DAPO, arXiv 2503.14476 eq. 10. All tensors (B,T),
+    log-probabilities in nats; a range of None does not clip on that side. The gradient flows through
+    `logprobs` only. `aggregation` and `denominator` are those of `algorithms.aggregation.aggregate`.
 
     Raises ValueError for a range that is not positive, `clip_range_low` above 1, unequal shapes, and as
     `aggregate`.
@@ -61,8 +61,8 @@ def clipped_surrogate(
     kept_advantages = keep(advantages.detach(), response_mask)
     log_ratio = keep(logprobs, response_mask) - keep(old_logprobs.detach(), response_mask)
 
-    # The minimum is a one-sided clip: from above where A > 0, from below where A < 0. Clipping log ρ instead of
-    # ρ is the same, and keeps an overflowing ρ out of the graph, where a gradient of 0 · inf would be NaN.
+    # The minimum is a one-sided clip: from above where A > 0, from below where A < 0. Clipping log ρ is the
+    # same, and keeps an overflowing ρ out of the graph, where a gradient of 0 · inf would be NaN.
     highest = math.inf if clip_range_high is None else math.log1p(clip_range_high)
     lowest = -math.inf if clip_range_low is None or clip_range_low == 1 else math.log1p(-clip_range_low)
     clipped = torch.where(kept_advantages > 0, log_ratio.clamp(max=highest), log_ratio.clamp(min=lowest))

@@ -5,9 +5,11 @@ torch and transformers, so that a stage starts in a fraction of a second instead
 touch an accelerator, because a CUDA context does not survive a fork.
 """
 
+import atexit
 import gc
 import importlib
 import logging
+import os
 import signal
 
 PRELOADED = (
@@ -41,3 +43,6 @@ for _name in PRELOADED:
 
 gc.collect()
 gc.freeze()  # what is loaded stays in pages shared by all children
+
+# When the orchestrator is gone the stages must be gone at once, not after an orderly farewell to torch.
+atexit.register(os._exit, 0)

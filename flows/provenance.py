@@ -14,30 +14,34 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from tasks.stages import MODULES
+
 PACKAGES = ("schemas", "algorithms", "models", "tasks")
 """Whose code decides a stage's numbers."""
+
+NVIDIA = Path("/proc/driver/nvidia")
 
 LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "datasets", "pyarrow", "numpy")
 
 
-def provenance(module: str, *, threads: int | None, device: str) -> dict[str, str]:
-    """What the stage in ``module`` (``tasks.sft``) would run with here: code, libraries, device, threads."""
+def provenance(kind: str, *, threads: int) -> dict[str, str]:
+    """What a kind of work would be done with here: code, library versions, device, torch's threads, processes."""
     return {
-        "code": code_digest(module),
+        "code": code_digest(MODULES[kind]),
         "python": platform.python_version(),
-        **{f"library.{name}": _version(name) for name in LIBRARIES},
-        "device": device,
-        "threads": str(threads or os.cpu_count()),
+        **{name: _version(name) for name in LIBRARIES},
+        "device": _device(),
+        "threads": str(threads),
         "world_size": "1",
     }
 
 
-def drift(recorded: Mapping[str, str], present: Mapping[str, str]) -> list[str]:
+def drift(recorded: Mapping[str, object], present: Mapping[str, str]) -> list[str]:
     """``what: then → now`` for everything that differs; digests are shortened."""
     return [
-        f"{part}: {_short(recorded.get(part, 'unknown'))} → {_short(present.get(part, 'unknown'))}"
-        for part in sorted(recorded.keys() | present.keys())
-        if recorded.get(part) != present.get(part)
+        f"{part}: {_short(str(recorded.get(part, 'unknown')))} → {_short(value)}"
+        for part, value in present.items()
+        if recorded.get(part) != value
     ]
 
 
@@ -99,6 +103,16 @@ def _is_text(statement: ast.stmt) -> bool:
         and isinstance(statement.value, ast.Constant)
         and isinstance(statement.value.value, str)
     )
+
+
+def _device() -> str:
+    """The first GPU's model as its driver names it, or ``cpu``; asked of the kernel, so that nothing is loaded."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1"):
+        return "cpu"
+    for information in sorted(NVIDIA.glob("gpus/*/information")):
+        if model := re.search(r"^Model:\s*(.+)$", information.read_text(), re.MULTILINE):
+            return model[1].strip()
+    return "cpu"
 
 
 def _version(distribution: str) -> str:

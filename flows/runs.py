@@ -7,7 +7,6 @@ which run is the newest is said by its number. No clock is compared anywhere.
 
 import fcntl
 import hashlib
-import json
 import os
 import re
 import secrets
@@ -24,12 +23,17 @@ from pydantic import ValidationError
 
 from schemas.frozen import Frozen
 from schemas.recipe import Recipe
+from schemas.stage_key import canonical_json
 from schemas.verdicts import Verdict
+from tasks.durable_files import make_folder, replace_file
 
 StageStatus = Literal[
     "waiting", "running", "reused", "completed", "gate_closed", "blocked", "failed", "resumable"
 ]
 RunStatus = Literal["running", "completed", "gate_closed", "failed", "resumable"]
+
+GOOD: frozenset[str] = frozenset({"reused", "completed"})
+"""What lets the stages that read a stage begin."""
 
 UNFINISHED: frozenset[str] = frozenset({"running", "failed", "resumable"})
 """What the same recipe, run again, goes on with."""
@@ -55,8 +59,12 @@ class StageRecord(Frozen):
     """Wall time of the last attempt."""
     reason: str | None = None
     """Why the stage was blocked, failed or has to be resumed."""
+    exit_code: int | None = None
+    """Of a stage that failed or has to be resumed: one of ``flows.exit_codes``."""
     key_parts: dict[str, Any] = {}
     """What the stage key was made of, so that a later plan can say what changed."""
+    provenance: dict[str, str] = {}
+    """What the last attempt was made with; empty where the stage was reused."""
     samples: tuple[dict[str, Any], ...] = ()
     """A few before/after texts of an evaluation."""
 
@@ -116,19 +124,27 @@ class Run:
         """The run as it was last written."""
         return self._record
 
+    @property
+    def folder(self) -> Path:
+        """The run's own folder: ``run.json``, logs, and the ledger's outbox."""
+        return self.workspace.folder(self._record.run_id)
+
     def update(self, **changes: Any) -> None:
         """Change fields of the run and write them."""
         with self._writing:
             self._record = self._record.model_copy(update=changes)
-            _write(self.workspace.folder(self._record.run_id) / "run.json", self._record)
+            _write(self.folder / "run.json", self._record)
 
-    def update_stage(self, name: str, **changes: Any) -> None:
-        """Change fields of one stage and write them; stages side by side may do so at once."""
+    def set_stage(self, step: str, stage: StageRecord) -> None:
+        """Replace what is known of a stage and write it; stages side by side may do so at once."""
         with self._writing:
-            before = self._record.stages.get(name, StageRecord())
-            stages = {**self._record.stages, name: before.model_copy(update=changes)}
+            stages = {**self._record.stages, step: stage}
             self._record = self._record.model_copy(update={"stages": stages})
-            _write(self.workspace.folder(self._record.run_id) / "run.json", self._record)
+            _write(self.folder / "run.json", self._record)
+
+    def update_stage(self, step: str, **changes: Any) -> None:
+        """Change fields of a stage and write them."""
+        self.set_stage(step, self._record.stages[step].model_copy(update=changes))
 
     def close(self) -> None:
         """Give the lock back."""
@@ -137,8 +153,7 @@ class Run:
 
 def recipe_digest(recipe: Recipe) -> str:
     """sha256 of the resolved recipe as canonical JSON."""
-    text = json.dumps(recipe.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()
+    return hashlib.sha256(canonical_json(recipe.model_dump(mode="json")).encode()).hexdigest()
 
 
 @contextmanager
@@ -215,7 +230,7 @@ def is_driven(workspace: Workspace, run_id: str) -> bool:
 def _minting(workspace: Workspace) -> Iterator[None]:
     """One process at a time looks for a run or mints one."""
     try:
-        workspace.runs.mkdir(parents=True, exist_ok=True)
+        make_folder(workspace.runs)
         lock = os.open(workspace.runs / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
     except OSError as error:
         raise RunError(
@@ -285,9 +300,4 @@ def _take(workspace: Workspace, record: RunRecord) -> Run | None:
 
 
 def _write(path: Path, record: RunRecord) -> None:
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("w") as file:
-        file.write(record.model_dump_json(indent=1))
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    replace_file(path, record.model_dump_json(indent=1).encode())

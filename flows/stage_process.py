@@ -15,6 +15,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Mapping
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Literal, NoReturn
 
@@ -129,6 +130,9 @@ def _die_with_parent() -> None:
 
     The signal comes when the *thread* that forked us ends; the fork server forks in its only thread.
     """
+    # The fork server ends when nobody holds the far end of this pipe any more, and every child is handed it.
+    alive_fd = forkserver._forkserver._forkserver_alive_fd  # type: ignore[attr-defined]
+    os.close(alive_fd)
     if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
     # The orchestrator may have died before the line above took effect.

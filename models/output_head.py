@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class OutputHead:
     """logits = cap · tanh(scale · (W·h + b) / cap); without a cap, scale · (W·h + b)."""
 
@@ -44,7 +44,7 @@ def _scale(config: object) -> float:
     return 1.0
 
 
-def trunk(model: PreTrainedModel) -> nn.Module:
+def trunk(model: PreTrainedModel) -> PreTrainedModel:
     """The model below its output head."""
     return model.base_model
 

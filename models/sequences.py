@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Sequences:
     """B sequences, compact: L is the longest prompt + response, T the longest response.
 

@@ -71,8 +71,8 @@ class Algorithm(Frozen):
             return data
         # An unknown preset is refused by its field; any switches keep that the only complaint.
         preset = data.get("preset")
-        known = isinstance(preset, str) and preset in PRESETS
-        return {**PRESETS[preset if known else "ppo"], **data}
+        switches = PRESETS.get(preset, _PPO) if isinstance(preset, str) else _PPO
+        return {**switches, **data}
 
     @model_validator(mode="after")
     def _positive_examples_need_a_rule(self) -> "Algorithm":

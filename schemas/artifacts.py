@@ -20,7 +20,7 @@ class StoredArtifact(Frozen):
     stage_key: Digest
     parents: dict[str, Digest]
     """Role (``init``, ``data``, ``reward.main.0`` …) → content digest of the input."""
-    metrics: dict[str, float | None] = {}
+    metrics: dict[str, float | None] = Field(default_factory=dict)
     """Headline metrics; None is a metric that is undefined for this stage's data."""
 
 

@@ -26,13 +26,12 @@ def _written_path(error: ErrorDetails, plain: Any) -> Path:
     path: list[str | int] = []
     value = plain
     for part in error["loc"]:
-        if isinstance(value, dict) and part in value:
+        inside = isinstance(value, dict) and part in value
+        if inside or (isinstance(value, list) and isinstance(part, int)):
             value = value[part]
-        elif isinstance(value, list) and isinstance(part, int):
-            value = value[part]
-        elif not (error["type"] == "missing" and part == error["loc"][-1] and isinstance(value, dict)):
-            continue
-        path.append(part)
+            path.append(part)
+        elif error["type"] == "missing" and part == error["loc"][-1] and isinstance(value, dict):
+            path.append(part)
     return tuple(path)
 
 
@@ -49,9 +48,13 @@ def _problem(path: Path, errors: Sequence[ErrorDetails], plain: Any) -> Problem:
         message, _, remedy = str(context["error"]).partition("; ")
         return Problem(path, message, remedy)
     if kind == "string_pattern_mismatch":
-        return Problem(path, f"{quote(error['input'])} is not a valid name", _pattern_remedy(context["pattern"]))
+        return Problem(
+            path, f"{quote(error['input'])} is not a valid name", _pattern_remedy(context["pattern"])
+        )
     if kind == "literal_error":
-        return Problem(path, f"{quote(error['input'])} is not known", suggest(str(error["input"]), _choices(context)))
+        return Problem(
+            path, f"{quote(error['input'])} is not known", suggest(str(error["input"]), _choices(context))
+        )
     rules = " or ".join(dict.fromkeys(_rule(each) for each in errors))
     return Problem(path, f"{quote(error['input'])} must be {rules}", _remedy_for_type(error))
 
@@ -101,7 +104,11 @@ def _choices(context: dict[str, Any]) -> list[str]:
 
 
 def _pattern_remedy(pattern: str) -> str:
-    return _NAME if pattern.startswith("^[a-z]") else f"use letters, digits, '.', '_' and '-' (pattern {pattern})"
+    return (
+        _NAME
+        if pattern.startswith("^[a-z]")
+        else f"use letters, digits, '.', '_' and '-' (pattern {pattern})"
+    )
 
 
 def _example(path: Path) -> str:
@@ -111,7 +118,9 @@ def _example(path: Path) -> str:
 
 
 def _stage_kind(path: Path, error: ErrorDetails) -> Problem:
-    kinds = [_kind_of(model) for model in _union_members(_item_type(Recipe.model_fields["stages"].annotation))]
+    kinds = [
+        _kind_of(model) for model in _union_members(_item_type(Recipe.model_fields["stages"].annotation))
+    ]
     if error["type"] == "union_tag_not_found":
         return Problem((*path, "kind"), "is required", f"use one of: {', '.join(kinds)}")
     tag = str(error.get("ctx", {})["tag"])
@@ -130,7 +139,8 @@ def _unknown_field(path: Path, plain: Any) -> Problem:
             return Problem(path, message, f"it belongs into {'.'.join(map(str, (*path[:-1], name, word)))}")
     owners = [_kind_of(stage) for stage in _stage_models() if word in stage.model_fields]
     if len(path) == 3 and path[0] == "stages" and model and owners:
-        return Problem(path, f"a stage of kind {_kind_of(model)} has no {quote(word)}", f"{' and '.join(owners)} have it")
+        message = f"a stage of kind {_kind_of(model)} has no {quote(word)}"
+        return Problem(path, message, f"it is a field of {' and '.join(owners)}")
     return Problem(path, message, suggest(word, known))
 
 
@@ -147,8 +157,14 @@ def _model_at(path: Path, plain: Any) -> type[BaseModel] | None:
             annotation = field.annotation if field else None
         else:
             annotation = _item_type(annotation)
-        value = value[part] if isinstance(value, (dict, list)) else None
+        value = _part_of(value, part)
     return _chosen(annotation, value)
+
+
+def _part_of(value: Any, part: str | int) -> Any:
+    if isinstance(value, dict):
+        return value.get(part)
+    return value[part] if isinstance(value, list) and isinstance(part, int) and part < len(value) else None
 
 
 def _chosen(annotation: Any, value: Any) -> type[BaseModel] | None:

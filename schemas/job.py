@@ -60,9 +60,9 @@ class StageJob(Frozen):
     generation: Generation
     chat: bool | None = None
     """The recipe's ``model.chat``."""
-    rewards: dict[str, Reward] = {}
+    rewards: dict[str, Reward] = Field(default_factory=dict)
     """The reward (by the recipe's name) that the stage reads, if it reads one."""
-    inputs: dict[str, Path] = {}
+    inputs: dict[str, Path] = Field(default_factory=dict)
     """Role → folder of the input's files. Roles are the fields' names (``init``, ``data``, ``prompts`` …);
     term i of reward r that is a model has the role ``reward.r.i``."""
     scratch: Path

@@ -5,7 +5,7 @@ override are relative to the current folder, as everywhere on a command line. A 
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path as File
@@ -14,15 +14,20 @@ from typing import Any
 from pydantic import ValidationError
 
 from schemas import plain_yaml
+from schemas.agreement import resolve
 from schemas.field_errors import field_problems
+from schemas.names import name_problems
 from schemas.overrides import Override, apply_overrides, parse_override
 from schemas.problems import Path, Problem, RecipeError, quote, suggest
 from schemas.recipe import Recipe
-from schemas.references import reference_problems, resolve
 
 DATA_FORMATS = (".json", ".jsonl", ".parquet", ".csv")
 BUILTIN_MODELS = ("builtin:tiny",)
-BUILTIN_DATA = ("builtin:arithmetic/demonstrations", "builtin:arithmetic/preferences", "builtin:arithmetic/prompts")
+BUILTIN_DATA = (
+    "builtin:arithmetic/demonstrations",
+    "builtin:arithmetic/preferences",
+    "builtin:arithmetic/prompts",
+)
 
 _HUB = re.compile(r"hub:[A-Za-z0-9._-]+/[A-Za-z0-9._-]+@[A-Za-z0-9._/-]+")
 _PACKAGE = re.compile(r"package:[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -57,14 +62,13 @@ def parse_recipe(
             parsed.append(parse_override(override))
         except RecipeError as error:
             problems += error.problems
-    plain, misplaced = apply_overrides(reading.value, parsed)
+    plain, placed, misplaced = apply_overrides(reading.value, parsed)
     problems += misplaced
 
     here = File.cwd()
-    plain, missing = _resolve_sources(plain, folder or here, here, {override.path for override in parsed})
-    located = _Locator(name, reading.lines, parsed)
+    plain, missing = _resolve_sources(plain, folder or here, here, placed)
     recipe, found = _validate(plain)
-    problems += (located.place(problem) for problem in _once([*found, *missing]))
+    problems += (_locate(problem, name, reading.lines, placed) for problem in [*found, *missing])
     if recipe is None or problems:
         raise RecipeError(sorted(problems, key=lambda problem: (problem.line is None, problem.line or 0)))
     return recipe
@@ -73,7 +77,9 @@ def parse_recipe(
 def builtin_recipes() -> list[str]:
     """Names of the recipes that come with Vantage."""
     return sorted(
-        File(entry.name).stem for entry in resources.files("recipes").iterdir() if entry.name.endswith(".yaml")
+        File(entry.name).stem
+        for entry in resources.files("recipes").iterdir()
+        if entry.name.endswith(".yaml")
     )
 
 
@@ -87,7 +93,9 @@ def find_recipe(source: str | File) -> File:
     if file.exists():
         return file
     if "/" in name or "\\" in name or file.suffix in (".yaml", ".yml"):
-        raise RecipeError([Problem((), "there is no such file", f"built-in: {', '.join(builtin_recipes())}", None, name)])
+        raise RecipeError(
+            [Problem((), "there is no such file", f"built-in: {', '.join(builtin_recipes())}", None, name)]
+        )
     if name in builtin_recipes():
         return File(str(resources.files("recipes") / f"{name}.yaml"))
     remedy = suggest(name, builtin_recipes())
@@ -115,7 +123,7 @@ def _validate(plain: Any) -> tuple[Recipe | None, list[Problem]]:
     """The recipe, unless a problem was found in its fields, its names or the agreement of its stages."""
     if not isinstance(plain, dict):
         return None, [Problem((), "is not a mapping", "a recipe starts with `recipe: NAME`")]
-    named = reference_problems(plain)
+    named = name_problems(plain)
     try:
         recipe = Recipe.model_validate(plain)
     except ValidationError as error:
@@ -126,40 +134,26 @@ def _validate(plain: Any) -> tuple[Recipe | None, list[Problem]]:
     return (None if disagreements else recipe), disagreements
 
 
-def _once(problems: Iterable[Problem]) -> list[Problem]:
-    """The first problem at each path: a value of the wrong shape needs no second complaint."""
-    first: dict[tuple[Path, str], Problem] = {}
-    for problem in problems:
-        first.setdefault((problem.path, problem.message), problem)
-    return list(first.values())
+def _locate(problem: Problem, name: str, lines: dict[Path, int], placed: dict[Path, Override]) -> Problem:
+    """The problem with the override, or the line, that it comes from."""
+    path = problem.path
+    prefixes = [path[:length] for length in range(len(path), -1, -1)]
+    for prefix in prefixes:
+        if prefix in placed:
+            return replace(problem, source=placed[prefix].source)
+    for below, override in placed.items():  # a rule over several fields names them in its message
+        if below[: len(path)] == path and re.search(rf"\b{below[-1]}\b", problem.message):
+            return replace(problem, source=override.source)
+    return replace(
+        problem, source=name, line=next((lines[prefix] for prefix in prefixes if prefix in lines), 1)
+    )
 
 
-class _Locator:
-    """Finds the line, or the override, that a problem comes from."""
-
-    def __init__(self, name: str, lines: dict[Path, int], overrides: Sequence[Override]) -> None:
-        self.name, self.lines = name, lines
-        self.overrides = {override.path: override.source for override in overrides}
-
-    def place(self, problem: Problem) -> Problem:
-        path = problem.path
-        for length in range(len(path), -1, -1):
-            if path[:length] in self.overrides:
-                return replace(problem, source=self.overrides[path[:length]])
-            if path[:length] in self.lines:
-                break
-        for below, source in self.overrides.items():  # a rule over several fields names them
-            if below[: len(path)] == path and re.search(rf"\b{below[-1]}\b", problem.message):
-                return replace(problem, source=source)
-        lines = (self.lines.get(path[:length]) for length in range(len(path), -1, -1))
-        return replace(problem, source=self.name, line=next((line for line in lines if line is not None), 1))
-
-
-# -- files that a recipe names -------------------------------------------------------------------------------------
+# -- files that a recipe names
 
 
 def _resolve_sources(
-    plain: Any, folder: File, here: File, overridden: set[Path]
+    plain: Any, folder: File, here: File, placed: dict[Path, Override]
 ) -> tuple[Any, list[Problem]]:
     """The plain recipe with absolute paths, and what is wrong with the sources that it names."""
     if not isinstance(plain, dict):
@@ -167,20 +161,20 @@ def _resolve_sources(
     problems: list[Problem] = []
     model = plain.get("model")
     if isinstance(model, dict) and isinstance(model.get("source"), str):
-        start = here if _is_overridden(("model", "source"), overridden) else folder
+        start = here if _is_overridden(("model", "source"), placed) else folder
         model["source"], found = _model_source(model["source"], start)
         problems += found
     datasets = plain.get("data")
     for name, data in datasets.items() if isinstance(datasets, dict) else ():
         if isinstance(data, dict) and isinstance(data.get("source"), str):
-            start = here if _is_overridden(("data", name, "source"), overridden) else folder
+            start = here if _is_overridden(("data", name, "source"), placed) else folder
             data["source"], found = _data_source(name, data["source"], start)
             problems += found
     return plain, problems
 
 
-def _is_overridden(path: Path, overridden: set[Path]) -> bool:
-    return any(path[:length] in overridden for length in range(1, len(path) + 1))
+def _is_overridden(path: Path, placed: dict[Path, Override]) -> bool:
+    return any(path[:length] in placed for length in range(1, len(path) + 1))
 
 
 def _absolute(path: str, start: File) -> File:
@@ -192,7 +186,9 @@ def _model_source(source: str, start: File) -> tuple[str, list[Problem]]:
     scheme, _, rest = source.partition(":")
     if scheme == "builtin":
         known = source in BUILTIN_MODELS
-        problem = Problem(path, f"there is no built-in model {quote(source)}", suggest(source, BUILTIN_MODELS))
+        problem = Problem(
+            path, f"there is no built-in model {quote(source)}", suggest(source, BUILTIN_MODELS)
+        )
         return source, [] if known else [problem]
     if scheme == "hub":
         problem = Problem(path, f"{quote(source)} names no revision", "write hub:ORGANISATION/NAME@REVISION")
@@ -222,7 +218,9 @@ def _data_source(name: str, source: str, start: File) -> tuple[str, list[Problem
     file = _absolute(source, start)
     if file.suffix not in DATA_FORMATS:
         message = f"{quote(source)} is not in a known format"
-        return str(file), [Problem(path, message, f"name a {', '.join(DATA_FORMATS)} file, or builtin:NAME/KIND")]
+        return str(file), [
+            Problem(path, message, f"name a {', '.join(DATA_FORMATS)} file, or builtin:NAME/KIND")
+        ]
     if not file.is_file():
         return str(file), [Problem(path, f"there is no file {file}", "correct the path")]
     return str(file), []

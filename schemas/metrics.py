@@ -6,7 +6,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["prepare_data", "sft", "reward_model", "value_pretraining", "policy_optimization", "evaluation"]
+Kind = Literal[
+    "prepare_data", "sft", "reward_model", "value_pretraining", "policy_optimization", "evaluation"
+]
 
 TRAINING = ("sft", "reward_model", "value_pretraining", "policy_optimization")
 
@@ -215,7 +217,9 @@ def measured_by(kind: str, *, judge: str | None = None) -> frozenset[str]:
     ``judge`` (``verifier`` or ``reward``) narrows an evaluation's down to those of its judge.
     """
     return frozenset(
-        metric.name for metric in METRICS if kind in metric.headline and judge in (None, metric.judge or judge)
+        metric.name
+        for metric in METRICS
+        if kind in metric.headline and judge in (None, metric.judge or judge)
     )
 
 

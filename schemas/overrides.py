@@ -44,19 +44,34 @@ def parse_override(text: str) -> Override:
         said = f"the value {quote(written)} {error.problems[0].message}"
         raise RecipeError([Problem(path, said, "put quotes around text", source=f"--set {text}")]) from None
     if reading.problems:
-        raise RecipeError(Problem(path, p.message, p.remedy, source=f"--set {text}") for p in reading.problems)
+        raise RecipeError(
+            Problem(path, p.message, p.remedy, source=f"--set {text}") for p in reading.problems
+        )
     return Override(text, path, reading.value)
 
 
-def apply_overrides(plain: Any, overrides: Sequence[Override]) -> tuple[Any, list[Problem]]:
-    """The plain recipe with every override laid over it in turn, and the overrides that found no place."""
-    plain, problems = copy.deepcopy(plain), []
+def apply_overrides(
+    plain: Any, overrides: Sequence[Override]
+) -> tuple[Any, dict[Path, Override], list[Problem]]:
+    """Lay every override over the plain recipe in turn.
+
+    Returns:
+        A changed copy; the path at which each override's value now stands; the overrides that found no place.
+    """
+    plain = copy.deepcopy(plain)
+    placed: dict[Path, Override] = {}
+    problems: list[Problem] = []
     for override in overrides:
         try:
-            _apply(plain, override)
+            path = _apply(plain, override)
         except _NoPlace as error:
-            problems.append(Problem(override.path[: error.depth], error.message, error.remedy, source=override.source))
-    return plain, problems
+            field = override.path[: error.depth]
+            problems.append(Problem(field, error.message, error.remedy, source=override.source))
+        else:
+            # What this one replaced is no longer there to be blamed.
+            placed = {place: earlier for place, earlier in placed.items() if place[: len(path)] != path}
+            placed[path] = override
+    return plain, placed, problems
 
 
 class _NoPlace(Exception):
@@ -64,45 +79,46 @@ class _NoPlace(Exception):
         self.depth, self.message, self.remedy = depth, message, remedy
 
 
-def _apply(plain: Any, override: Override) -> None:
-    path, node = override.path, plain
+def _apply(plain: Any, override: Override) -> Path:
+    """Set the override's value in place; the path at which it stands."""
+    node, path = plain, override.path
+    reached: Path = ()
     for depth, part in enumerate(path[:-1]):
-        node = _enter(node, path, depth, part)
-    last, depth = path[-1], len(path) - 1
-    if isinstance(node, list):
-        node[_index(node, path, depth, last)] = override.value
-        return
-    if not isinstance(node, dict):
+        key = _key(node, part, depth)
+        if isinstance(node, dict) and node.get(key) is None:
+            _refuse_new_name(node, path, depth)
+            node[key] = {}
+        elif key == "algorithm" and isinstance(node[key], str):
+            node[key] = {"preset": node[key]}  # the short form
+        node, reached = node[key], (*reached, key)
+        if (
+            key == "gate"
+            and isinstance(node, list)
+            and len(node) == 1
+            and not isinstance(path[depth + 1], int)
+        ):
+            node, reached = node[0], (*reached, 0)  # a list of one gate is one gate
+    key = _key(node, path[-1], len(path) - 1)
+    if not isinstance(override.value, dict):
+        _refuse_new_name(node, path, len(path) - 1)
+    node[key] = override.value
+    return (*reached, key)
+
+
+def _key(node: Any, part: str | int, depth: int) -> str | int:
+    """The part of the path as a key of the mapping or an index of the list that it looks into."""
+    if isinstance(node, dict):
+        return str(part)
+    if not isinstance(node, list):
         raise _NoPlace(depth, f"is {quote(node)}, which has no fields", "override the whole value instead")
-    if depth == 1 and path[0] in _NAMED and last not in node and not isinstance(override.value, dict):
-        raise _NoPlace(2, f"{quote(str(last))} is not in the recipe's {path[0]}", suggest(str(last), node))
-    node[str(last)] = override.value
-
-
-def _enter(node: Any, path: Path, depth: int, part: str | int) -> Any:
-    """The mapping or list that the next part of the path looks into; made where a field was left out."""
-    if isinstance(node, list):
-        return node[_index(node, path, depth, part)]
-    if not isinstance(node, dict):
-        raise _NoPlace(depth, f"is {quote(node)}, which has no fields", "override the whole value instead")
-    key = str(part)
-    inner = node.get(key)
-    if inner is None:
-        if depth == 1 and path[0] in _NAMED:
-            raise _NoPlace(2, f"{quote(key)} is not in the recipe's {path[0]}", suggest(key, node))
-        inner = node[key] = {}
-    elif key == "algorithm" and path[0] == "stages" and depth == 2 and isinstance(inner, str):
-        inner = node[key] = {"preset": inner}
-    elif key == "gate" and isinstance(inner, list) and len(inner) == 1 and not isinstance(path[depth + 1], int):
-        inner = inner[0]
-    return inner
-
-
-def _index(items: list[Any], path: Path, depth: int, part: str | int) -> int:
-    if isinstance(part, int) and part < len(items):
+    if isinstance(part, int) and part < len(node):
         return part
-    raise _NoPlace(
-        depth,
-        f"is a list of {len(items)}, which has no item {quote(str(part))}",
-        f"use its number, from 0 to {len(items) - 1}" if items else "override the whole list",
-    )
+    remedy = f"use its number, from 0 to {len(node) - 1}" if node else "override the whole list"
+    raise _NoPlace(depth, f"is a list of {len(node)}, which has no item {quote(str(part))}", remedy)
+
+
+def _refuse_new_name(node: Any, path: Path, depth: int) -> None:
+    """A stage, dataset or reward that the recipe does not have can be added whole, but not field by field."""
+    name = str(path[depth])
+    if depth == 1 and path[0] in _NAMED and name not in node:
+        raise _NoPlace(2, f"{quote(name)} is not in the recipe's {path[0]}", suggest(name, node))

@@ -44,7 +44,7 @@ class Reading:
 
     def refuse(self, event: yaml.Event, path: Path, message: str, remedy: str) -> None:
         """Note a problem and go on reading."""
-        self.problems.append(Problem(path, message, remedy, line=event.start_mark.line + 1))
+        self.problems.append(Problem(path, message, remedy, line=_line(event)))
 
 
 def decode(data: bytes) -> str:
@@ -59,7 +59,9 @@ def decode(data: bytes) -> str:
         raise _refusal("is empty", "a recipe starts with `recipe: NAME`")
     if b"\0" in data:
         line = data[: data.index(b"\0")].count(b"\n") + 1
-        raise _refusal("holds a NUL byte", "save it as UTF-8 text (it may be UTF-16, or no text at all)", line)
+        raise _refusal(
+            "holds a NUL byte", "save it as UTF-8 text (it may be UTF-16, or no text at all)", line
+        )
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -83,8 +85,13 @@ def read(text: str) -> Reading:
     except yaml.YAMLError as error:
         raise RecipeError([_syntax_problem(error, text)]) from None
     if isinstance(after, yaml.DocumentStartEvent):
-        raise _refusal("holds several documents", "remove the `---` line", after.start_mark.line + 1)
+        raise _refusal("holds several documents", "remove the `---` line", _line(after))
     return reading
+
+
+def _line(event: yaml.Event) -> int:
+    assert event.start_mark is not None  # events of a parsed text have one
+    return event.start_mark.line + 1
 
 
 def _skip_to_content(events: Iterator[yaml.Event]) -> None:
@@ -95,13 +102,14 @@ def _skip_to_content(events: Iterator[yaml.Event]) -> None:
 
 def _value(event: yaml.Event, events: Iterator[yaml.Event], path: Path, reading: Reading) -> Any:
     if len(path) > MAX_DEPTH:
-        raise _refusal(f"is nested deeper than {MAX_DEPTH}", "write it flat", event.start_mark.line + 1)
+        raise _refusal(f"is nested deeper than {MAX_DEPTH}", "write it flat", _line(event))
     if isinstance(event, yaml.AliasEvent):
         reading.refuse(event, path, f"*{event.anchor} is an alias", "write the value out")
         return None
-    if getattr(event, "anchor", None) is not None:
+    assert isinstance(event, yaml.MappingStartEvent | yaml.SequenceStartEvent | yaml.ScalarEvent)
+    if event.anchor is not None:
         reading.refuse(event, path, f"&{event.anchor} is an anchor", "write the value where it is needed")
-    if getattr(event, "tag", None) is not None:
+    if event.tag is not None:
         reading.refuse(event, path, f"{event.tag} is a tag", "a recipe holds plain values; remove the tag")
     if isinstance(event, yaml.MappingStartEvent):
         return _mapping(events, path, reading)
@@ -120,11 +128,10 @@ def _mapping(events: Iterator[yaml.Event], path: Path, reading: Reading) -> dict
             reading.refuse(event, path, "a key is not a single word", "quote text that starts with [, { or *")
             _value(event, events, (*path, key), reading)
         inner = (*path, key)
-        line = event.start_mark.line + 1
         if key in mapping:
             first = reading.lines[inner]
             reading.refuse(event, inner, f"stands twice, first in line {first}", "keep one of the two")
-        reading.lines[inner] = line
+        reading.lines[inner] = _line(event)
         mapping[key] = _value(next(events), events, inner, reading)
     return mapping
 
@@ -133,7 +140,7 @@ def _sequence(events: Iterator[yaml.Event], path: Path, reading: Reading) -> lis
     items: list[Any] = []
     while not isinstance(event := next(events), yaml.SequenceEndEvent):
         inner = (*path, len(items))
-        reading.lines[inner] = event.start_mark.line + 1
+        reading.lines[inner] = _line(event)
         items.append(_value(event, events, inner, reading))
     return items
 
@@ -145,7 +152,9 @@ def _scalar(event: yaml.ScalarEvent, path: Path, reading: Reading) -> Any:
     if text in _WORDS:
         return _WORDS[text]
     if _NOT_FINITE.fullmatch(text):
-        reading.refuse(event, path, f"{text} is not a finite number", "write a number, or leave the field out")
+        reading.refuse(
+            event, path, f"{text} is not a finite number", "write a number, or leave the field out"
+        )
         return None
     if _INTEGER.fullmatch(text) and len(text) <= 20:
         return int(text)
@@ -159,14 +168,19 @@ def _scalar(event: yaml.ScalarEvent, path: Path, reading: Reading) -> Any:
 
 
 def _syntax_problem(error: yaml.YAMLError, text: str) -> Problem:
-    mark = getattr(error, "problem_mark", None)
-    line = None if mark is None else mark.line + 1
-    written = text.splitlines()[mark.line] if mark is not None and mark.line < text.count("\n") + 1 and text else ""
-    indentation = written[: len(written) - len(written.lstrip())]
-    if "\t" in indentation:
-        return Problem((), "the line is indented with a tab", "YAML allows spaces only", line)
-    said = getattr(error, "problem", None) or str(error).splitlines()[0]
-    return Problem((), f"is not YAML: {said}", "check brackets, colons, quotes and indentation", line)
+    if isinstance(error, yaml.reader.ReaderError):
+        line = text.count("\n", 0, error.position) + 1
+        return Problem((), f"holds the control character {error.character:#04x}", "remove it", line)
+    mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
+    if mark is None:
+        return Problem((), f"is not YAML: {error}", "check brackets, colons, quotes and indentation")
+    written = text.split("\n")[mark.line]
+    if "\t" in written[: len(written) - len(written.lstrip())]:
+        return Problem((), "the line is indented with a tab", "YAML allows spaces only", mark.line + 1)
+    said = getattr(error, "problem", None) or "unreadable"
+    return Problem(
+        (), f"is not YAML: {said}", "check brackets, colons, quotes and indentation", mark.line + 1
+    )
 
 
 def _refusal(message: str, remedy: str, line: int | None = None) -> RecipeError:

@@ -29,8 +29,6 @@ class Model(Frozen):
     """``builtin:tiny``, a Hugging Face folder, ``gguf:FILE``, ``package:NAME`` or ``hub:org/name@revision``."""
     chat: bool | None = None
     """Wrap prompts in the tokenizer's chat template; None: where it has one."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type of the stored weights and of the optimiser's copy."""
 
 
 class Generation(Frozen):
@@ -58,7 +56,7 @@ class Data(Frozen):
 
     source: str
     """``builtin:NAME/KIND``, or a ``.json``, ``.jsonl``, ``.parquet`` or ``.csv`` file."""
-    columns: dict[Literal["prompt", "response", "chosen", "rejected"], str] = {}
+    columns: dict[Literal["prompt", "response", "chosen", "rejected"], str] = Field(default_factory=dict)
     """Our column → a column of the file (``chosen.value`` reaches into it) or a template ``"{instruction} {input}"``."""
     split: Split = Split()
     rows: Count | None = None
@@ -164,7 +162,8 @@ class Training(Stage):
     microbatch_size: Count | None = None
     """Sequences in one forward pass; changes memory, never the gradient. None: the whole minibatch."""
     precision: Literal["float32", "bfloat16"] = "float32"
-    """Type of the arithmetic (autocast); weights and optimiser keep the model's own."""
+    """Type of the arithmetic (autocast), and of the weights of models that are not trained; those that are trained,
+    and their optimiser's state, stay in float32."""
     checkpoint_every: Count = 50
     """Optimiser steps (iterations, in policy optimisation) between two in-stage checkpoints."""
 
@@ -178,6 +177,8 @@ class SupervisedFineTuning(Training):
     epochs: Positive = 1.0
     batch_size: Count = 64
     """Demonstrations in one optimiser step."""
+    group_by_length: bool = True
+    """Batches of demonstrations of like length, in random order: less padding."""
     learning_rate: Positive = 1e-5
 
 
@@ -191,8 +192,8 @@ class RewardModelling(Training):
     batch_size: Count = 64
     """Pairs in one optimiser step."""
     learning_rate: Positive = 1e-5
-    order: Literal["shuffled", "short_first"] = "shuffled"
-    """``short_first``: the first epoch goes from short pairs to long ones (a curriculum)."""
+    group_by_length: bool = True
+    """Batches of pairs of like length, in random order: less padding."""
     centre_on: Name | None = None
     """A dataset of demonstrations on which the scores are shifted to mean 0 after training."""
 
@@ -222,6 +223,14 @@ class Rollouts(Training):
         return self
 
 
+def _refuse_broken_groups(batch_size: int, group: int, name: str) -> None:
+    if batch_size % group:
+        near = max(batch_size // group, 1) * group
+        raise ValueError(
+            f"batch_size={batch_size} is not a multiple of {name}={group}; use {near} or {near + group}"
+        )
+
+
 class ValuePretraining(Rollouts):
     """Training of the critic alone on Monte-Carlo returns of a fixed policy (VC-PPO, VAPO §4.1)."""
 
@@ -245,6 +254,11 @@ class ValuePretraining(Rollouts):
     patience: Count = 3
     """Measurements in a row without a better explained variance after which the stage ends."""
 
+    @model_validator(mode="after")
+    def _groups_divide_the_batch(self) -> Self:
+        _refuse_broken_groups(self.batch_size, self.samples_per_prompt, "samples_per_prompt")
+        return self
+
 
 class PolicyOptimization(Rollouts):
     """PPO in the form that ``algorithm`` describes."""
@@ -265,12 +279,7 @@ class PolicyOptimization(Rollouts):
     @model_validator(mode="after")
     def _groups_divide_the_batch(self) -> Self:
         group = self.algorithm.samples_per_prompt
-        if self.batch_size % group:
-            near = max(self.batch_size // group, 1) * group
-            raise ValueError(
-                f"batch_size={self.batch_size} is not a multiple of algorithm.samples_per_prompt={group}; "
-                f"use {near} or {near + group}"
-            )
+        _refuse_broken_groups(self.batch_size, group, "algorithm.samples_per_prompt")
         return self
 
 
@@ -315,6 +324,12 @@ class Publication(Frozen):
     after: Name | None = None
     """The alias moves only after this stage's gate has passed."""
 
+    @model_validator(mode="after")
+    def _something_to_hold_back(self) -> Self:
+        if self.after is not None and self.alias is None:
+            raise ValueError(f"after={self.after} holds back an alias, and there is none; add alias")
+        return self
+
 
 class Recipe(Frozen):
     """One whole run."""
@@ -325,6 +340,6 @@ class Recipe(Frozen):
     model: Model
     generation: Generation = Generation()
     data: dict[Name, Data]
-    rewards: dict[Name, Reward] = {}
+    rewards: dict[Name, Reward] = Field(default_factory=dict)
     stages: Annotated[dict[Name, AnyStage], Field(min_length=1)]
     publish: tuple[Publication, ...] = ()

@@ -16,6 +16,7 @@ from typing import Any
 
 from schemas.job import ImportModel, PrepareData, Work
 from schemas.recipe import Generation, Reward
+from schemas.references import DATA_FIELDS, STAGE_FIELDS
 
 REVISIONS: dict[str, int] = {
     "import_model": 1,
@@ -31,11 +32,7 @@ REVISIONS: dict[str, int] = {
 ROLES: dict[str, tuple[str, ...]] = {
     "import_model": (),
     "prepare_data": (),
-    "sft": ("init", "data"),
-    "reward_model": ("init", "data", "centre_on"),
-    "value_pretraining": ("policy", "init", "reference", "prompts"),
-    "policy_optimization": ("init", "reference", "critic", "prompts"),
-    "evaluation": ("candidate", "baseline", "prompts"),
+    **{kind: (*STAGE_FIELDS[kind], *DATA_FIELDS[kind]) for kind in STAGE_FIELDS},
 }
 """Kind of work → its fields that name a stage or a dataset; the key holds the digests of what they name."""
 
@@ -89,12 +86,19 @@ def key_parts(
     kind = work.kind
     configuration = work.model_dump(mode="json")
     digests = dict(inputs)
-    if kind in REFERENCE_DEFAULTS and configuration["reference"] is None and "reference" not in digests:
-        digests["reference"] = _take(dict(digests), REFERENCE_DEFAULTS[kind], kind)
+    if (
+        kind in REFERENCE_DEFAULTS
+        and configuration["reference"] is None
+        and REFERENCE_DEFAULTS[kind] in digests
+    ):
+        digests.setdefault("reference", digests[REFERENCE_DEFAULTS[kind]])
 
-    named = {role: _take(digests, role, kind) for role in ROLES[kind] if role in digests or configuration[role]}
+    named = {
+        role: _take(digests, role, kind) for role in ROLES[kind] if role in digests or configuration[role]
+    }
+    reward_names = _reward_names(configuration)
     read_rewards = {
-        place: _reward_by_content(name, rewards, digests, kind) for place, name in _rewards_read(configuration)
+        place: _reward_by_content(name, rewards, digests, kind) for place, name in reward_names.items()
     }
     if isinstance(work, ImportModel | PrepareData):
         field = "model" if isinstance(work, ImportModel) else "data"
@@ -102,9 +106,11 @@ def key_parts(
         if "source" in digests or not source.startswith(_SOURCES_WITH_CONTENT):
             named["source"] = _take(digests, "source", kind)
         configuration[field]["source"] = _form(source, is_folder=isinstance(work, ImportModel))
-    unread = [*digests, *sorted(set(rewards) - {name for _, name in _rewards_read(work.model_dump())})]
+    unread = [*sorted(digests), *sorted(set(rewards) - set(reward_names.values()))]
     if unread:
-        raise ValueError(f"inputs of a {kind} stage: {', '.join(unread)} is not read by it; leave it out")
+        raise ValueError(
+            f"a {kind} stage does not read {', '.join(map(repr, unread))}; leave it out of its key"
+        )
 
     for field in (*NOT_IN_KEY, *ROLES[kind], "reward"):
         configuration.pop(field, None)
@@ -141,14 +147,16 @@ def differences(old_parts: Mapping[str, Any], new_parts: Mapping[str, Any]) -> l
 def _take(digests: dict[str, str], role: str, kind: str) -> str:
     if role not in digests:
         given = ", ".join(sorted(digests)) or "nothing"
-        raise ValueError(f"inputs of a {kind} stage: the content digest of {role!r} is missing; given: {given}")
+        raise ValueError(
+            f"inputs of a {kind} stage: the content digest of {role!r} is missing; given: {given}"
+        )
     return digests.pop(role)
 
 
-def _rewards_read(configuration: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """(place, name) of each reward that a stage reads; the place stands in the key, the name does not."""
+def _reward_names(configuration: Mapping[str, Any]) -> dict[str, str]:
+    """Place → name of each reward that a stage reads; the place stands in the key, the name does not."""
     places = {"reward": configuration.get("reward"), "judge": configuration.get("judge", {}).get("reward")}
-    return [(place, name) for place, name in places.items() if name is not None]
+    return {place: name for place, name in places.items() if name is not None}
 
 
 def _reward_by_content(
@@ -156,7 +164,9 @@ def _reward_by_content(
 ) -> dict[str, Any]:
     """The reward with every model's name replaced by its content digest, which is taken out of ``digests``."""
     if name not in rewards:
-        raise ValueError(f"rewards of a {kind} stage: {name!r} is missing; given: {', '.join(rewards) or 'nothing'}")
+        raise ValueError(
+            f"rewards of a {kind} stage: {name!r} is missing; given: {', '.join(rewards) or 'nothing'}"
+        )
     content = rewards[name].model_dump(mode="json")
     for index, term in enumerate(content["terms"]):
         if term["model"] is not None:
@@ -198,7 +208,9 @@ def _differences(path: str, old: Any, new: Any) -> Iterator[str]:
     if _is_nested(old, Mapping, new):
         old, new = ({} if side is _ABSENT else side for side in (old, new))
         for key in sorted(old.keys() | new.keys()):
-            yield from _differences(f"{path}.{key}" if path else key, old.get(key, _ABSENT), new.get(key, _ABSENT))
+            yield from _differences(
+                f"{path}.{key}" if path else key, old.get(key, _ABSENT), new.get(key, _ABSENT)
+            )
     elif _is_nested(old, list, new) or _is_nested(old, tuple, new):
         old, new = (() if side is _ABSENT else side for side in (old, new))
         for index, (before, after) in enumerate(zip_longest(old, new, fillvalue=_ABSENT)):

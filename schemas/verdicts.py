@@ -1,5 +1,6 @@
 """A gate's judgement as a value that carries its evidence."""
 
+import math
 from collections.abc import Mapping
 
 from schemas.frozen import Frozen
@@ -22,19 +23,36 @@ class Verdict(Frozen):
     """The metrics that stood beside the measured one when the gate was judged."""
 
     def __str__(self) -> str:
-        measured = "undefined" if self.measured is None else f"{self.measured:.3f}"
-        return f"{self.metric} {measured} {self.relation} {self.threshold:g}: {'passed' if self.passed else 'CLOSED'}"
+        measured = "undefined" if self.measured is None else _shown(self.measured, self.threshold)
+        outcome = "passed" if self.passed else "CLOSED"
+        return f"{self.metric} {measured} {self.relation} {self.threshold:g}: {outcome}"
+
+
+def _shown(measured: float, threshold: float) -> str:
+    """Three decimals, or as many as show on which side of the threshold it lies: 0.74996 is no 0.750."""
+    for decimals in range(3, 17):
+        text = f"{measured:.{decimals}f}"
+        above, below = float(text) > threshold, float(text) < threshold
+        if (above, below) == (measured > threshold, measured < threshold):
+            return text
+    return repr(measured)
 
 
 def judge(gate: Gate, metrics: Metrics) -> Verdict:
-    """Judge measured metrics; pure, and closed for whatever is missing, undefined or NaN.
+    """Judge measured metrics; pure, and closed for whatever is undefined or not finite.
 
     Raises:
         ValueError: the stage did not measure the gate's metric at all.
     """
     if gate.metric not in metrics:
-        raise ValueError(f"gate.metric={gate.metric!r} was not measured; measured: {', '.join(sorted(metrics))}")
-    measured = metrics[gate.metric]
+        raise ValueError(
+            f"gate.metric={gate.metric!r} was not measured; measured: {', '.join(sorted(metrics))}"
+        )
+    # JSON has neither NaN nor infinity, and a gate opens for neither.
+    evidence = {
+        name: value if value is not None and math.isfinite(value) else None for name, value in metrics.items()
+    }
+    measured = evidence[gate.metric]
     if measured is None:
         passed = False
     elif gate.at_least is not None:
@@ -44,9 +62,9 @@ def judge(gate: Gate, metrics: Metrics) -> Verdict:
     return Verdict(
         passed=passed,
         metric=gate.metric,
-        measured=measured if measured == measured else None,
+        measured=measured,
         relation=gate.relation,
         threshold=gate.bound,
         on_fail=gate.on_fail,
-        evidence=dict(metrics),
+        evidence=evidence,
     )

@@ -67,14 +67,18 @@ def as_text(value: Any) -> str | None:
         if len(value) == 1 or _role(value[-1]) in ("assistant", "gpt"):
             return _content(value[-1])
         return "\n\n".join(f"{_role(message).capitalize()}: {_content(message)}" for message in value)
-    raise ValueError(f"a value of type {type(value).__name__} is not text; name the part that is (for example a.b.0)")
+    raise ValueError(
+        f"a value of type {type(value).__name__} is not text; name the part that is (for example a.b.0)"
+    )
 
 
 def _content(message: Mapping[str, Any]) -> str:
     for key in ("content", "value", "text"):
         if isinstance(message.get(key), str):
             return str(message[key])
-    raise ValueError(f"a message has its text in content, value or text; this one has {', '.join(map(str, message))}")
+    raise ValueError(
+        f"a message has its text in content, value or text; this one has {', '.join(map(str, message))}"
+    )
 
 
 def _role(message: Mapping[str, Any]) -> str:

@@ -1,40 +1,55 @@
 """Which example comes when: a pure function of (seed, epoch, position), so that any position can be resumed."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
 
 from tasks.seeds import generator
 
-
-def batch_indices(
-    batch: int, *, batch_size: int, num_examples: int, seed: int, first_epoch: Sequence[int] | None = None
-) -> list[int]:
-    """The examples of batch number ``batch`` (from 0); batches run on over the ends of epochs, so all are full.
-
-    Args:
-        first_epoch: the order of epoch 0 where it is not shuffled (``short_first``).
-    """
-    indices = []
-    for position in range(batch * batch_size, (batch + 1) * batch_size):
-        epoch, offset = divmod(position, num_examples)
-        order = first_epoch if epoch == 0 and first_epoch is not None else shuffled(num_examples, seed, epoch)
-        indices.append(order[offset])
-    return indices
+WINDOW_BATCHES = 16
+"""Batches among which examples of like length are put together; few, so that an epoch stays well mixed."""
 
 
-@lru_cache(maxsize=2)
-def shuffled(num_examples: int, seed: int, epoch: int) -> tuple[int, ...]:
-    """A permutation of the examples, its own in every epoch."""
-    return tuple(torch.randperm(num_examples, generator=generator(seed, "order", epoch)).tolist())
+# Compared by identity, so that the cache of epochs below need not hash a million lengths
+@dataclass(frozen=True, eq=False)
+class DataOrder:
+    """The endless stream of examples, cut into batches: epoch after epoch, each in an order of its own."""
+
+    num_examples: int
+    batch_size: int
+    seed: int
+    lengths: tuple[int, ...] | None = None
+    """Of the examples, in tokens: batches are then of like length. None: plainly shuffled."""
+
+    def batch(self, number: int) -> list[int]:
+        """The examples of batch ``number`` (from 0); batches run on over the ends of epochs, so all are full."""
+        indices = []
+        for position in range(number * self.batch_size, (number + 1) * self.batch_size):
+            epoch, offset = divmod(position, self.num_examples)
+            indices.append(_epoch(self, epoch)[offset])
+        return indices
+
+    def num_batches(self, epochs: float) -> int:
+        """Batches in so many epochs, the last one filled up from the next epoch; at least one."""
+        return max(1, -(-round(epochs * self.num_examples) // self.batch_size))
 
 
-def short_first(lengths: Sequence[int], seed: int) -> tuple[int, ...]:
-    """A curriculum: from short to long (in tokens), in random order among examples of one length."""
-    return tuple(sorted(shuffled(len(lengths), seed, 0), key=lengths.__getitem__))
+@lru_cache(maxsize=4)
+def _epoch(order: DataOrder, epoch: int) -> tuple[int, ...]:
+    draw = generator(order.seed, "order", epoch)
+    shuffled = torch.randperm(order.num_examples, generator=draw).tolist()
+    if order.lengths is None:
+        return tuple(shuffled)
+    grouped: list[int] = []
+    window = WINDOW_BATCHES * order.batch_size
+    for start in range(0, order.num_examples, window):
+        alike = sorted(shuffled[start : start + window], key=order.lengths.__getitem__)
+        batches = [alike[cut : cut + order.batch_size] for cut in range(0, len(alike), order.batch_size)]
+        grouped += [index for batch in _shuffled(batches, draw) for index in batch]
+    return tuple(grouped)
 
 
-def num_batches(*, epochs: float, num_examples: int, batch_size: int) -> int:
-    """Batches in so many epochs, the last one filled up from the next epoch; at least one."""
-    return max(1, -(-round(epochs * num_examples) // batch_size))
+def _shuffled(batches: Sequence[list[int]], draw: torch.Generator) -> list[list[int]]:
+    return [batches[place] for place in torch.randperm(len(batches), generator=draw).tolist()]

@@ -8,6 +8,7 @@ import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 
 
@@ -78,6 +79,12 @@ def locked(path: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def free_path(folder: Path, name: str) -> Path:
+    """The first of ``name.1``, ``name.2`` … that is not taken; where two may ask, one holds a lock."""
+    numbered = (folder / f"{name}.{number}" for number in count(1))
+    return next(path for path in numbered if not os.path.lexists(path))
 
 
 def _new_name(path: Path) -> Path:

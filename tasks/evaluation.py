@@ -1,19 +1,21 @@
 """Evaluation: a candidate against a baseline on the test prompts, which nothing was trained or selected on."""
 
 from dataclasses import dataclass
+from itertools import product
 
 import torch
 from torch import Tensor
 
-from models.folders import load_policy, load_tokenizer
+from models.folders import load_policy
 from schemas.job import StageJob, StageResult
 from schemas.recipe import PolicyEvaluation
-from tasks.attempt import Attempt
-from tasks.examples import Prompts, encode_prompts
+from tasks.examples import Prompts, codec_of, read_prompts
+from tasks.journal import Progress
 from tasks.optimization import training_device
 from tasks.rollouts import Sampled, sample_responses
-from tasks.rows import read_rows, write_rows
+from tasks.rows import write_rows
 from tasks.scoring import TokenizersDiffer, load_scorer, score
+from tasks.scratch import PROGRESS
 from tasks.seeds import derive_seed
 from tasks.splits import TEST
 from tasks.verifiers import VERIFIERS
@@ -34,16 +36,16 @@ def run(job: StageJob) -> StageResult:
     """Sample both models on the same prompts and judge them; the artifact holds every response."""
     work = job.work
     assert isinstance(work, PolicyEvaluation)
-    prompts_of = {}
+    name = "accuracy" if work.judge.verifier is not None else "score"
+    prompts_of: dict[str, Prompts] = {}
     judged: dict[str, Judged] = {}
     greedy: dict[str, Judged] = {}
 
     # 1. The same prompts, sampled and judged for both
-    with Attempt(job, total=4, modules={}, optimizers={}) as attempt:
-        for role in ("baseline", "candidate"):
-            for decoding, results in (("sampled", judged), ("greedy", greedy)):
-                results[role], prompts_of[role] = respond(job, role, greedy=decoding == "greedy")
-                attempt.show(f"{role}, {decoding}", results[role].judgements.mean().item())
+    progress = Progress(job.scratch / PROGRESS, total=4, phase="sampling")
+    for step, (role, results) in enumerate(product(("baseline", "candidate"), (judged, greedy)), start=1):
+        results[role], prompts_of[role] = respond(job, role, greedy=results is greedy)
+        progress.update(step, metrics={f"{role} {name}": results[role].judgements.mean().item()})
     if prompts_of["baseline"].texts != prompts_of["candidate"].texts:
         raise TokenizersDiffer(
             f"candidate={work.candidate!r} and baseline={work.baseline!r} do not fit the same prompts into "
@@ -51,8 +53,7 @@ def run(job: StageJob) -> StageResult:
         )
 
     # 2. Compare
-    metrics = compare(judged, by_verifier=work.judge.verifier is not None, num_prompts=len(prompts_of["baseline"]))
-    name = "accuracy" if work.judge.verifier is not None else "score"
+    metrics = compare(judged, name=name, num_prompts=len(prompts_of["baseline"]))
     metrics[f"greedy_{name}"] = greedy["candidate"].judgements.mean().item()
     metrics[f"baseline_greedy_{name}"] = greedy["baseline"].judgements.mean().item()
 
@@ -67,17 +68,14 @@ def respond(job: StageJob, role: str, *, greedy: bool) -> tuple[Judged, Prompts]
     work = job.work
     assert isinstance(work, PolicyEvaluation)
     device = training_device()
-    tokenizer = load_tokenizer(job.inputs[role])
-    prompts = encode_prompts(
-        read_rows(job.inputs["prompts"], TEST), tokenizer, generation=job.generation, chat=job.chat
-    )
+    codec = codec_of(job, role)
+    prompts = read_prompts(job.inputs["prompts"], TEST, codec)
     copies = 1 if greedy else work.samples_per_prompt
     sampled = sample_responses(
         load_policy(job.inputs[role]).to(device),
-        tokenizer,
+        codec,
         prompts,
         [index for index in range(len(prompts)) for _ in range(copies)],
-        generation=job.generation,
         # both models draw from the same stream, so that their difference carries less noise
         seed=derive_seed(job.seed, "sampling"),
         microbatch_size=work.microbatch_size,
@@ -107,13 +105,12 @@ def judge(job: StageJob, role: str, sampled: Sampled) -> Tensor:
     return scored.total.cpu()
 
 
-def compare(judged: dict[str, Judged], *, by_verifier: bool, num_prompts: int) -> dict[str, float | None]:
-    """Means of both models, their difference with its standard error over prompts, lengths, and truncations."""
+def compare(judged: dict[str, Judged], *, name: str, num_prompts: int) -> dict[str, float | None]:
+    """Means of both models' judgements (called ``name``), their difference with its standard error over prompts, lengths, and truncations."""
     candidate, baseline = judged["candidate"], judged["baseline"]
     difference = candidate.judgements.double() - baseline.judgements.double()
     by_prompt = difference.view(num_prompts, -1).mean(dim=1)
     standard_error = (by_prompt.std() / num_prompts**0.5).item() if num_prompts > 1 else None
-    name = "accuracy" if by_verifier else "score"
     metrics: dict[str, float | None] = {
         name: candidate.judgements.mean().item(),
         f"baseline_{name}": baseline.judgements.mean().item(),

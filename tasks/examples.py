@@ -2,18 +2,45 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from models.prompts import PromptTooLong, encode_prompt, encode_response
+from models.folders import load_tokenizer
+from models.prompts import encode_prompts as prompts_to_ids
+from models.prompts import encode_responses, stop_token_ids
 from models.sequences import Sequences, collate
+from schemas.job import StageJob
 from schemas.recipe import Generation
-from tasks.rows import Row
+from tasks.rows import Row, read_rows
 
 
 class NothingLeft(ValueError):
     """A split of which no row fits the recipe's limits."""
+
+
+@dataclass(frozen=True)
+class Codec:
+    """How text becomes ids and back, for one model in one recipe."""
+
+    tokenizer: PreTrainedTokenizerBase
+    generation: Generation
+    chat: bool | None
+
+    @property
+    def pad_token_id(self) -> int:
+        """What fills the ends of rows; masked everywhere."""
+        return int(self.tokenizer.pad_token_id)
+
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        """What ends a sampled response."""
+        return stop_token_ids(self.tokenizer, chat=self.chat)
+
+
+def codec_of(job: StageJob, role: str) -> Codec:
+    """The codec of the model in ``role``."""
+    return Codec(tokenizer=load_tokenizer(job.inputs[role]), generation=job.generation, chat=job.chat)
 
 
 @dataclass(frozen=True)
@@ -22,7 +49,6 @@ class Prompts:
 
     texts: list[str]
     ids: list[list[int]]
-    num_too_long: int
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -35,77 +61,60 @@ class Completions:
     prompt_ids: list[list[int]]
     response_ids: dict[str, list[list[int]]]
     """``response``, or ``chosen`` and ``rejected``: a list as long as the prompts'."""
-    num_too_long: int
+    pad_token_id: int
 
     def __len__(self) -> int:
         return len(self.prompt_ids)
 
-    def lengths(self) -> list[int]:
-        """Tokens of the longest response to each prompt."""
-        return [max(map(len, responses)) for responses in zip(*self.response_ids.values(), strict=True)]
+    def lengths(self) -> tuple[int, ...]:
+        """Tokens of each prompt with its longest response."""
+        longest = (max(map(len, responses)) for responses in zip(*self.response_ids.values(), strict=True))
+        return tuple(len(prompt) + length for prompt, length in zip(self.prompt_ids, longest, strict=True))
 
-    def batch(self, column: str, indices: Sequence[int], *, pad_token_id: int) -> Sequences:
-        """The prompts at ``indices``, each with its response in ``column``."""
-        return self.stacked([column], indices, pad_token_id=pad_token_id)
-
-    def stacked(self, columns: Sequence[str], indices: Sequence[int], *, pad_token_id: int) -> Sequences:
-        """The prompts at ``indices`` with the responses of the first column, then again with the next."""
+    def batch(self, indices: Sequence[int]) -> Sequences:
+        """The prompts at ``indices`` with the responses of the first column, then again with those of the next."""
         return collate(
-            [self.prompt_ids[i] for _ in columns for i in indices],
-            [self.response_ids[column][i] for column in columns for i in indices],
-            pad_token_id=pad_token_id,
+            [self.prompt_ids[i] for _ in self.response_ids for i in indices],
+            [responses[i] for responses in self.response_ids.values() for i in indices],
+            pad_token_id=self.pad_token_id,
         )
 
 
-def encode_prompts(
-    rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase, *, generation: Generation, chat: bool | None
-) -> Prompts:
-    """Prompts as ids; longer ones than the limit are counted and left out."""
-    texts, ids = [], []
-    for row in rows:
-        try:
-            encoded = encode_prompt(tokenizer, row["prompt"], chat=chat, max_tokens=generation.max_prompt_tokens)
-        except PromptTooLong:
-            continue
-        texts.append(row["prompt"])
-        ids.append(encoded)
-    _refuse_nothing(len(ids), len(rows), generation)
-    return Prompts(texts=texts, ids=ids, num_too_long=len(rows) - len(ids))
+def read_prompts(folder: Path, split: str, codec: Codec) -> Prompts:
+    """The prompts of one split of a dataset as ids; those longer than the recipe's limit are left out."""
+    rows = read_rows(folder, split)
+    ids, fits = _encode_prompts(rows, codec)
+    return Prompts(texts=[rows[i]["prompt"] for i in fits], ids=[ids[i] for i in fits])
 
 
-def encode_completions(
-    rows: Sequence[Row],
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    columns: Sequence[str],
-    generation: Generation,
-    chat: bool | None,
-) -> Completions:
-    """Prompts and their responses as ids. Long prompts are left out, long responses are cut (and end without EOS)."""
-    prompt_ids: list[list[int]] = []
-    response_ids: dict[str, list[list[int]]] = {column: [] for column in columns}
-    for row in rows:
-        try:
-            prompt_ids.append(
-                encode_prompt(tokenizer, row["prompt"], chat=chat, max_tokens=generation.max_prompt_tokens)
-            )
-        except PromptTooLong:
-            continue
-        for column in columns:
-            ids, _ = encode_response(tokenizer, row[column], max_tokens=generation.max_response_tokens, chat=chat)
-            response_ids[column].append(ids)
-    _refuse_nothing(len(prompt_ids), len(rows), generation)
-    return Completions(prompt_ids=prompt_ids, response_ids=response_ids, num_too_long=len(rows) - len(prompt_ids))
+def read_completions(folder: Path, split: str, columns: Sequence[str], codec: Codec) -> Completions:
+    """Prompts and responses of one split as ids. Long prompts are left out, long responses are cut off (no EOS)."""
+    rows = read_rows(folder, split)
+    ids, fits = _encode_prompts(rows, codec)
+    responses = {
+        column: encode_responses(
+            codec.tokenizer,
+            [rows[i][column] for i in fits],
+            max_tokens=codec.generation.max_response_tokens,
+            chat=codec.chat,
+        )
+        for column in columns
+    }
+    return Completions(
+        prompt_ids=[ids[i] for i in fits],
+        response_ids={column: [row for row, _ in encoded] for column, encoded in responses.items()},
+        pad_token_id=codec.pad_token_id,
+    )
 
 
-def _refuse_nothing(kept: int, total: int, generation: Generation) -> None:
-    if not kept:
+def _encode_prompts(rows: Sequence[Row], codec: Codec) -> tuple[list[list[int]], list[int]]:
+    """Ids of every row's prompt, and which rows fit."""
+    limit = codec.generation.max_prompt_tokens
+    ids = prompts_to_ids(codec.tokenizer, [row["prompt"] for row in rows], chat=codec.chat)
+    fits = [i for i, prompt in enumerate(ids) if len(prompt) <= limit]
+    if not fits:
         raise NothingLeft(
-            f"generation.max_prompt_tokens={generation.max_prompt_tokens} is shorter than each of the {total} prompts; "
-            "raise it, or shorten the template in data.*.columns"
+            f"generation.max_prompt_tokens={limit} is shorter than each of the {len(rows)} prompts (the shortest has "
+            f"{min(map(len, ids))} tokens); raise it, or shorten the template in data.*.columns"
         )
-
-
-def token_ids(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-    """What sampling needs to know of a tokenizer, as keywords."""
-    return {"eos_token_ids": [tokenizer.eos_token_id], "pad_token_id": tokenizer.pad_token_id}
+    return ids, fits

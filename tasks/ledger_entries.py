@@ -54,11 +54,11 @@ class OpenStage(Frozen):
 class LogMetrics(Frozen):
     """Rows of a stage's metric journal, up to a committed checkpoint."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=True, ser_json_inf_nan="constants")
 
     operation: Literal["log_metrics"] = "log_metrics"
     stage: str
-    rows: tuple[tuple[str, Annotated[float, Field(allow_inf_nan=True)], int, int], ...]
+    rows: tuple[MetricRow, ...]
 
 
 class RecordVerdicts(Frozen):
@@ -262,7 +262,11 @@ def flatten(value: Any, prefix: str = "") -> dict[str, str]:
     elif isinstance(value, list | tuple):
         items = list(enumerate(value))
     else:
-        text = value if isinstance(value, str) else {None: "null", True: "true", False: "false"}.get(value, repr(value))
+        text = (
+            value
+            if isinstance(value, str)
+            else {None: "null", True: "true", False: "false"}.get(value, repr(value))
+        )
         return {prefix: text}
     if not items:
         return {prefix: "{}" if isinstance(value, Mapping) else "[]"} if prefix else {}

@@ -33,7 +33,9 @@ def make_optimizer(module: nn.Module, *, weight_decay: float) -> torch.optim.Ada
     return torch.optim.AdamW([group for group in groups if group["params"]], lr=0.0, betas=BETAS)
 
 
-def learning_rate_at(step: int, *, peak: float, warmup_steps: int, total_steps: int, schedule: Schedule) -> float:
+def learning_rate_at(
+    step: int, *, peak: float, warmup_steps: int, total_steps: int, schedule: Schedule
+) -> float:
     """Learning rate of optimiser step ``step`` (from 0): linear warm-up, then the schedule down to 0."""
     if step < warmup_steps:
         return peak * (step + 1) / warmup_steps
@@ -56,7 +58,9 @@ def take_step(
     norm = float(nn.utils.clip_grad_norm_(module.parameters(), max_grad_norm))
     if not math.isfinite(norm):
         optimizer.zero_grad(set_to_none=True)
-        raise TrainingDiverged(f"the gradient's norm is {norm}; lower the learning rate, or look at the batch")
+        raise TrainingDiverged(
+            f"the gradient's norm is {norm}; lower the learning rate, or look at the batch"
+        )
     for group in optimizer.param_groups:
         group["lr"] = learning_rate
     optimizer.step()
@@ -71,7 +75,14 @@ def chunks(count: int, size: int | None) -> Iterator[slice]:
         yield slice(start, min(start + size, count))
 
 
-def autocast(precision: Literal["float32", "bfloat16"], device: torch.device) -> AbstractContextManager[object]:
+def frozen_dtype(precision: Literal["float32", "bfloat16"]) -> torch.dtype:
+    """Type in which a model that is not trained is held."""
+    return torch.bfloat16 if precision == "bfloat16" else torch.float32
+
+
+def autocast(
+    precision: Literal["float32", "bfloat16"], device: torch.device
+) -> AbstractContextManager[object]:
     """Arithmetic in ``precision``; weights stay as they are."""
     if precision == "float32":
         return nullcontext()

@@ -1,8 +1,8 @@
 """The ledger's outbox: everything that is to be told to MLflow, on disk first and in order.
 
 `outbox.jsonl` only ever grows by whole lines; `sent.json` holds, for each destination, up to which byte it has
-them. A process that is killed between the two sends the same line again, so whoever applies a line
-must be able to apply it twice. Lines that a destination refused for good are listed in `refused.jsonl`.
+them. A process that is killed between the two sends the same line again, so whoever applies a line must be able to
+apply it twice. Lines that a destination refused for good are listed in `refused.jsonl`.
 
 Only the process that drives a run appends to its outbox; any process may send, one at a time.
 """
@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from tasks.durable_files import make_folder, replace_file
 
 Operation = dict[str, Any]
 
@@ -35,22 +37,25 @@ class Outbox:
         """Put an operation at the end; it is on disk when this returns."""
         with self._appending:
             if not self._repaired:
-                self.folder.mkdir(parents=True, exist_ok=True)
+                make_folder(self.folder)
                 _cut_half_written_line(self._path)
                 self._repaired = True
             _append_line(self._path, operation)
 
-    def read(self) -> list[tuple[int, Operation]]:
-        """Every operation there ever was, each with the byte offset at which it ends.
+    def read(self, start: int = 0) -> Iterator[tuple[int, Operation]]:
+        """The operations from a byte offset on, each with the offset at which it ends.
 
         A line without its end is not there: its writer has not finished, or was killed.
         """
-        data = self._path.read_bytes() if self._path.exists() else b""
-        operations, end = [], 0
-        for line in data[: data.rfind(b"\n") + 1].splitlines(keepends=True):
-            end += len(line)
-            operations.append((end, json.loads(line)))
-        return operations
+        if not self._path.exists():
+            return
+        with self._path.open("rb") as file:
+            end = file.seek(start)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                end += len(line)
+                yield end, json.loads(line)
 
     def sent(self, destination: str) -> int:
         """The byte offset up to which the destination has everything."""
@@ -58,12 +63,7 @@ class Outbox:
 
     def mark_sent(self, destination: str, end: int) -> None:
         """Remember that the destination has everything up to a byte offset."""
-        temporary = self.folder / "sent.json.tmp"
-        with temporary.open("w") as file:
-            json.dump({**self._all_sent(), destination: end}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(self.folder / "sent.json")
+        replace_file(self.folder / "sent.json", json.dumps({**self._all_sent(), destination: end}).encode())
 
     def is_pending(self, destination: str) -> bool:
         """Whether there is anything that the destination may lack; costs a look at two files' sizes."""

@@ -15,20 +15,21 @@ from algorithms.aggregation import aggregate, denominator_of
 from algorithms.diagnostics import explained_variance
 from algorithms.policy_loss import clipped_surrogate, positive_example_nll
 from algorithms.value_loss import value_loss
-from models.folders import load_policy, load_tokenizer, save_policy, tokenizer_digest
+from models.folders import load_policy, save_policy, tokenizer_digest
 from models.heads import ScalarModel, load_critic, values
 from models.logprobs import response_logprobs
 from schemas.algorithm import Algorithm
 from schemas.job import StageJob, StageResult
 from schemas.recipe import PolicyOptimization
 from tasks.attempt import Attempt, weights_of
-from tasks.examples import Prompts, encode_prompts
+from tasks.examples import Prompts, codec_of, read_prompts
 from tasks.metric_sums import MetricSums
 from tasks.minibatches import minibatches
 from tasks.optimization import (
     TrainingDiverged,
     autocast,
     chunks,
+    frozen_dtype,
     learning_rate_at,
     make_optimizer,
     take_step,
@@ -42,7 +43,6 @@ from tasks.rollouts import (
     rollout_values,
     sequence_sums,
 )
-from tasks.rows import read_rows
 from tasks.scoring import load_scorer
 from tasks.seeds import derive_seed
 from tasks.splits import TRAIN, VALIDATION
@@ -69,15 +69,15 @@ def run(job: StageJob) -> StageResult:
     device = training_device()
 
     # 1. Policy, reference, critic and reward
-    tokenizer = load_tokenizer(job.inputs["init"])
+    codec = codec_of(job, "init")
+    frozen = frozen_dtype(work.precision)
     policy = load_policy(job.inputs["init"]).to(device)
     critic = load_critic(job.inputs["critic"], seed=derive_seed(job.seed, "init")).to(device)
     actors = Actors(
         policy=policy,
-        reference=load_policy(job.inputs["reference"]).to(device),
-        scorer=load_scorer(job, work.reward, tokenizer_of="init", device=device),
-        tokenizer=tokenizer,
-        generation=job.generation,
+        reference=load_policy(job.inputs["reference"], dtype=frozen).to(device),
+        scorer=load_scorer(job, work.reward, tokenizer_of="init", device=device, dtype=frozen),
+        codec=codec,
         microbatch_size=work.microbatch_size,
         precision=work.precision,
     )
@@ -85,16 +85,17 @@ def run(job: StageJob) -> StageResult:
         "policy": make_optimizer(policy, weight_decay=work.weight_decay),
         "critic": make_optimizer(critic, weight_decay=work.weight_decay),
     }
-    train, validation = (
-        encode_prompts(read_rows(job.inputs["prompts"], split), tokenizer, generation=job.generation, chat=job.chat)
-        for split in (TRAIN, VALIDATION)
-    )
+    train, validation = (read_prompts(job.inputs["prompts"], split, codec) for split in (TRAIN, VALIDATION))
 
     with Attempt(
-        job, total=work.iterations, modules={"policy": policy, "critic": critic}, optimizers=optimizers
+        job,
+        total=work.iterations,
+        modules={"policy": policy, "critic": critic},
+        optimizers=optimizers,
+        state={"best": None, "best_iteration": 0},
+        keeps_best=True,
     ) as attempt:
-        attempt.start_state({"best_iteration": 0, "best": None})
-        if attempt.state["best"] is None:
+        if not attempt.best:
             keep_if_best(attempt, job, actors, validation, iteration=0)
         for iteration in attempt.remaining():
             # 2. Sample responses and shape their rewards
@@ -126,7 +127,7 @@ def run(job: StageJob) -> StageResult:
 
     # 6. What the best policy is like
     measured = measure(job, actors, validation)
-    save_policy(policy, tokenizer, job.output)
+    save_policy(policy, codec.tokenizer, job.output)
     return StageResult(
         metrics={**measured, "best_iteration": attempt.state["best_iteration"]},
         tokenizer_digest=tokenizer_digest(job.output),
@@ -142,7 +143,9 @@ def estimate(rollout: Rollout, old_values: Tensor, algorithm: Algorithm) -> Esti
     advantages = gae(rollout.rewards, old_values, mask, gamma=algorithm.gamma, lam=lam)
     if algorithm.whiten_advantages:
         advantages = whiten(advantages, mask)
-    value_advantages = gae(rollout.rewards, old_values, mask, gamma=algorithm.gamma, lam=algorithm.lambda_value)
+    value_advantages = gae(
+        rollout.rewards, old_values, mask, gamma=algorithm.gamma, lam=algorithm.lambda_value
+    )
     return Estimates(
         old_values=old_values,
         advantages=advantages,
@@ -157,7 +160,9 @@ def held_to_be_right(rollout: Rollout, algorithm: Algorithm) -> Tensor:
         return torch.zeros_like(rollout.scores, dtype=torch.bool)
     if algorithm.positive_verifier is not None:
         verify = VERIFIERS[algorithm.positive_verifier]
-        verdicts = [verify(*pair) for pair in zip(rollout.sampled.prompts, rollout.sampled.responses, strict=True)]
+        verdicts = [
+            verify(*pair) for pair in zip(rollout.sampled.prompts, rollout.sampled.responses, strict=True)
+        ]
         return torch.tensor(verdicts, device=rollout.scores.device)
     return rollout.scores >= algorithm.positive_threshold
 

@@ -4,32 +4,30 @@ What it writes is all that later stages read, so neither they nor an audit depen
 """
 
 import json
-from collections import Counter
 from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from schemas.job import PrepareData, StageJob, StageResult
-from schemas.recipe import Data, Split
-from schemas.tables import usable
+from schemas.recipe import Data
+from schemas.tables import REPEATED, TEXT_COLUMNS, Report, usable
 from tasks import arithmetic
-from tasks.columns import MissingColumn, map_row
-from tasks.rows import write_rows
-from tasks.splits import SPLITS, TRAIN, TooFewRows, assign_splits
+from tasks.columns import map_row
+from tasks.journal import Progress
+from tasks.rows import Row, write_rows
+from tasks.scratch import PROGRESS
+from tasks.splits import SPLITS, TRAIN, assign_splits
 
 FORMATS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv"}
-COLUMNS = {
-    "demonstrations": ("prompt", "response"),
-    "preferences": ("prompt", "chosen", "rejected"),
-    "prompts": ("prompt",),
-}
-BUILTIN_ROWS = 20_000
+SLICE_ROWS = 10_000
+
+BUILTIN = "builtin:"
 BUILTIN_SEED = 0
 """Built-in data is like a file: the same for every recipe and seed."""
-SLICE_ROWS = 10_000
+BUILTIN_ROWS = 24_000
+"""Rows of a built-in dataset where the recipe does not say how many; about four fifths are for training."""
 
 
 class UnusableData(ValueError):
@@ -40,21 +38,123 @@ def run(job: StageJob) -> StageResult:
     """Write ``train.parquet``, ``validation.parquet``, ``test.parquet`` and ``report.json`` into the output."""
     assert isinstance(job.work, PrepareData)
     content, data = job.work.content, job.work.data
+    is_builtin = data.source.startswith(BUILTIN)
+    progress = Progress(job.scratch / PROGRESS, total=3, phase="reading")
 
-    # 1. Map the source's rows to our columns, 2. drop what cannot be used, by stated rules
-    batches = builtin_batches(data, content) if data.source.startswith("builtin:") else file_batches(job)
-    kept, report = usable(batches, content=content)
+    # 1. Map the source's rows to our columns, and leave out what cannot be used
+    batches = builtin_batches(data, content) if is_builtin else file_batches(data, content, cache=job.scratch)
+    kept, report_of = usable(batches, content=content, allow_repeats=is_builtin)
     rows = [row for batch in kept for row in batch.to_pylist()]
-    dropped = sum(report().dropped.values())
-    refuse_if_too_many(dropped, data=data, name=job.name, report=report())
+    report = report_of()
+    refuse_if_too_many_dropped(report, name=job.name, max_dropped=data.max_dropped)
+    progress.update(1, phase="splitting")
 
-    # 3. Split by prompt
-    sides = [row.pop("split") for row in rows] if "split" in rows[0] else assign_splits([r["prompt"] for r in rows], data.split)
-    by_split = {side: [row for row, at in zip(rows, sides, strict=True) if at == side] for side in SPLITS}
+    # 2. Set rows apart, by prompt
+    by_split = split_rows(rows, data)
+    progress.update(2, phase="writing")
 
-    # 4. Write
+    # 3. Write
     for side, side_rows in by_split.items():
         write_rows(job.output, side, side_rows)
     counts = {f"{side}_rows": len(side_rows) for side, side_rows in by_split.items()}
-    (job.output / "report.json").write_text(json.dumps({**counts, "dropped": report().dropped}, indent=2) + "\n")
-    return StageResult(metrics={**counts, "dropped_rows": dropped})
+    (job.output / "report.json").write_text(
+        json.dumps({**counts, "dropped": report.dropped}, indent=2) + "\n"
+    )
+    progress.update(3)
+    return StageResult(metrics={**counts, "dropped_rows": report.num_dropped})
+
+
+def builtin_batches(data: Data, content: str) -> Iterator[pa.Table]:
+    """Rows of ``builtin:arithmetic/KIND``, which come with the side that each belongs to."""
+    kind = data.source.removeprefix(BUILTIN)
+    count = data.rows or BUILTIN_ROWS
+    rows: Iterator[Row]
+    if kind == "arithmetic/demonstrations":
+        rows = arithmetic.demonstrations(seed=BUILTIN_SEED, count=count)
+    elif kind == "arithmetic/preferences":
+        rows = arithmetic.preferences(seed=BUILTIN_SEED, count=count)
+    elif kind == "arithmetic/prompts":
+        held_out = {side: number_of(getattr(data.split, side), count) for side in SPLITS if side != TRAIN}
+        rows = arithmetic.prompts(seed=BUILTIN_SEED, train=count, **held_out)
+    else:
+        raise UnusableData(
+            f"source={data.source!r} is not built in; there are builtin:arithmetic/demonstrations, "
+            "builtin:arithmetic/preferences and builtin:arithmetic/prompts"
+        )
+    columns = (*TEXT_COLUMNS[content], "split")
+    yield pa.Table.from_pylist([{column: row[column] for column in columns} for row in rows])
+
+
+def number_of(size: int | float, rows: int) -> int:
+    """A split's number of rows, where it is given as a share of so many."""
+    return size if isinstance(size, int) else max(1, round(size * rows))
+
+
+def file_batches(data: Data, content: str, *, cache: Path) -> Iterator[pa.Table]:
+    """Rows of the user's file in our columns, slice by slice; the file is read by ``datasets``."""
+    columns: dict[str, str] = dict(data.columns) or {column: column for column in TEXT_COLUMNS[content]}
+    schema = pa.schema([(column, pa.string()) for column in columns])
+    for batch in open_file(data.source, cache=cache).iter(batch_size=SLICE_ROWS):
+        mapped = [map_row(row, columns) for row in batch.to_pylist()]
+        yield pa.Table.from_pylist(mapped, schema=schema)
+
+
+def open_file(source: str, *, cache: Path) -> Any:
+    """A ``datasets.Dataset`` over the file, memory-mapped, that gives Arrow tables.
+
+    Raises:
+        UnusableData: the file cannot be read as what its suffix says.
+    """
+    import datasets  # takes a second to import, and built-in data does not need it
+
+    path = Path(source)
+    if path.suffix.lower() not in FORMATS:
+        raise UnusableData(
+            f"source={source!r} has none of the suffixes {', '.join(FORMATS)}; rename or convert it"
+        )
+    if not path.is_file():
+        raise UnusableData(f"source={source!r} is not a file here; check the path")
+    if not path.stat().st_size:
+        raise UnusableData(f"source={source!r} is empty")
+    try:
+        dataset = datasets.load_dataset(
+            FORMATS[path.suffix.lower()],
+            data_files=str(path),
+            split="train",
+            cache_dir=str(cache / "datasets"),
+        )
+    except (datasets.exceptions.DatasetGenerationError, ValueError, UnicodeDecodeError) as error:
+        cause = error.__cause__ or error
+        raise UnusableData(f"source={source!r} cannot be read as {path.suffix}: {cause}") from error
+    return dataset.with_format("arrow")
+
+
+def refuse_if_too_many_dropped(report: Report, *, name: str, max_dropped: float) -> None:
+    """Refuse a dataset with more unusable rows than the recipe allows; repeated rows are left out without blame."""
+    unusable = report.num_dropped - report.dropped.get(REPEATED, 0)
+    if unusable <= max_dropped * report.num_rows:
+        return
+    reasons = ", ".join(
+        f"{reason}: {count}" for reason, count in report.dropped.items() if reason != REPEATED
+    )
+    examples = "\n".join(f"  {row}" for row in report.first if row.reason != REPEATED)
+    raise UnusableData(
+        f"{name}: {unusable} of {report.num_rows} rows cannot be used ({reasons}), "
+        f"more than max_dropped={max_dropped:g} allows; mend them, or raise max_dropped. The first:\n{examples}"
+    )
+
+
+def split_rows(rows: list[Row], data: Data) -> dict[str, list[Row]]:
+    """Rows by side. A source that says itself where a row belongs is believed, and cut to the sizes asked for."""
+    if "split" in rows[0]:
+        sides = [row.pop("split") for row in rows]
+    else:
+        sides = assign_splits([row["prompt"] for row in rows], data.split)
+    by_split: dict[str, list[Row]] = {side: [] for side in SPLITS}
+    for row, side in zip(rows, sides, strict=True):
+        by_split[side].append(row)
+    limits = {TRAIN: data.rows, "validation": data.split.validation, "test": data.split.test}
+    return {
+        side: side_rows[:limit] if isinstance(limit := limits[side], int) else side_rows
+        for side, side_rows in by_split.items()
+    }

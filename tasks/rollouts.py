@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from algorithms.kl import kl_estimate
 from algorithms.rewards import shape_rewards
@@ -14,9 +14,8 @@ from models.logprobs import response_logprobs
 from models.prompts import decode
 from models.sampling import sample
 from models.sequences import Sequences, collate
-from schemas.recipe import Generation
-from tasks.data_order import batch_indices
-from tasks.examples import Prompts, token_ids
+from tasks.data_order import DataOrder
+from tasks.examples import Codec, Prompts
 from tasks.optimization import autocast, chunks
 from tasks.scoring import Scorer, score
 
@@ -60,8 +59,7 @@ class Actors:
     reference: PreTrainedModel | None
     """None: KL is not measured and counts as 0."""
     scorer: Scorer
-    tokenizer: PreTrainedTokenizerBase
-    generation: Generation
+    codec: Codec
     microbatch_size: int | None
     precision: str
 
@@ -70,19 +68,16 @@ def prompts_of_iteration(
     iteration: int, *, num_responses: int, samples_per_prompt: int, num_prompts: int, seed: int
 ) -> list[int]:
     """Indices of the prompts of one rollout, each as often in a row as it is sampled."""
-    indices = batch_indices(
-        iteration, batch_size=num_responses // samples_per_prompt, num_examples=num_prompts, seed=seed
-    )
-    return [index for index in indices for _ in range(samples_per_prompt)]
+    order = DataOrder(num_examples=num_prompts, batch_size=num_responses // samples_per_prompt, seed=seed)
+    return [index for index in order.batch(iteration) for _ in range(samples_per_prompt)]
 
 
 def sample_responses(
     policy: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
+    codec: Codec,
     prompts: Prompts,
     indices: Sequence[int],
     *,
-    generation: Generation,
     seed: int,
     microbatch_size: int | None,
     greedy: bool = False,
@@ -92,31 +87,33 @@ def sample_responses(
     samples = sample(
         policy,
         prompt_ids,
-        max_new_tokens=generation.max_response_tokens,
-        temperature=generation.temperature,
+        max_new_tokens=codec.generation.max_response_tokens,
+        temperature=codec.generation.temperature,
+        eos_token_ids=codec.stop_token_ids,
+        pad_token_id=codec.pad_token_id,
         seed=seed,
         greedy=greedy,
         microbatch_size=microbatch_size,
-        **token_ids(tokenizer),
     )
-    sequences = collate(prompt_ids, samples.responses, pad_token_id=tokenizer.pad_token_id)
+    sequences = collate(prompt_ids, samples.responses, pad_token_id=codec.pad_token_id)
     return Sampled(
         prompts=[prompts.texts[index] for index in indices],
-        responses=[decode(tokenizer, ids) for ids in samples.responses],
+        responses=[decode(codec.tokenizer, ids) for ids in samples.responses],
         sequences=sequences.to(policy.device),
         ended=torch.tensor(samples.ended, device=policy.device),
     )
 
 
-def collect(actors: Actors, prompts: Prompts, indices: Sequence[int], *, kl_coef: float, seed: int) -> Rollout:
+def collect(
+    actors: Actors, prompts: Prompts, indices: Sequence[int], *, kl_coef: float, seed: int
+) -> Rollout:
     """Sample, score, and shape the rewards: −β·k1 on every token, the score on the last one."""
     # 1. Sample
     sampled = sample_responses(
         actors.policy,
-        actors.tokenizer,
+        actors.codec,
         prompts,
         indices,
-        generation=actors.generation,
         seed=seed,
         microbatch_size=actors.microbatch_size,
     )
@@ -155,7 +152,7 @@ def rollout_logprobs(model: PreTrainedModel, sequences: Sequences, actors: Actor
 
     def logprobs(micro: Sequences) -> Tensor:
         with autocast(actors.precision, micro.input_ids.device):
-            return response_logprobs(model, micro, temperature=actors.generation.temperature).logprobs
+            return response_logprobs(model, micro, temperature=actors.codec.generation.temperature).logprobs
 
     return per_token(logprobs, sequences, microbatch_size=actors.microbatch_size)
 

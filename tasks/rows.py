@@ -12,7 +12,9 @@ Row = dict[str, Any]
 
 def write_rows(folder: Path, split: str, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write one split; the same rows make the same bytes (with the same version of pyarrow)."""
-    pq.write_table(pa.Table.from_pylist(list(map(dict, rows))), folder / f"{split}.parquet", compression="zstd")
+    pq.write_table(
+        pa.Table.from_pylist(list(map(dict, rows))), folder / f"{split}.parquet", compression="zstd"
+    )
 
 
 def read_rows(folder: Path, split: str) -> list[Row]:

@@ -45,11 +45,14 @@ class Scores:
     by_term: dict[str, Tensor]
 
 
-def load_scorer(job: StageJob, reward: str, *, tokenizer_of: str, device: torch.device) -> Scorer:
+def load_scorer(
+    job: StageJob, reward: str, *, tokenizer_of: str, device: torch.device, dtype: torch.dtype = torch.float32
+) -> Scorer:
     """Load the reward's models.
 
     Args:
         tokenizer_of: the role of the policy whose ids the reward models will be given.
+        dtype: of the models' trunks.
 
     Raises:
         TokenizersDiffer: a reward model was trained with another tokenizer than the policy's.
@@ -67,7 +70,13 @@ def load_scorer(job: StageJob, reward: str, *, tokenizer_of: str, device: torch.
                 f"rewards.{reward}.terms.{index}.model={term.model!r} has another tokenizer than {tokenizer_of}; "
                 "train the reward model from the same model as the policy"
             )
-        terms.append(Term(name=term.model, weight=term.weight, scorer=load_scalar(folder).to(device)))
+        terms.append(
+            Term(
+                name=term.model,
+                weight=term.weight,
+                scorer=load_scalar(folder, role="reward", dtype=dtype).to(device),
+            )
+        )
     return Scorer(terms=tuple(terms), missing_eos=job.rewards[reward].missing_eos)
 
 

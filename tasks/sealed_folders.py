@@ -51,14 +51,14 @@ def seal(folder: Path) -> str:
         raise ValueError(f"{folder} holds no file; nothing can be sealed")
     for empty in empty_folders:
         (folder / empty).rmdir()
-    for path in paths:
+    for path in sorted(paths):
         (folder / path).chmod(0o444)
         sync_file(folder / path)
     manifest = canonical_json({"files": _records(folder, paths)}).encode()
     try:
         write_file(folder / MANIFEST, manifest)
         (folder / MANIFEST).chmod(0o444)
-        for inner in {folder / parent for path in paths for parent in PurePosixPath(path).parents}:
+        for inner in sorted({folder / parent for path in paths for parent in PurePosixPath(path).parents}):
             sync_folder(inner)
     except OSError:
         (folder / MANIFEST).unlink(missing_ok=True)
@@ -73,14 +73,15 @@ def find_problems(folder: Path, *, digest: str | None = None) -> list[str]:
         folder: the sealed folder.
         digest: what the folder's digest has to be; None where nothing outside the folder knows it.
     """
-    if not folder.is_dir() or folder.is_symlink():
-        return [f"{folder.name}: is missing" if not folder.is_symlink() else f"{folder.name}: is a link"]
-    paths, empty_folders, problems = _scan(folder)
-    problems += [f"{empty}: an unexpected empty folder" for empty in empty_folders]
+    if folder.is_symlink() or not folder.is_dir():
+        return ["the folder is missing, or is a link"]
+    problems: list[str] = []
     try:
+        paths, empty_folders, problems = _scan(folder)
         listed = read_manifest(folder, digest=digest)
     except (ValueError, OSError) as error:
         return [*problems, str(error)]
+    problems += [f"{empty}: is an unexpected empty folder" for empty in empty_folders]
     found = paths - {MANIFEST}
     problems += [f"{path}: is missing" for path in sorted(listed.keys() - found)]
     problems += [f"{path}: is not in the manifest" for path in sorted(found - listed.keys())]
@@ -141,31 +142,35 @@ def check_path(path: Any) -> None:
 
 
 def _scan(folder: Path) -> tuple[set[str], list[str], list[str]]:
-    """All plain files below ``folder`` (no link is followed), the empty folders, and what may not be there."""
-    paths, empty_folders, problems = set(), [], []
-    for root, folders, files in os.walk(folder, followlinks=False):
-        if not folders and not files and Path(root) != folder:
-            empty_folders.append(Path(root).relative_to(folder).as_posix())
-        for name in (*folders, *files):
-            full = Path(root, name)
-            relative = full.relative_to(folder).as_posix()
-            status = full.lstat()
+    """All plain files below ``folder`` (no link is followed), folders without any (deepest first), and faults."""
+    paths: set[str] = set()
+    folders: set[str] = set()
+    problems = []
+    for root, inner_folders, files in os.walk(folder, followlinks=False, onerror=_raise):
+        for name in (*inner_folders, *files):
+            path = Path(root, name).relative_to(folder).as_posix()
+            status = Path(root, name).lstat()
             try:
-                check_path(relative)
+                check_path(path)
             except UnsafePath as error:
                 problems.append(str(error))
                 continue
             if stat.S_ISDIR(status.st_mode):
-                continue
-            if stat.S_ISLNK(status.st_mode):
-                problems.append(f"{relative}: is a symbolic link; copy what it points to")
+                folders.add(path)
+            elif stat.S_ISLNK(status.st_mode):
+                problems.append(f"{path}: is a symbolic link; copy what it points to")
             elif not stat.S_ISREG(status.st_mode):
-                problems.append(f"{relative}: is not a plain file")
+                problems.append(f"{path}: is not a plain file")
             elif status.st_nlink > 1:
-                problems.append(f"{relative}: is shared with another name (hard link); copy it")
+                problems.append(f"{path}: is shared with another name (hard link); copy it")
             else:
-                paths.add(relative)
-    return paths, empty_folders, problems
+                paths.add(path)
+    empty = folders - {str(parent) for path in paths for parent in PurePosixPath(path).parents}
+    return paths, sorted(empty, key=lambda path: -path.count("/")), problems
+
+
+def _raise(error: OSError) -> None:
+    raise error
 
 
 def _records(folder: Path, paths: Iterable[str]) -> list[dict[str, Any]]:

@@ -1,28 +1,18 @@
 """Supervised fine-tuning: maximum likelihood of demonstrated responses given their prompts."""
 
-from collections.abc import Sequence
-
 import torch
 from transformers import PreTrainedModel
 
 from algorithms.supervised_loss import token_nll
-from models.folders import load_policy, load_tokenizer, save_policy, tokenizer_digest
+from models.folders import load_policy, save_policy, tokenizer_digest
 from models.logprobs import response_logprobs
 from models.sequences import Sequences
 from schemas.job import StageJob, StageResult
 from schemas.recipe import SupervisedFineTuning
 from tasks.attempt import Attempt
-from tasks.data_order import batch_indices, num_batches
-from tasks.examples import Completions, encode_completions
-from tasks.optimization import (
-    autocast,
-    chunks,
-    learning_rate_at,
-    make_optimizer,
-    take_step,
-    training_device,
-)
-from tasks.rows import read_rows
+from tasks.data_order import DataOrder
+from tasks.examples import Completions, codec_of, read_completions
+from tasks.optimization import autocast, chunks, learning_rate_at, make_optimizer, take_step, training_device
 from tasks.splits import TEST, TRAIN, VALIDATION
 
 
@@ -33,25 +23,27 @@ def run(job: StageJob) -> StageResult:
     device = training_device()
 
     # 1. The model, and every demonstration as ids
-    tokenizer = load_tokenizer(job.inputs["init"])
+    codec = codec_of(job, "init")
     policy = load_policy(job.inputs["init"]).to(device)
-    pad = tokenizer.pad_token_id
-
-    def encoded(split: str) -> Completions:
-        rows = read_rows(job.inputs["data"], split)
-        return encode_completions(
-            rows, tokenizer, columns=["response"], generation=job.generation, chat=job.chat
-        )
-
-    train = encoded(TRAIN)
+    train, validation, test = (
+        read_completions(job.inputs["data"], split, ["response"], codec)
+        for split in (TRAIN, VALIDATION, TEST)
+    )
     optimizer = make_optimizer(policy, weight_decay=work.weight_decay)
-    num_steps = num_batches(epochs=work.epochs, num_examples=len(train), batch_size=work.batch_size)
+    order = DataOrder(
+        num_examples=len(train),
+        batch_size=work.batch_size,
+        seed=job.seed,
+        lengths=train.lengths() if work.group_by_length else None,
+    )
+    num_steps = order.num_batches(work.epochs)
 
     # 2. Optimiser steps, from wherever an earlier attempt got to
-    with Attempt(job, total=num_steps, modules={"policy": policy}, optimizers={"policy": optimizer}) as attempt:
+    with Attempt(
+        job, total=num_steps, modules={"policy": policy}, optimizers={"policy": optimizer}
+    ) as attempt:
         for step in attempt.remaining():
-            indices = batch_indices(step, batch_size=work.batch_size, num_examples=len(train), seed=job.seed)
-            batch = train.batch("response", indices, pad_token_id=pad).to(device)
+            batch = train.batch(order.batch(step)).to(device)
             loss = accumulate_nll(policy, batch, work)
             learning_rate = learning_rate_at(
                 step,
@@ -60,7 +52,9 @@ def run(job: StageJob) -> StageResult:
                 total_steps=num_steps,
                 schedule=work.schedule,
             )
-            grad_norm = take_step(optimizer, policy, learning_rate=learning_rate, max_grad_norm=work.max_grad_norm)
+            grad_norm = take_step(
+                optimizer, policy, learning_rate=learning_rate, max_grad_norm=work.max_grad_norm
+            )
             attempt.finish_step(
                 {"loss": loss, "grad_norm": grad_norm, "learning_rate": learning_rate},
                 num_tokens=int(batch.attention_mask.sum()),
@@ -68,11 +62,11 @@ def run(job: StageJob) -> StageResult:
             )
 
     # 3. How well it predicts what it has not seen
-    metrics = {}
-    for split in (VALIDATION, TEST):
-        metrics[f"{split}_nll"] = mean_nll(policy, encoded(split), pad_token_id=pad, batch_size=work.batch_size)
-
-    save_policy(policy, tokenizer, job.output)
+    metrics = {
+        "validation_nll": mean_nll(policy, validation, batch_size=work.batch_size),
+        "test_nll": mean_nll(policy, test, batch_size=work.batch_size),
+    }
+    save_policy(policy, codec.tokenizer, job.output)
     return StageResult(metrics=metrics, tokenizer_digest=tokenizer_digest(job.output))
 
 
@@ -80,9 +74,9 @@ def accumulate_nll(policy: PreTrainedModel, batch: Sequences, work: SupervisedFi
     """Add the gradient of the batch's mean token NLL, micro-batch by micro-batch; returns that mean (nats/token)."""
     denominator = batch.response_mask.sum()
     total = 0.0
-    for rows in chunks(len(batch.input_ids), work.microbatch_size):
+    for rows in chunks(len(batch), work.microbatch_size):
         micro = batch.select(rows)
-        with autocast(work.precision, batch.input_ids.device):
+        with autocast(work.precision, policy.device):
             logprobs = response_logprobs(policy, micro, temperature=1.0).logprobs
         loss = token_nll(logprobs, micro.response_mask, denominator=denominator).loss
         loss.backward()
@@ -91,13 +85,12 @@ def accumulate_nll(policy: PreTrainedModel, batch: Sequences, work: SupervisedFi
 
 
 @torch.no_grad()
-def mean_nll(policy: PreTrainedModel, examples: Completions, *, pad_token_id: int, batch_size: int) -> float:
-    """Mean NLL of all response tokens (nats/token)."""
-    nll, count = 0.0, 0
-    indices: Sequence[int] = range(len(examples))
+def mean_nll(policy: PreTrainedModel, examples: Completions, *, batch_size: int) -> float:
+    """Mean NLL over all response tokens (nats/token)."""
+    nll, num_tokens = 0.0, 0
     for rows in chunks(len(examples), batch_size):
-        batch = examples.batch("response", indices[rows], pad_token_id=pad_token_id).to(policy.device)
+        batch = examples.batch(range(len(examples))[rows]).to(policy.device)
         logprobs = response_logprobs(policy, batch, temperature=1.0).logprobs
         nll -= float(logprobs[batch.response_mask].double().sum())
-        count += int(batch.response_mask.sum())
-    return nll / count
+        num_tokens += int(batch.response_mask.sum())
+    return nll / num_tokens

@@ -13,24 +13,24 @@ from torch import Tensor
 from algorithms.advantages import monte_carlo_returns
 from algorithms.diagnostics import ValueDiagnostics, value_diagnostics
 from algorithms.value_loss import value_loss
-from models.folders import load_policy, load_tokenizer, tokenizer_digest
+from models.folders import load_policy, tokenizer_digest
 from models.heads import ScalarModel, load_critic, save_value, values
 from schemas.job import StageJob, StageResult
 from schemas.recipe import ValuePretraining
 from tasks.attempt import Attempt, weights_of
-from tasks.examples import encode_prompts
+from tasks.examples import codec_of, read_prompts
 from tasks.metric_sums import MetricSums
 from tasks.minibatches import minibatches
 from tasks.optimization import (
     autocast,
     chunks,
+    frozen_dtype,
     learning_rate_at,
     make_optimizer,
     take_step,
     training_device,
 )
 from tasks.rollouts import Actors, Rollout, collect, prompts_of_iteration, rollout_values
-from tasks.rows import read_rows
 from tasks.scoring import load_scorer
 from tasks.seeds import derive_seed
 from tasks.splits import TRAIN, VALIDATION
@@ -50,18 +50,20 @@ class HeldOut:
 def run(job: StageJob) -> StageResult:
     """Pretrain the critic that starts from ``init`` on responses of ``policy``; the artifact is a value model."""
     work = job.work
-    assert isinstance(work, ValuePretraining) and work.gamma is not None and work.kl_coef is not None
+    assert isinstance(work, ValuePretraining)
+    assert work.gamma is not None  # the loader resolved both
+    assert work.kl_coef is not None
     device = training_device()
 
     # 1. The fixed policy, the policy stage's own reward, and a critic
-    tokenizer = load_tokenizer(job.inputs["policy"])
-    policy = load_policy(job.inputs["policy"]).to(device)
+    codec = codec_of(job, "policy")
+    frozen = frozen_dtype(work.precision)
+    policy = load_policy(job.inputs["policy"], dtype=frozen).to(device)
     actors = Actors(
         policy=policy,
-        reference=load_policy(job.inputs["reference"]).to(device) if work.kl_coef else None,
-        scorer=load_scorer(job, work.reward, tokenizer_of="policy", device=device),
-        tokenizer=tokenizer,
-        generation=job.generation,
+        reference=load_policy(job.inputs["reference"], dtype=frozen).to(device) if work.kl_coef else None,
+        scorer=load_scorer(job, work.reward, tokenizer_of="policy", device=device, dtype=frozen),
+        codec=codec,
         microbatch_size=work.microbatch_size,
         precision=work.precision,
     )
@@ -69,15 +71,19 @@ def run(job: StageJob) -> StageResult:
     optimizer = make_optimizer(critic, weight_decay=work.weight_decay)
 
     # 2. Prompts to train on, and responses to others to be measured on
-    prompts = encode_prompts(
-        read_rows(job.inputs["prompts"], TRAIN), tokenizer, generation=job.generation, chat=job.chat
-    )
+    prompts = read_prompts(job.inputs["prompts"], TRAIN, codec)
     held_out = sample_held_out(job, work, actors)
 
     steps_per_iteration = work.epochs * (work.batch_size // work.minibatch_size)
-    with Attempt(job, total=work.iterations, modules={"critic": critic}, optimizers={"critic": optimizer}) as attempt:
-        state = attempt.start_state({"best_iteration": 0, "best": None, "without_gain": 0})
-        if state["best"] is None:
+    with Attempt(
+        job,
+        total=work.iterations,
+        modules={"critic": critic},
+        optimizers={"critic": optimizer},
+        state={"best": None, "best_iteration": 0, "without_gain": 0},
+        keeps_best=True,
+    ) as attempt:
+        if not attempt.best:
             keep_if_best(attempt, critic, held_out, actors, iteration=0)
         for iteration in attempt.remaining():
             # 3. A fresh rollout of the fixed policy, and its Monte-Carlo returns
@@ -126,7 +132,7 @@ def run(job: StageJob) -> StageResult:
         critic.load_state_dict(attempt.best)
 
     measured = diagnose(critic, held_out, actors)
-    save_value(critic, tokenizer, job.output)
+    save_value(critic, codec.tokenizer, job.output)
     return StageResult(
         metrics={**headline_metrics(measured), "best_iteration": attempt.state["best_iteration"]},
         tokenizer_digest=tokenizer_digest(job.output),
@@ -135,11 +141,10 @@ def run(job: StageJob) -> StageResult:
 
 def sample_held_out(job: StageJob, work: ValuePretraining, actors: Actors) -> HeldOut:
     """Responses to validation prompts; a pure function of the seed, so that a resumed stage samples the same."""
-    prompts = encode_prompts(
-        read_rows(job.inputs["prompts"], VALIDATION), actors.tokenizer, generation=job.generation, chat=job.chat
-    )
+    prompts = read_prompts(job.inputs["prompts"], VALIDATION, actors.codec)
     indices = [index % len(prompts) for index in range(work.validation_samples)]
-    assert work.kl_coef is not None and work.gamma is not None
+    assert work.kl_coef is not None  # the loader resolved both
+    assert work.gamma is not None
     rollout = collect(
         actors, prompts, indices, kl_coef=work.kl_coef, seed=derive_seed(job.seed, "validation sampling")
     )

@@ -13,7 +13,7 @@ unit = st.floats(0, 1)
 
 
 def random_batch(seed):
-    """Rewards, values, mask (with gaps, and perhaps an empty row), λ and final value per row; NaN under the mask."""
+    """Rewards, values, mask (gaps and empty rows too), λ and final value per row; NaN under the mask."""
     rng = np.random.default_rng(seed)
     num_rows, width = rng.integers(1, 6), rng.integers(1, 10)
     mask = torch.tensor(rng.random((num_rows, width)) < 0.7)
@@ -24,7 +24,7 @@ def random_batch(seed):
 
 
 def gae_by_definition(rewards, values, mask, gamma, lam, final_values):
-    """A_t = Σ_{k ≥ t} (γλ)^(k−t) δ_k, written as the O(T²) sum over a row from which masked positions are deleted."""
+    """A_t = Σ_{k ≥ t} (γλ)^(k−t) δ_k, as an O(T²) sum over a row whose masked positions are deleted."""
     advantages = np.zeros(mask.shape)
     for row in range(mask.shape[0]):
         kept = [t for t in range(mask.shape[1]) if mask[row, t]]
@@ -53,7 +53,8 @@ def test_gae_by_hand():
     rewards, values = torch.tensor([[1.0, 0.0, 4.0, 0.0]]), torch.tensor([[1.0, 3.0, 2.0, 99.0]])
     mask = torch.tensor([[True, True, True, False]])
     assert gae(rewards, values, mask, gamma=0.5, lam=0.5).tolist() == [[1.125, -1.5, 2.0, 0.0]]
-    # Truncated, worth 8 more: δ_2 = 4 + 0.5·8 − 2 = 6, A_1 = −2 + 0.25·6 = −0.5, A_0 = 1.5 + 0.25·(−0.5) = 1.375
+    # Truncated, worth 8 more:
+    #   A_2 = δ_2 = 4 + 0.5·8 − 2 = 6, A_1 = −2 + 0.25·6 = −0.5, A_0 = 1.5 + 0.25·(−0.5) = 1.375
     truncated = gae(rewards, values, mask, gamma=0.5, lam=0.5, final_values=torch.tensor([8.0]))
     assert truncated.tolist() == [[1.375, -0.5, 6.0, 0.0]]
 
@@ -116,13 +117,23 @@ def test_masked_content_padding_and_row_order_change_nothing(seed, gamma):
         return torch.nn.functional.pad(tensor, (0, 3), value=filler)
 
     padded = gae(
-        pad(rewards, math.nan), pad(values, math.nan), pad(mask, False), gamma=gamma, lam=lam, final_values=final_values
+        pad(rewards, math.nan),
+        pad(values, math.nan),
+        pad(mask, False),
+        gamma=gamma,
+        lam=lam,
+        final_values=final_values,
     )
     assert torch.equal(padded, pad(expected, 0.0))
 
     order = torch.randperm(len(mask), generator=torch.Generator().manual_seed(seed))
     permuted = gae(
-        rewards[order], values[order], mask[order], gamma=gamma, lam=lam[order], final_values=final_values[order]
+        rewards[order],
+        values[order],
+        mask[order],
+        gamma=gamma,
+        lam=lam[order],
+        final_values=final_values[order],
     )
     assert torch.equal(permuted, expected[order])
 
@@ -150,7 +161,11 @@ def test_float32_keeps_a_long_response_accurate():
     rewards, values = rng.normal(size=(1, 300)), rng.normal(size=(1, 300))
     mask = torch.ones(1, 300, dtype=torch.bool)
     single = gae(
-        torch.tensor(rewards, dtype=torch.float32), torch.tensor(values, dtype=torch.float32), mask, gamma=1.0, lam=0.99
+        torch.tensor(rewards, dtype=torch.float32),
+        torch.tensor(values, dtype=torch.float32),
+        mask,
+        gamma=1.0,
+        lam=0.99,
     )
     expected = gae_by_definition(rewards, values, mask, 1.0, [0.99], [0.0])
     np.testing.assert_allclose(single.numpy(), expected, atol=2e-4)
@@ -263,6 +278,8 @@ def test_rows_without_tokens_and_tensors_without_columns_give_zeros():
     nothing = torch.zeros(2, 3, dtype=torch.bool)
     nan = torch.full((2, 3), math.nan)
     final_values = torch.full((2,), math.nan)
-    assert torch.equal(gae(nan, nan, nothing, gamma=1.0, lam=0.9, final_values=final_values), torch.zeros(2, 3))
+    assert torch.equal(
+        gae(nan, nan, nothing, gamma=1.0, lam=0.9, final_values=final_values), torch.zeros(2, 3)
+    )
     empty = torch.zeros(2, 0)
     assert gae(empty, empty, empty.bool(), gamma=1.0, lam=0.9).shape == (2, 0)

@@ -97,7 +97,9 @@ def test_constant_is_refused_where_the_maximum_length_is_unknown():
         denominator_of(MASK, aggregation="constant")
     with pytest.raises(ValueError, match="aggregation='constant' needs an explicit denominator"):
         aggregate(PER_TOKEN, MASK, aggregation="constant", denominator=None)
-    with pytest.raises(ValueError, match="max_length=2 must be ≥ 1 and no less than the longest response, 3 tokens"):
+    with pytest.raises(
+        ValueError, match="max_length=2 must be ≥ 1 and no less than the longest response, 3 tokens"
+    ):
         denominator_of(MASK, aggregation="constant", max_length=2)
 
 

@@ -70,7 +70,7 @@ def test_a_valid_entry_that_is_not_finite_closes_the_gate(bad):
 
 
 def test_it_is_not_the_average_over_micro_batches():
-    # Each response's return is constant, so alone each is undefined; together a critic that tells them apart is perfect.
+    # Alone, each response has equal returns: undefined. A critic that tells the two apart is perfect.
     returns = torch.tensor([[1.0, 1.0], [5.0, 5.0]])
     mask = torch.ones(2, 2).bool()
     assert math.isnan(explained_variance(returns[:1], returns[:1], mask[:1]))

@@ -23,12 +23,14 @@ def test_by_hand():
         "k3": [0.5 - 1 + log2, 2 - 1 - log2],
     }
     for kind in KINDS:
-        np.testing.assert_allclose(kl_estimate(logprobs, ref_logprobs, kind=kind).numpy(), expected[kind], rtol=1e-5)
+        np.testing.assert_allclose(
+            kl_estimate(logprobs, ref_logprobs, kind=kind).numpy(), expected[kind], rtol=1e-5
+        )
 
 
 @pytest.fixture
 def distributions():
-    """Logits of π over five tokens, and log-probabilities of a reference: an expectation is a sum, no sampling."""
+    """Logits of π over five tokens, and a reference's log-probabilities: an expectation is a sum."""
     rng = np.random.default_rng(3)
     logits = torch.tensor(rng.normal(size=5), requires_grad=True)
     return logits, torch.log_softmax(torch.tensor(rng.normal(size=5)), 0)
@@ -96,11 +98,13 @@ def test_value_and_gradient_are_the_definition(difference, kind):
         "k3": (math.expm1(-delta) + delta, -math.expm1(-delta)),
     }[kind]
     assert estimate.item() == pytest.approx(value, rel=1e-12, abs=1e-15)
-    assert torch.autograd.grad(estimate.sum(), logprobs)[0].item() == pytest.approx(slope, rel=1e-12, abs=1e-15)
+    assert torch.autograd.grad(estimate.sum(), logprobs)[0].item() == pytest.approx(
+        slope, rel=1e-12, abs=1e-15
+    )
 
 
 def test_k3_keeps_its_digits_and_its_sign_near_the_reference():
-    # ½Δ² to first order: at Δ = 1e-4, 5e-9, where e^(−Δ) − 1 + Δ in float32 would round to a multiple of 6e-8.
+    # About ½Δ²: 5e-9 at Δ = 1e-4, where e^(−Δ) − 1 + Δ in float32 would round to a multiple of 6e-8.
     delta = torch.tensor([1e-4, -1e-4, 1e-3, -1e-3])
     k3 = kl_estimate(delta, torch.zeros(4), kind="k3")
     np.testing.assert_allclose(k3.numpy(), 0.5 * delta.numpy() ** 2, rtol=2e-3)
@@ -138,7 +142,11 @@ def test_the_reference_gets_no_gradient_and_half_precision_is_widened():
 
 
 def test_refusals():
-    with pytest.raises(ValueError, match="kind='full' is not an estimate from sampled tokens; use one of k1, abs, k2, k3"):
+    with pytest.raises(
+        ValueError, match="kind='full' is not an estimate from sampled tokens; use one of k1, abs, k2, k3"
+    ):
         kl_estimate(torch.zeros(2), torch.zeros(2), kind="full")
-    with pytest.raises(ValueError, match=r"ref_logprobs has shape \(3,\); it must be that of logprobs, \(2,\)"):
+    with pytest.raises(
+        ValueError, match=r"ref_logprobs has shape \(3,\); it must be that of logprobs, \(2,\)"
+    ):
         kl_estimate(torch.zeros(2), torch.zeros(3), kind="k1")

@@ -52,7 +52,9 @@ def test_value_gradient_and_clip_count_are_the_definition(seed, low, high):
     )
     loss, gradient, num_clipped = surrogate_by_definition(logprobs, old, advantages, mask, low, high)
     assert result.loss.item() == pytest.approx(loss, rel=1e-10, abs=1e-12)
-    np.testing.assert_allclose(torch.autograd.grad(result.loss, leaf)[0].numpy(), gradient, rtol=1e-10, atol=1e-14)
+    np.testing.assert_allclose(
+        torch.autograd.grad(result.loss, leaf)[0].numpy(), gradient, rtol=1e-10, atol=1e-14
+    )
     assert (result.clip_fraction.sum.item(), result.clip_fraction.count.item()) == (num_clipped, mask.sum())
 
 
@@ -95,7 +97,9 @@ def test_at_ratio_1_the_gradient_is_the_plain_policy_gradient():
         leaf, logprobs, advantages, mask, clip_range_low=0.2, clip_range_high=0.2, aggregation="token"
     )
     plain = -(leaf * advantages)[mask].mean()
-    assert torch.allclose(torch.autograd.grad(result.loss, leaf)[0], torch.autograd.grad(plain, leaf)[0], rtol=1e-14)
+    assert torch.allclose(
+        torch.autograd.grad(result.loss, leaf)[0], torch.autograd.grad(plain, leaf)[0], rtol=1e-14
+    )
     assert result.ratio.mean() == 1
     assert result.approx_kl.sum == 0 and result.clip_fraction.sum == 0
 
@@ -113,7 +117,7 @@ def test_gradient_by_finite_differences():
 
 
 def test_an_overflowing_ratio_is_clipped_without_a_nan_in_the_gradient():
-    # log ρ = 200 overflows float32. A > 0: clipped to 1.2·A, gradient 0. The other token must keep its own gradient.
+    # log ρ = 200 overflows float32. A > 0: clipped to 1.2·A, gradient 0. The other token keeps its own.
     leaf = torch.tensor([[0.0, -1.0]], requires_grad=True)
     result = clipped_surrogate(
         leaf,
@@ -170,7 +174,7 @@ def test_clip_ranges_are_refused_by_name(low, high, message):
 
 
 def test_positive_example_nll_by_hand():
-    # Correct: rows 0 and 2, with 2 + 1 tokens: (1 + 2 + 6)/3 = 3. Row 1 is wrong and its log-probabilities are garbage.
+    # Correct: rows 0 and 2, with 2 + 1 tokens: (1 + 2 + 6)/3 = 3. Row 1 is wrong; its logprobs are garbage.
     leaf = torch.tensor(
         [[-1.0, -2.0, math.nan], [math.nan, -9.0, math.inf], [-6.0, math.nan, 1.0]], requires_grad=True
     )

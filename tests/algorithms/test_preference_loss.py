@@ -56,7 +56,9 @@ def test_ranked_responses_weighted_by_their_number_give_the_mean_over_prompts():
     gaps = [0.1, 0.5, -0.3, 2.0]
     weights = torch.tensor([1 / 3, 1 / 3, 1 / 3, 1.0], dtype=torch.float64)
     nll = [math.log1p(math.exp(-gap)) for gap in gaps]
-    result = bradley_terry(torch.tensor(gaps, dtype=torch.float64), torch.zeros(4, dtype=torch.float64), weights=weights)
+    result = bradley_terry(
+        torch.tensor(gaps, dtype=torch.float64), torch.zeros(4, dtype=torch.float64), weights=weights
+    )
     assert result.loss.item() == pytest.approx((sum(nll[:3]) / 3 + nll[3]) / 2)
 
 

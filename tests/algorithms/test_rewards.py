@@ -10,7 +10,7 @@ from algorithms.rewards import replace_missing_eos, shape_rewards, subtract_miss
 
 
 def test_shaped_rewards_by_hand():
-    # β = 0.5. Row 0 ends at its third position, row 1 is truncated at T, row 2 has a masked token before its last.
+    # β = 0.5. Row 0 ends at its third position, row 1 is truncated at T, row 2 has a gap.
     scores = torch.tensor([10.0, 20.0, 30.0])
     kl = torch.tensor([[1.0, -2.0, 4.0, math.nan], [0.0, 0.0, 0.0, 2.0], [2.0, math.inf, 6.0, math.nan]])
     mask = torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1], [1, 0, 1, 0]]).bool()
@@ -28,7 +28,9 @@ def test_shaped_rewards_are_the_definition_and_lose_nothing(seed, kl_coef):
     mask = rng.random((rng.integers(1, 6), rng.integers(1, 8))) < 0.6
     scores = np.where(mask.any(axis=1), rng.normal(size=len(mask)), math.nan)
     kl = np.where(mask, rng.normal(size=mask.shape), math.nan)
-    measured = shape_rewards(torch.tensor(scores), torch.tensor(kl), torch.tensor(mask), kl_coef=kl_coef).numpy()
+    measured = shape_rewards(
+        torch.tensor(scores), torch.tensor(kl), torch.tensor(mask), kl_coef=kl_coef
+    ).numpy()
     expected = np.zeros(mask.shape)
     for row in range(len(mask)):
         for t in np.flatnonzero(mask[row]):

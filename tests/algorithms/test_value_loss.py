@@ -15,7 +15,11 @@ def test_by_hand():
     targets, mask = torch.tensor([[1.0, 4.0, math.nan]]), torch.tensor([[True, True, False]])
     result = value_loss(values, None, targets, mask)
     assert result.loss.item() == 2.5
-    assert (result.value_mse.sum.item(), result.value_bias.sum.item(), result.value_mse.count.item()) == (10, -2, 2)
+    assert (result.value_mse.sum.item(), result.value_bias.sum.item(), result.value_mse.count.item()) == (
+        10,
+        -2,
+        2,
+    )
     assert torch.autograd.grad(result.loss, values)[0].tolist() == [[1 / 2, -3 / 2, 0.0]]
 
 
@@ -27,7 +31,9 @@ def test_clipped_by_hand():
     # Loss ½·(6.25 + 4 + 0.49)/3.
     values = torch.tensor([[2.0, 2.0, 0.3]], dtype=torch.float64, requires_grad=True)
     targets = torch.tensor([[3.0, 0.0, 1.0]], dtype=torch.float64)
-    result = value_loss(values, torch.zeros_like(targets), targets, torch.ones(1, 3).bool(), value_clip_range=0.5)
+    result = value_loss(
+        values, torch.zeros_like(targets), targets, torch.ones(1, 3).bool(), value_clip_range=0.5
+    )
     assert result.loss.item() == pytest.approx(0.5 * (6.25 + 4 + 0.49) / 3)
     gradient = torch.autograd.grad(result.loss, values)[0].numpy()
     np.testing.assert_allclose(gradient, [[0, 2 / 3, -0.7 / 3]], rtol=1e-12)
@@ -58,7 +64,9 @@ def test_value_and_gradient_are_the_definition(seed, clip_range):
         leaf, torch.tensor(old), torch.tensor(targets), torch.tensor(mask), value_clip_range=clip_range
     )
     assert result.loss.item() == pytest.approx(loss, rel=1e-10, abs=1e-12)
-    np.testing.assert_allclose(torch.autograd.grad(result.loss, leaf)[0].numpy(), gradient, rtol=1e-10, atol=1e-14)
+    np.testing.assert_allclose(
+        torch.autograd.grad(result.loss, leaf)[0].numpy(), gradient, rtol=1e-10, atol=1e-14
+    )
 
 
 def test_gradient_by_finite_differences():

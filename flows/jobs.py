@@ -1,0 +1,125 @@
+"""From a step of a recipe to what its stage is handed: the work, the parts of its key, and the job."""
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from models.source_digest import source_digest
+from schemas.job import ImportModel, PrepareData, StageJob, Work
+from schemas.recipe import MODEL, Gate, Recipe, Resources, Reward
+from schemas.references import content_of, reward_of
+from schemas.stage_key import key_parts
+
+DATA = "data."
+"""What the names of the implicit steps that prepare data start with."""
+
+ARTIFACTS = {
+    "import_model": "policy",
+    "prepare_data": "dataset",
+    "sft": "policy",
+    "reward_model": "reward_model",
+    "value_pretraining": "value_model",
+    "policy_optimization": "policy",
+    "evaluation": "evaluation",
+}
+"""Kind of work → kind of artifact that it makes."""
+
+_ONE_CPU = Resources(cpus=1, gpus=0)
+_BUILTIN = "builtin:"
+
+
+def work_of(recipe: Recipe, step: str) -> Work:
+    """What the step asks for: a stage of the recipe, or an implicit step."""
+    if step == MODEL:
+        return ImportModel(model=recipe.model)
+    if step.startswith(DATA):
+        name = step.removeprefix(DATA)
+        return PrepareData(content=content_of(recipe, name), data=recipe.data[name])
+    return recipe.stages[step]
+
+
+def gates_of(recipe: Recipe, step: str) -> tuple[Gate, ...]:
+    """The step's gates; an implicit step has none."""
+    return recipe.stages[step].gate if step in recipe.stages else ()
+
+
+def resources_of(recipe: Recipe, step: str) -> Resources:
+    """What the step occupies; an implicit step takes one CPU."""
+    return recipe.stages[step].resources if step in recipe.stages else _ONE_CPU
+
+
+def key_parts_of(recipe: Recipe, step: str, inputs: Mapping[str, str]) -> dict[str, Any]:
+    """What the step's key is made of, given the content digest of each of its inputs (role → digest).
+
+    Raises:
+        OSError, ValueError: a source outside cannot be read, or is not what the recipe says.
+    """
+    work = work_of(recipe, step)
+    return key_parts(
+        work,
+        generation=recipe.generation,
+        rewards=rewards_of(recipe, step),
+        seed=_seed_in_key(recipe, work),
+        inputs={**inputs, **_source_of(work)},
+        extra={} if isinstance(work, ImportModel | PrepareData) else {"chat": recipe.model.chat},
+    )
+
+
+def job_for(
+    recipe: Recipe,
+    step: str,
+    *,
+    run_id: str,
+    attempt: int,
+    stage_key: str,
+    inputs: Mapping[str, Path],
+    scratch: Path,
+    output: Path,
+) -> StageJob:
+    """One attempt at the step, as its process is handed it."""
+    return StageJob(
+        run_id=run_id,
+        name=step,
+        attempt=attempt,
+        stage_key=stage_key,
+        seed=seed_of(recipe, step),
+        work=work_of(recipe, step),
+        generation=recipe.generation,
+        chat=recipe.model.chat,
+        rewards=rewards_of(recipe, step),
+        inputs=dict(inputs),
+        scratch=scratch,
+        output=output,
+    )
+
+
+def seed_of(recipe: Recipe, step: str) -> int:
+    """The stage's own seed, or the recipe's."""
+    own = recipe.stages[step].seed if step in recipe.stages else None
+    return recipe.seed if own is None else own
+
+
+def rewards_of(recipe: Recipe, step: str) -> dict[str, Reward]:
+    """The reward that the step scores with, by its name; empty where it scores with none."""
+    name = reward_of(recipe.stages[step]) if step in recipe.stages else None
+    return {} if name is None else {name: recipe.rewards[name]}
+
+
+def _seed_in_key(recipe: Recipe, work: Work) -> int | None:
+    """The implicit steps draw nothing, except that a built-in model's weights are drawn from the seed."""
+    if isinstance(work, PrepareData):
+        return None
+    if isinstance(work, ImportModel):
+        return recipe.seed if work.model.source.startswith(_BUILTIN) else None
+    return recipe.seed if work.seed is None else work.seed
+
+
+def _source_of(work: Work) -> dict[str, str]:
+    """``source`` → sha256 of what an implicit step reads from outside."""
+    if isinstance(work, ImportModel):
+        return {"source": source_digest(work.model.source)}
+    if isinstance(work, PrepareData) and not work.data.source.startswith(_BUILTIN):
+        with open(work.data.source, "rb") as file:
+            return {"source": hashlib.file_digest(file, "sha256").hexdigest()}
+    return {}

@@ -1,0 +1,154 @@
+"""What a run would do with each step, and why: reuse, resume, run, wait for another step, or not start at all.
+
+A plan changes nothing and starts nothing. A step's key needs the content digests of what it reads; where a step
+before it has to run first, they are unknown, and the step waits.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from flows.jobs import gates_of, key_parts_of, resources_of, work_of
+from flows.machine import available_cpus
+from flows.provenance import drift, provenance
+from flows.runs import RunRecord
+from schemas.recipe import Recipe
+from schemas.references import dependencies, order
+from schemas.stage_key import differences, stage_key
+from schemas.verdicts import Verdict, judge
+from tasks.scratch import read_committed
+from tasks.store import Lookup, Store
+
+Action = Literal["reuse", "resume", "run", "wait", "blocked"]
+
+_UNKNOWN = "unknown yet"
+"""Stands for the digest of an input that is still to be made, so that the rest of a key can be compared."""
+
+
+@dataclass(frozen=True)
+class PlannedStep:
+    """What would happen to one step."""
+
+    name: str
+    kind: str
+    action: Action
+    reasons: tuple[str, ...] = ()
+    drift: tuple[str, ...] = ()
+    """What an artifact that is reused, or an attempt that is resumed, was made with, where that has changed since."""
+    at_step: int | None = None
+    """The checkpoint that is gone on from."""
+    waits_for: tuple[str, ...] = ()
+    stage_key: str | None = None
+    digest: str | None = None
+    verdicts: tuple[Verdict, ...] = ()
+    """What the step's gates say of the artifact that is reused."""
+
+    @property
+    def said(self) -> str:
+        """The action as it is printed."""
+        return f"resume at {self.at_step}" if self.action == "resume" else self.action
+
+
+def plan(recipe: Recipe, store: Store | None, runs: Sequence[RunRecord]) -> list[PlannedStep]:
+    """The plan for every step, in order.
+
+    Args:
+        recipe: what is to be run.
+        store: where artifacts are looked for; None where there is no store yet.
+        runs: earlier runs of the workspace, newest first: what changed is said against the newest of this recipe.
+
+    Raises:
+        OSError, ValueError: a source outside cannot be read, or is not what the recipe says.
+    """
+    inputs = dependencies(recipe)
+    steps: dict[str, PlannedStep] = {}
+    for name in order(recipe):
+        earlier = _earlier(recipe, name, runs)
+        read = {role: steps[step] for role, step in inputs[name].items()}
+        steps[name] = _plan_step(recipe, name, read, store, earlier)
+    return list(steps.values())
+
+
+def needs_work(steps: Sequence[PlannedStep]) -> bool:
+    """Whether anything would be computed."""
+    return any(step.action in ("resume", "run", "wait") for step in steps)
+
+
+def _plan_step(
+    recipe: Recipe,
+    name: str,
+    read: Mapping[str, PlannedStep],
+    store: Store | None,
+    earlier: Mapping[str, Any] | None,
+) -> PlannedStep:
+    kind = work_of(recipe, name).kind
+    closed = list(dict.fromkeys(step.name for step in read.values() if _is_closed(step)))
+    if closed:
+        return PlannedStep(name, kind, "blocked", reasons=(f"reads {', '.join(closed)}, whose gate is closed",))
+
+    digests = {role: step.digest or _UNKNOWN for role, step in read.items()}
+    parts = key_parts_of(recipe, name, digests)
+    waits_for = tuple(dict.fromkeys(step.name for step in read.values() if step.digest is None))
+    if waits_for:
+        changes = _changes(earlier, parts) if earlier else []
+        return PlannedStep(
+            name, kind, "wait", reasons=(f"for {', '.join(waits_for)}", *changes), waits_for=waits_for
+        )
+
+    key = stage_key(parts)
+    found = store.inspect(key) if store else Lookup(None)
+    if found.ref is not None:
+        artifact = found.ref.artifact
+        verdicts = tuple(judge(gate, artifact.metrics) for gate in gates_of(recipe, name))
+        return PlannedStep(
+            name,
+            kind,
+            "reuse",
+            reasons=(f"made by run {found.ref.run_id}", *(f"gate {verdict}" for verdict in verdicts)),
+            drift=tuple(drift(found.ref.provenance, _provenance(recipe, name))),
+            stage_key=key,
+            digest=artifact.digest,
+            verdicts=verdicts,
+        )
+    at_step = _checkpointed(store, key)
+    if at_step:
+        return PlannedStep(
+            name, kind, "resume", reasons=("an attempt was interrupted",), at_step=at_step, stage_key=key
+        )
+    return PlannedStep(name, kind, "run", reasons=_reasons_to_run(found, earlier, parts), stage_key=key)
+
+
+def _reasons_to_run(found: Lookup, earlier: Mapping[str, Any] | None, parts: Mapping[str, Any]) -> tuple[str, ...]:
+    if found.damage:
+        return tuple(f"damaged: {damage}" for damage in found.damage)
+    if earlier is None:
+        return ("never run here",)
+    return tuple(_changes(earlier, parts)) or ("no artifact in the store",)
+
+
+def _changes(earlier: Mapping[str, Any], parts: Mapping[str, Any]) -> list[str]:
+    """What differs from the earlier run's key, except what is not known yet."""
+    return [change for change in differences(earlier, parts) if not change.endswith(_UNKNOWN)]
+
+
+def _earlier(recipe: Recipe, name: str, runs: Sequence[RunRecord]) -> Mapping[str, Any] | None:
+    """What the step's key was made of in the newest run of the recipe that got so far."""
+    stages = (run.stages.get(name) for run in runs if run.recipe.recipe == recipe.recipe)
+    return next((stage.key_parts for stage in stages if stage and stage.key_parts), None)
+
+
+def _is_closed(step: PlannedStep) -> bool:
+    return step.action == "blocked" or any(
+        not verdict.passed and verdict.on_fail == "stop" for verdict in step.verdicts
+    )
+
+
+def _provenance(recipe: Recipe, name: str) -> dict[str, str]:
+    """What the step would be made with if it ran now, alone."""
+    cpus = resources_of(recipe, name).cpus or available_cpus()
+    return provenance(work_of(recipe, name).kind, threads=min(cpus, available_cpus()))
+
+
+def _checkpointed(store: Store | None, key: str) -> int:
+    """The step of the newest checkpoint of an interrupted attempt; 0: none."""
+    return read_committed(store.root / "scratch" / key)[0] if store else 0

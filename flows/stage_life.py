@@ -1,0 +1,274 @@
+"""One stage's life: key → lock → reuse or run → commit → verdict recorded, then enforced → ledger.
+
+Nothing here knows who orders the stages. Every line may be the last one before a kill: what the store holds then
+is whole, and the same command goes on from it.
+"""
+
+import threading
+import time
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flows.exit_codes import may_be_retried
+from flows.jobs import ARTIFACTS, gates_of, job_for, key_parts_of, work_of
+from flows.launch import RUN_STAGE, StageFailed, launch
+from flows.machine import Share, available_cpus
+from flows.provenance import drift, provenance
+from flows.runs import GOOD, Run, StageRecord, StageStatus, read_runs
+from flows.stage_process import explain
+from flows.watching import Watcher, feed, metric_records
+from schemas.artifacts import Artifact
+from schemas.job import PrepareData, StageJob, StageResult
+from schemas.references import dependencies, order
+from schemas.stage_key import stage_key
+from schemas.verdicts import Verdict, judge
+from tasks.ledger import Ledger
+from tasks.ledger_entries import Input, StageOutcome
+from tasks.scratch import read_committed
+from tasks.store import Locked, Ref, Store
+
+_PATIENCE_SECONDS = 1.0
+"""How long another holder of a stage key is waited for before asking whether the run was stopped."""
+
+
+class Stopped(Exception):
+    """The run was asked to stop before the stage began."""
+
+
+@dataclass(frozen=True)
+class Obtained:
+    """A step's artifact, and how it came about."""
+
+    artifact: Artifact
+    reused: bool
+    """It was in the store."""
+    untold: dict[str, Any] | None
+    """Provenance of an artifact that this run made and that the ledger has not heard of yet."""
+    samples: tuple[dict[str, Any], ...] = ()
+
+
+class StageLife:
+    """The lives of all steps of one run."""
+
+    def __init__(
+        self, run: Run, *, store: Store, ledger: Ledger, watcher: Watcher, stage_function: str = RUN_STAGE
+    ) -> None:
+        self.run = run
+        self.recipe = run.record.recipe
+        self.store = store
+        self.ledger = ledger
+        self.watcher = watcher
+        self.stage_function = stage_function
+        self.stop = threading.Event()
+        """Once set, running stages save their state and end, and no other begins."""
+        self.inputs = {step: dependencies(self.recipe)[step] for step in order(self.recipe)}
+        """Step → role → step that it reads; every step comes after all that it reads."""
+        self.artifacts: dict[str, Artifact] = {}
+        """What the steps that went well have made."""
+        known = run.record.stages
+        waiting = {"status": "waiting", "reason": None, "exit_code": None, "seconds": 0.0, "verdicts": ()}
+        run.update(stages={step: known.get(step, StageRecord()).model_copy(update=waiting) for step in self.inputs})
+
+    def obstacle(self, step: str) -> str | None:
+        """Why the step cannot start, now that everything it reads is over; None where it can."""
+        for read in self.inputs[step].values():
+            status = self.run.record.stages[read].status
+            if status not in GOOD:
+                return f"reads {read}, which is {status.replace('_', ' ')}"
+        return "the run was stopped" if self.stop.is_set() else None
+
+    def block(self, step: str, reason: str) -> StageRecord:
+        """Record that the step did not start."""
+        return self._end(step, status="resumable" if self.stop.is_set() else "blocked", reason=reason)
+
+    def live(self, step: str, share: Share | None = None) -> StageRecord:
+        """One attempt at the step, from its key to its ledger entry; whatever goes wrong is in the record."""
+        began = time.monotonic()
+        try:
+            # 1. What the step's result depends on
+            inputs = {
+                role: Input(stage=read, artifact=self.artifacts[read]) for role, read in self.inputs[step].items()
+            }
+            parts = key_parts_of(self.recipe, step, {role: given.artifact.digest for role, given in inputs.items()})
+            key = stage_key(parts)
+            with self._exclusive(step, key):
+                # 2. An artifact, from the store or from a child process
+                self._recall(step, key, parts)
+                obtained = self._find(step, key, inputs) or self._make(step, key, parts, inputs, share)
+                self.artifacts[step] = obtained.artifact
+                # 3. What its gates say, recorded before anything follows from it
+                verdicts = tuple(judge(gate, obtained.artifact.metrics) for gate in gates_of(self.recipe, step))
+                closed = any(not verdict.passed and verdict.on_fail == "stop" for verdict in verdicts)
+                self._record(step, obtained, verdicts)
+                if obtained.untold is not None:
+                    self._tell(step, obtained, "gate_closed" if closed else "completed")
+        except Stopped:
+            return self._end(step, status="resumable", reason="the run was stopped before the stage began")
+        except Exception as error:  # a stage that fails must not take those beside it along
+            return self._fail(step, error, seconds=time.monotonic() - began)
+        status: StageStatus = "gate_closed" if closed else "reused" if obtained.reused else "completed"
+        return self._end(step, status=status, seconds=0.0 if obtained.reused else time.monotonic() - began)
+
+    def log_of(self, step: str) -> Path:
+        """Where everything that the step's process prints goes."""
+        return self.run.folder / "logs" / f"{step}.log"
+
+    # From key to artifact
+
+    @contextmanager
+    def _exclusive(self, step: str, key: str) -> Iterator[None]:
+        """Be the only one who works on the key; Stopped if the run is stopped while another does."""
+        told: set[str] = set()
+
+        def tell(holder: str) -> None:
+            if holder not in told:
+                told.add(holder)
+                self.watcher.say(f"  {step}: waits for {holder}, which makes the same artifact", "dim")
+
+        holder = f"run {self.run.record.run_id}"
+        with ExitStack() as held:
+            while not self.stop.is_set():
+                turn = self.store.exclusive(key, holder=holder, on_wait=tell, timeout=_PATIENCE_SECONDS)
+                try:
+                    held.enter_context(turn)
+                except Locked:
+                    continue
+                yield
+                return
+            raise Stopped
+
+    def _recall(self, step: str, key: str, parts: dict[str, Any]) -> None:
+        """Start the step's record afresh, keeping what the newest run with this key knew of it."""
+        records = [self.run.record, *read_runs(self.run.workspace)]
+        stages = (stage for record in records for stage in record.stages.values())
+        known = next((stage for stage in stages if stage.stage_key == key and stage.provenance), StageRecord())
+        afresh = StageRecord(stage_key=key, key_parts=parts, provenance=known.provenance, samples=known.samples)
+        self.run.set_stage(step, afresh)
+
+    def _find(self, step: str, key: str, inputs: Mapping[str, Input]) -> Obtained | None:
+        """The artifact that the store has for the key, every file of it checked; damage is told, never used."""
+        found = self.store.lookup(key)
+        for damage in found.damage:
+            self.watcher.say(f"  {step}: the stored artifact is damaged and made again: {damage}", "red")
+        if found.ref is None:
+            return None
+        own = found.ref.run_id == self.run.record.run_id
+        if own and self._has_scratch(key):
+            # This run made it, and was killed before it had told everything.
+            self.ledger.open_stage(step, attempt=found.ref.attempt, **self._told(step, key, inputs))
+            return Obtained(found.ref.artifact, reused=True, untold=found.ref.provenance)
+        self.ledger.record_reuse(step, artifact=found.ref.artifact, **self._told(step, key, inputs))
+        return Obtained(found.ref.artifact, reused=True, untold=None)
+
+    def _make(
+        self, step: str, key: str, parts: dict[str, Any], inputs: Mapping[str, Input], share: Share | None
+    ) -> Obtained:
+        """Run the step in a child process and commit what it made."""
+        attempt = self.store.next_attempt(key)
+        made_with = self._provenance(step, key, share)
+        self.run.update_stage(step, status="running", attempt=attempt, provenance=made_with)
+        self.ledger.open_stage(step, attempt=attempt, **self._told(step, key, inputs))
+        self.watcher.started(step, attempt)
+        job = job_for(
+            self.recipe,
+            step,
+            run_id=self.run.record.run_id,
+            attempt=attempt,
+            stage_key=key,
+            inputs={role: self.store.folder(given.artifact) for role, given in inputs.items()},
+            scratch=self.store.scratch_folder(key),
+            output=self.store.staging_folder(key, attempt),
+        )
+        result = launch(
+            job,
+            log=self.log_of(step),
+            share=share,
+            stop=self.stop,
+            on_poll=feed(step, job.scratch, watcher=self.watcher, ledger=self.ledger),
+            stage=self.stage_function,
+        )
+        artifact = self.store.commit(
+            job.output,
+            stage_key=key,
+            attempt=attempt,
+            run_id=job.run_id,
+            description=_description(job, result, inputs),
+            key_parts=parts,
+            provenance=made_with,
+        )
+        return Obtained(artifact, reused=False, untold=made_with, samples=result.samples)
+
+    def _provenance(self, step: str, key: str, share: Share | None) -> dict[str, str]:
+        """What the step is about to be made with, and how that differs from an attempt that it goes on from."""
+        present = provenance(work_of(self.recipe, step).kind, threads=share.cpus if share else available_cpus())
+        step_reached, _ = read_committed(self.store.scratch_folder(key))
+        before = self.run.record.stages[step].provenance
+        changed = drift(before, present) if step_reached and before else []
+        return {**present, "resumed_across": "; ".join(changed)} if changed else present
+
+    def _has_scratch(self, key: str) -> bool:
+        return (self.store.root / "scratch" / key).is_dir()
+
+    # What is recorded
+
+    def _told(self, step: str, key: str, inputs: Mapping[str, Input]) -> dict[str, Any]:
+        """What the ledger is told of every stage."""
+        work = work_of(self.recipe, step)
+        return {"kind": work.kind, "stage_key": key, "params": work.model_dump(mode="json"), "inputs": inputs}
+
+    def _record(self, step: str, obtained: Obtained, verdicts: tuple[Verdict, ...]) -> None:
+        artifact = obtained.artifact
+        samples = obtained.samples or self.run.record.stages[step].samples
+        self.run.update_stage(
+            step, digest=artifact.digest, metrics=artifact.metrics, verdicts=verdicts, samples=samples
+        )
+        if verdicts:
+            self.ledger.record_verdicts(step, verdicts)
+
+    def _tell(self, step: str, obtained: Obtained, outcome: StageOutcome) -> None:
+        """Tell the ledger the rest of the metrics and the artifact; the scratch folder has then done its duty."""
+        key = obtained.artifact.stage_key
+        self.ledger.send_metrics(step, metric_records(self.store.scratch_folder(key)))
+        self.ledger.finish_stage(step, outcome, artifact=obtained.artifact, provenance=obtained.untold)
+        self.store.discard_scratch(key)
+
+    def _fail(self, step: str, error: Exception, *, seconds: float) -> StageRecord:
+        """Record why the step has no result, and whether it can be resumed."""
+        if isinstance(error, StageFailed):
+            exit_code, reason = error.exit_code, str(error)
+        else:
+            failure = explain(error)
+            exit_code, reason = failure.exit_code, f"{failure.message}; {failure.remedy} ({self.log_of(step)})"
+            self._log_traceback(step, error)
+        status: StageOutcome = "resumable" if may_be_retried(exit_code) else "failed"
+        if self.run.record.stages[step].status == "running":
+            self.ledger.finish_stage(step, status, reason=reason)
+        return self._end(step, status=status, reason=reason, exit_code=exit_code, seconds=seconds)
+
+    def _end(self, step: str, **changes: Any) -> StageRecord:
+        self.run.update_stage(step, **changes)
+        stage = self.run.record.stages[step]
+        self.watcher.ended(step, stage)
+        return stage
+
+    def _log_traceback(self, step: str, error: Exception) -> None:
+        log = self.log_of(step)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("a") as file:
+            traceback.print_exception(error, file=file)
+
+
+def _description(job: StageJob, result: StageResult, inputs: Mapping[str, Input]) -> dict[str, Any]:
+    """What the artifact says of itself, by the kind of work that made it."""
+    kind = ARTIFACTS[job.work.kind]
+    own: dict[str, Any] = {}
+    if isinstance(job.work, PrepareData):
+        own["content"] = job.work.content
+    elif kind != "evaluation":
+        own["tokenizer_digest"] = result.tokenizer_digest
+    parents = {role: given.artifact.digest for role, given in inputs.items()}
+    return {"kind": kind, "parents": parents, "metrics": result.metrics, **own}

@@ -1,0 +1,252 @@
+"""A causal language model's trunk with one scalar per position: reward models and value models.
+
+A reward folder is what `AutoModelForSequenceClassification(num_labels=1)` reads, where transformers has that class;
+`scalar.json` beside it holds the shift that is subtracted from its raw score. A value folder, and a reward folder of
+an architecture without that class, is the trunk as `AutoModel` reads it, with the head in `head.safetensors`
+(`weight` (1, H) and, in value models, `bias` (1,)) and the same `scalar.json`.
+"""
+
+import copy
+import json
+from pathlib import Path
+from typing import Literal
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import AutoModel, AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
+
+from models.folders import (
+    MAX_SHARD_SIZE,
+    UnsafeModel,
+    check_embeddings,
+    check_folder,
+    load_config,
+    load_policy,
+    load_weights,
+    read_tensor,
+    save_tokenizer,
+    set_special_ids,
+)
+from models.output_head import trunk
+from models.sequences import Sequences
+
+SIDECAR = "scalar.json"
+HEAD = "head.safetensors"
+INITIAL_STD = 0.02
+"""Of a fresh head where the configuration has no `initializer_range`."""
+
+Role = Literal["reward", "value"]
+
+
+class ScalarModel(nn.Module):
+    """head(backbone(tokens)) − score_shift at every position."""
+
+    def __init__(self, backbone: PreTrainedModel, head: nn.Linear, *, score_shift: float = 0.0) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.head = head
+        self.score_shift = score_shift
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, positions: Tensor) -> Tensor:
+        """Scalars (B, P) in float32 at `positions` (B, P) of right-padded `input_ids` (B, L)."""
+        hidden = self.backbone(
+            input_ids=input_ids, attention_mask=attention_mask, use_cache=False
+        ).last_hidden_state
+        hidden = hidden.gather(1, positions[:, :, None].expand(-1, -1, hidden.shape[-1]))
+        # a scalar in bfloat16 has steps of 1/128 at 1: too coarse for advantages
+        with torch.autocast(hidden.device.type, enabled=False):
+            weight = self.head.weight
+            bias = self.head.bias
+            scalar = nn.functional.linear(hidden.to(weight.dtype), weight, bias)
+        return scalar[:, :, 0] - self.score_shift
+
+
+def scores(model: ScalarModel, sequences: Sequences) -> Tensor:
+    """The score (B,) of each response, read at its last valid token, in float32.
+
+    Raises:
+        ValueError: a response has no token.
+    """
+    lengths = sequences.lengths
+    if not bool((lengths > 0).all()):
+        row = int((lengths == 0).nonzero()[0])
+        raise ValueError(f"the response of row {row} has no tokens, so it has no score; drop it")
+    last = sequences.prompt_lengths + lengths - 1
+    return model(sequences.input_ids, sequences.attention_mask, last[:, None])[:, 0]
+
+
+def values(model: ScalarModel, sequences: Sequences) -> Tensor:
+    """Values (B, T) in float32; V_t has seen the prompt and the response tokens before t. 0 where masked.
+
+    Raises:
+        ValueError: a response has no token.
+    """
+    if not bool((sequences.lengths > 0).all()):
+        row = int((sequences.lengths == 0).nonzero()[0])
+        raise ValueError(f"the response of row {row} has no tokens, so it has no values; drop it")
+    result = model(sequences.input_ids, sequences.attention_mask, sequences.response_positions)
+    return torch.where(sequences.response_mask, result, result.new_zeros(()))
+
+
+def reward_from_policy(folder: Path, *, seed: int, dtype: torch.dtype = torch.float32) -> ScalarModel:
+    """A policy's trunk with a fresh small head without bias.
+
+    Raises:
+        UnsafeModel: see `models.folders.check_folder`.
+    """
+    backbone = trunk(load_policy(folder, dtype=dtype))
+    return ScalarModel(backbone, _fresh_head(backbone, seed=seed, bias=False)).eval()
+
+
+def value_from_policy(folder: Path, *, seed: int, dtype: torch.dtype = torch.float32) -> ScalarModel:
+    """A policy's trunk with a fresh small head and a bias of 0.
+
+    Raises:
+        UnsafeModel: see `models.folders.check_folder`.
+    """
+    backbone = trunk(load_policy(folder, dtype=dtype))
+    return ScalarModel(backbone, _fresh_head(backbone, seed=seed, bias=True)).eval()
+
+
+def value_from_reward(folder: Path, *, dtype: torch.dtype = torch.float32) -> ScalarModel:
+    """A reward model's trunk and head; its score shift becomes the bias, so at first V equals the score.
+
+    Raises:
+        UnsafeModel: see `models.folders.check_folder`.
+        ValueError: the folder is no reward model.
+    """
+    reward = load_scalar(folder, role="reward", dtype=dtype)
+    head = nn.Linear(reward.head.in_features, 1)
+    with torch.no_grad():
+        head.weight.copy_(reward.head.weight)
+        head.bias.fill_(-reward.score_shift)
+    return ScalarModel(reward.backbone, head).eval()
+
+
+def load_critic(folder: Path, *, seed: int) -> ScalarModel:
+    """A critic from whatever the folder holds: a value model as it is, a reward model, or a policy with a fresh head.
+
+    Raises:
+        UnsafeModel: see `models.folders.check_folder`.
+    """
+    if not (folder / SIDECAR).is_file():
+        return value_from_policy(folder, seed=seed)
+    if _read_sidecar(folder)["role"] == "reward":
+        return value_from_reward(folder)
+    return load_scalar(folder, role="value")
+
+
+def load_scalar(
+    folder: Path, *, role: Role | None = None, dtype: torch.dtype = torch.float32
+) -> ScalarModel:
+    """Load what `save_reward` or `save_value` wrote, in evaluation mode; the head is always float32.
+
+    Raises:
+        UnsafeModel: see `models.folders.check_folder`, or there is no head.
+        ValueError: the folder holds the other role than `role`.
+    """
+    sidecar = _read_sidecar(folder)
+    if role is not None and sidecar["role"] != role:
+        raise ValueError(f"{folder} holds a {sidecar['role']} model, where a {role} model is needed")
+    check_folder(folder)
+    config = load_config(folder)
+    if (folder / HEAD).is_file():
+        backbone = load_weights(AutoModel, folder, config, dtype=dtype)
+        tensors = load_file(folder / HEAD)
+        weight, bias = tensors["weight"], tensors.get("bias")
+    else:
+        backbone = trunk(load_weights(AutoModelForSequenceClassification, folder, config, dtype=dtype))
+        weight, bias = read_tensor(folder, "score.weight"), None
+    hidden_size = backbone.config.get_text_config().hidden_size
+    if weight is None or weight.shape != (1, hidden_size):
+        raise UnsafeModel(f"{folder} has no head of shape (1, {hidden_size}); save it with save_reward or save_value")
+    head = nn.Linear(hidden_size, 1, bias=bias is not None)
+    with torch.no_grad():
+        head.weight.copy_(weight)
+        if bias is not None:
+            head.bias.copy_(bias)
+    return ScalarModel(backbone, head, score_shift=sidecar["score_shift"]).eval()
+
+
+def save_reward(
+    model: ScalarModel, tokenizer: PreTrainedTokenizerBase, folder: Path, *, score_shift: float
+) -> None:
+    """Write a reward model whose score is the raw one minus `score_shift`; the same model gives the same bytes.
+
+    Raises:
+        ValueError: the head has a bias (that is a value model), or the tokenizer does not fit the trunk.
+    """
+    if model.head.bias is not None:
+        raise ValueError("a reward model's head has no bias; save a value model with save_value")
+    classifier = _as_sequence_classifier(model)
+    if classifier is None:
+        _save_trunk(model.backbone, tokenizer, folder)
+        save_file({"weight": model.head.weight.detach().contiguous()}, folder / HEAD)
+    else:
+        _save_trunk(classifier, tokenizer, folder)
+    _write_sidecar(folder, role="reward", score_shift=score_shift)
+
+
+def save_value(model: ScalarModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Write a value model; the same model gives the same bytes.
+
+    Raises:
+        ValueError: the head has no bias (that is a reward model), or the tokenizer does not fit the trunk.
+    """
+    if model.head.bias is None:
+        raise ValueError("a value model's head has a bias; save a reward model with save_reward")
+    _save_trunk(model.backbone, tokenizer, folder)
+    head = {"weight": model.head.weight.detach().contiguous(), "bias": model.head.bias.detach().contiguous()}
+    save_file(head, folder / HEAD)
+    _write_sidecar(folder, role="value", score_shift=0.0)
+
+
+def _fresh_head(backbone: PreTrainedModel, *, seed: int, bias: bool) -> nn.Linear:
+    config = backbone.config.get_text_config()
+    std = getattr(config, "initializer_range", INITIAL_STD)
+    generator = torch.Generator().manual_seed(seed)
+    head = nn.utils.skip_init(nn.Linear, config.hidden_size, 1, bias=bias)
+    with torch.no_grad():
+        head.weight.normal_(0.0, std, generator=generator)
+        if bias:
+            head.bias.zero_()
+    return head
+
+
+def _as_sequence_classifier(model: ScalarModel) -> PreTrainedModel | None:
+    """The model in transformers' own class for it, sharing its tensors; None where it has none with a plain head."""
+    config = copy.deepcopy(model.backbone.config)
+    config.num_labels = 1
+    if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
+        return None
+    with torch.device("meta"):
+        classifier = AutoModelForSequenceClassification.from_config(config)
+    head = getattr(classifier, "score", None)
+    if not isinstance(head, nn.Linear) or head.bias is not None or not hasattr(classifier, classifier.base_model_prefix):
+        return None
+    setattr(classifier, classifier.base_model_prefix, model.backbone)
+    classifier.score = model.head
+    return classifier
+
+
+def _save_trunk(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    check_embeddings(model, tokenizer)
+    set_special_ids(model.config, tokenizer)
+    folder.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(folder, max_shard_size=MAX_SHARD_SIZE)
+    save_tokenizer(tokenizer, folder)
+
+
+def _write_sidecar(folder: Path, *, role: Role, score_shift: float) -> None:
+    text = json.dumps({"role": role, "score_shift": score_shift}, indent=2)
+    (folder / SIDECAR).write_text(text + "\n", encoding="utf-8")
+
+
+def _read_sidecar(folder: Path) -> dict[str, object]:
+    path = folder / SIDECAR
+    if not path.is_file():
+        raise UnsafeModel(f"{path} is missing: {folder} holds no reward or value model")
+    sidecar = json.loads(path.read_text(encoding="utf-8"))
+    return {"role": str(sidecar["role"]), "score_shift": float(sidecar["score_shift"])}

@@ -1,0 +1,166 @@
+"""Sampling responses: left-padded batches with a key-value cache, rows leaving the batch as they end."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+SHRINK_AT = 0.9
+"""The batch is cut to its unfinished rows when they are no more than this share of it (a cut copies the cache)."""
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What a model said to N prompts, in the order of the prompts."""
+
+    responses: list[list[int]]
+    """Ids of each response, the end-of-sequence token included where it was reached."""
+    ended: list[bool]
+    """Whether the end-of-sequence token was reached."""
+    logprobs: list[list[float]]
+    """Log-probability of each id, in nats, under softmax(logits / temperature)."""
+
+
+def sample(
+    model: PreTrainedModel,
+    prompts: list[list[int]],
+    *,
+    max_new_tokens: int,
+    temperature: float,
+    eos_token_ids: Collection[int],
+    pad_token_id: int,
+    seed: int,
+    greedy: bool = False,
+    microbatch_size: int | None = None,
+) -> Samples:
+    """Sample one response to each prompt from softmax(logits / temperature), the whole vocabulary.
+
+    A row's random numbers depend on `seed` and its place in `prompts` alone: neither the global random state nor
+    the microbatch size has a part in them. Repeat a prompt for several samples.
+
+    Args:
+        greedy: take the likeliest token instead.
+        microbatch_size: prompts in one batch, shortest first; None: all.
+
+    Raises:
+        ValueError: no prompts, an empty one, or a prompt and response that exceed the model's positions.
+    """
+    _check(model, prompts, max_new_tokens=max_new_tokens, temperature=temperature)
+    generator = torch.Generator().manual_seed(seed)
+    uniform = torch.rand(len(prompts), max_new_tokens, generator=generator, dtype=torch.float64)
+    order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
+    size = microbatch_size or len(prompts)
+    responses: dict[int, tuple[list[int], list[float]]] = {}
+    was_training = model.training
+    model.eval()
+    try:
+        for start in range(0, len(order), size):
+            rows = order[start : start + size]
+            responses |= zip(
+                rows,
+                _sample_batch(
+                    model,
+                    [prompts[i] for i in rows],
+                    None if greedy else uniform[rows],
+                    max_new_tokens=max_new_tokens,
+                    temperature=temperature,
+                    eos_token_ids=eos_token_ids,
+                    pad_token_id=pad_token_id,
+                ),
+                strict=True,
+            )
+    finally:
+        model.train(was_training)
+    ids = [responses[i][0] for i in range(len(prompts))]
+    return Samples(
+        responses=ids,
+        ended=[row[-1] in eos_token_ids for row in ids],
+        logprobs=[responses[i][1] for i in range(len(prompts))],
+    )
+
+
+@torch.no_grad()
+def _sample_batch(
+    model: PreTrainedModel,
+    prompts: list[list[int]],
+    uniform: Tensor | None,
+    *,
+    max_new_tokens: int,
+    temperature: float,
+    eos_token_ids: Collection[int],
+    pad_token_id: int,
+) -> list[tuple[list[int], list[float]]]:
+    """Ids and log-probabilities of each prompt's response; `uniform` (B, max_new_tokens) in [0, 1), None: greedy."""
+    device = model.device
+    eos = torch.tensor(sorted(eos_token_ids), dtype=torch.long, device=device)
+    input_ids, attention_mask = _left_pad(prompts, pad_token_id, device)
+    uniform = None if uniform is None else uniform.to(device)
+    ids = torch.full((len(prompts), max_new_tokens), pad_token_id, device=device)
+    logprobs = torch.zeros(len(prompts), max_new_tokens, device=device)
+    lengths = torch.full((len(prompts),), max_new_tokens, device=device)
+    rows = torch.arange(len(prompts), device=device)  # of the batch that is still in the cache
+    active = torch.ones_like(rows, dtype=torch.bool)
+    cache = None
+    for step in range(max_new_tokens):
+        output = model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=(attention_mask.cumsum(dim=1) - 1).clamp(min=0)[:, -input_ids.shape[1] :],
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        cache = output.past_key_values
+        distribution = (output.logits[:, -1].float() / temperature).log_softmax(dim=-1)
+        tokens = distribution.argmax(dim=-1) if uniform is None else _draw(distribution, uniform[rows, step])
+        ids[rows, step] = torch.where(active, tokens, ids[rows, step])
+        logprobs[rows, step] = distribution.gather(1, tokens[:, None])[:, 0]
+        ends = active & torch.isin(tokens, eos)
+        lengths[rows[ends]] = step + 1
+        active &= ~ends
+        num_active = int(active.sum())
+        if num_active == 0:
+            break
+        attention_mask = torch.cat([attention_mask, attention_mask.new_ones(len(rows), 1)], dim=1)
+        if num_active <= SHRINK_AT * len(rows):
+            cache.batch_select_indices(active.nonzero()[:, 0])
+            rows, tokens, attention_mask = rows[active], tokens[active], attention_mask[active]
+            active = active[active]
+        input_ids = tokens[:, None]
+    return [
+        (row[:length], chosen[:length])
+        for row, chosen, length in zip(ids.tolist(), logprobs.tolist(), lengths.tolist(), strict=True)
+    ]
+
+
+def _draw(distribution: Tensor, uniform: Tensor) -> Tensor:
+    """Tokens (B,) by inversion: the first whose cumulative probability exceeds the row's uniform number (B,).
+
+    In float64, since a sum over a large vocabulary in float32 would lose the rare tokens.
+    """
+    cumulative = distribution.double().exp().cumsum(dim=-1)
+    threshold = uniform[:, None] * cumulative[:, -1:]
+    return torch.searchsorted(cumulative, threshold, right=True)[:, 0].clamp(max=distribution.shape[-1] - 1)
+
+
+def _left_pad(prompts: list[list[int]], pad_token_id: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    width = max(map(len, prompts))
+    input_ids = torch.tensor([[pad_token_id] * (width - len(prompt)) + prompt for prompt in prompts], device=device)
+    starts = torch.tensor([width - len(prompt) for prompt in prompts], device=device)
+    return input_ids, (torch.arange(width, device=device) >= starts[:, None]).long()
+
+
+def _check(model: PreTrainedModel, prompts: list[list[int]], *, max_new_tokens: int, temperature: float) -> None:
+    if not prompts or not all(prompts):
+        raise ValueError("there is no prompt, or one without tokens; give every row at least one token (such as BOS)")
+    if not temperature > 0 or max_new_tokens < 1:
+        raise ValueError(f"temperature={temperature} must be above 0 and max_new_tokens={max_new_tokens} at least 1")
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    longest = max(map(len, prompts))
+    if positions is not None and longest + max_new_tokens > positions:
+        raise ValueError(
+            f"a prompt of {longest} tokens and max_new_tokens={max_new_tokens} exceed the model's {positions} "
+            "positions; lower generation.max_prompt_tokens or generation.max_response_tokens"
+        )

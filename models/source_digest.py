@@ -1,0 +1,136 @@
+"""What a recipe's `model.source` is, and one number for all that decides its import. No tensor library is loaded."""
+
+import hashlib
+import importlib.metadata
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+BUILTIN_VERSIONS = {"tiny": 1}
+"""Raised when the weights or the tokenizer of a built-in model change."""
+
+IMPORTED_SUFFIXES = frozenset({".safetensors", ".json", ".jinja", ".model", ".txt"})
+"""Files of a Hugging Face folder that an import may read."""
+
+COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A parsed `model.source`."""
+
+    kind: Literal["builtin", "folder", "gguf", "hub"]
+    name: str
+    """Of a built-in model, or the repository of a hub model."""
+    path: Path | None = None
+    """The folder or the GGUF file."""
+    revision: str | None = None
+    """Commit, branch or tag of a hub model."""
+
+
+def parse_source(source: str, *, base: Path = Path()) -> Source:
+    """Read `builtin:NAME`, `gguf:FILE`, `package:NAME`, `hub:org/name@revision` or a folder's path.
+
+    Relative paths start from `base`. `package:NAME` is the one `.gguf` file of an installed Python distribution.
+
+    Raises:
+        ValueError: unknown name, missing file, no or several GGUF files, a hub source without revision.
+    """
+    kind, _, name = source.partition(":")
+    if kind == "builtin":
+        if name not in BUILTIN_VERSIONS:
+            raise ValueError(f"model.source={source!r}: there is no such built-in model; known: {_known()}")
+        return Source("builtin", name)
+    if kind == "package":
+        return Source("gguf", name, path=_packaged_gguf(name))
+    if kind == "gguf":
+        path = base / Path(name).expanduser()
+        if not path.is_file():
+            raise ValueError(f"model.source={source!r}: {path} is no file; give the path of a .gguf file")
+        return Source("gguf", name, path=path)
+    if kind == "hub":
+        repository, _, revision = name.partition("@")
+        if not revision or not re.fullmatch(r"[\w.-]+/[\w.-]+", repository):
+            raise ValueError(
+                f"model.source={source!r}: write hub:org/name@revision; without a revision the model could change"
+            )
+        return Source("hub", repository, revision=revision)
+    path = base / Path(source).expanduser()
+    if not path.is_dir():
+        raise ValueError(
+            f"model.source={source!r}: {path} is no folder; use a Hugging Face folder, {_known()}, gguf:FILE, "
+            "package:NAME or hub:org/name@revision"
+        )
+    return Source("folder", source, path=path)
+
+
+def source_digest(source: str, *, base: Path = Path()) -> str:
+    """sha256 of what determines the import: the files' digests, a built-in model's version, a hub model's commit.
+
+    Raises:
+        ValueError: see `parse_source`; or a hub revision that is no commit and cannot be looked up.
+    """
+    parsed = parse_source(source, base=base)
+    content: dict[str, object]
+    if parsed.kind == "builtin":
+        content = {"builtin": parsed.name, "version": BUILTIN_VERSIONS[parsed.name]}
+    elif parsed.kind == "gguf":
+        assert parsed.path is not None
+        content = {"gguf": _file_digest(parsed.path)}
+    elif parsed.kind == "hub":
+        content = {"hub": parsed.name, "commit": resolve_commit(parsed)}
+    else:
+        assert parsed.path is not None
+        content = {"folder": {path.name: _file_digest(path) for path in imported_files(parsed.path)}}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def imported_files(folder: Path) -> list[Path]:
+    """The files directly in a Hugging Face folder that an import may read."""
+    return sorted(path for path in folder.iterdir() if path.suffix in IMPORTED_SUFFIXES and path.is_file())
+
+
+def resolve_commit(source: Source) -> str:
+    """The commit of a hub source; asks the hub only when the recipe names a branch or tag.
+
+    Raises:
+        ValueError: the hub cannot be reached or does not know the revision.
+    """
+    assert source.revision is not None
+    if COMMIT.fullmatch(source.revision):
+        return source.revision
+    from huggingface_hub import HfApi  # costs half a second, which a plan without hub models does not pay
+
+    try:
+        commit = HfApi().model_info(source.name, revision=source.revision).sha
+    except Exception as error:  # one for every way in which a network can fail
+        raise ValueError(
+            f"model.source: the hub did not say which commit {source.name}@{source.revision} is "
+            f"({type(error).__name__}: {error}); name the 40-digit commit, or use a folder"
+        ) from error
+    return str(commit)
+
+
+def _packaged_gguf(name: str) -> Path:
+    try:
+        files = importlib.metadata.files(name) or []
+    except importlib.metadata.PackageNotFoundError as error:
+        raise ValueError(f"model.source='package:{name}': the package is not installed; pip install {name}") from error
+    found = [Path(str(file.locate())) for file in files if file.suffix == ".gguf"]
+    if len(found) != 1 or not found[0].is_file():
+        raise ValueError(
+            f"model.source='package:{name}': the package has {len(found)} .gguf files where one is needed; "
+            "name the file with gguf:FILE"
+        )
+    return found[0]
+
+
+def _file_digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _known() -> str:
+    return ", ".join(f"builtin:{name}" for name in sorted(BUILTIN_VERSIONS))

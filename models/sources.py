@@ -1,0 +1,138 @@
+"""From a recipe's `model.source` to a checked, plain Hugging Face folder."""
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import AddedToken, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from models.builtin import build_tiny
+from models.folders import complete_tokenizer, load_policy, load_tokenizer, save_policy
+from models.source_digest import Source, parse_source, resolve_commit, source_digest
+
+__all__ = ["import_model", "source_digest"]
+
+HUB_FILES = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt")
+CONTROL_TOKEN = 3
+"""`tokenizer.ggml.token_type` of a special token."""
+
+
+def import_model(
+    source: str, output: Path, *, seed: int, dtype: torch.dtype = torch.float32, base: Path = Path()
+) -> None:
+    """Write the model that `source` names to the folder `output`, weights in `dtype`.
+
+    `seed` matters to built-in models alone, whose weights are random.
+
+    Raises:
+        ValueError: see `models.source_digest.parse_source`; a GGUF tokenizer that cannot be repaired; the hub
+            cannot be reached.
+        UnsafeModel: see `models.folders.check_folder`.
+    """
+    parsed = parse_source(source, base=base)
+    with tempfile.TemporaryDirectory() as scratch:
+        if parsed.kind == "gguf":
+            assert parsed.path is not None
+            model, tokenizer = _load_gguf(parsed.path, dtype=dtype)
+        else:
+            folder = _as_folder(parsed, Path(scratch), seed=seed)
+            model, tokenizer = load_policy(folder, dtype=dtype), load_tokenizer(folder)
+        save_policy(model, tokenizer, output)
+    load_tokenizer(output)
+
+
+def _as_folder(source: Source, scratch: Path, *, seed: int) -> Path:
+    if source.kind == "folder":
+        assert source.path is not None
+        return source.path
+    if source.kind == "hub":
+        return _download(source, scratch)
+    build_tiny(scratch, seed=seed)
+    return scratch
+
+
+def _download(source: Source, scratch: Path) -> Path:
+    from huggingface_hub import snapshot_download
+
+    commit = resolve_commit(source)
+    try:
+        # real files, since a cache's snapshot is made of symlinks that lead outside
+        snapshot_download(source.name, revision=commit, local_dir=scratch, allow_patterns=list(HUB_FILES))
+    except Exception as error:  # one for every way in which a network can fail
+        raise ValueError(
+            f"model.source='hub:{source.name}@{source.revision}' could not be downloaded "
+            f"({type(error).__name__}: {error}); check the network, or use a folder"
+        ) from error
+    return scratch
+
+
+def _load_gguf(path: Path, *, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Dequantise a GGUF file's weights, and make its tokenizer agree with what the file itself says."""
+    metadata = read_gguf_metadata(path)
+    tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
+    tokenizer = repair_tokenizer(tokenizer, metadata, name=str(path))
+    model = AutoModelForCausalLM.from_pretrained(
+        path.parent,
+        gguf_file=path.name,
+        quantization_config=transformers.GgufConfig(gguf_file=path.name, dequantize=True),
+        dtype=dtype,
+        local_files_only=True,
+    )
+    return model, tokenizer
+
+
+def read_gguf_metadata(path: Path) -> dict[str, Any]:
+    """The `tokenizer.*` entries of a GGUF file.
+
+    Raises:
+        ValueError: the `gguf` package is missing, or the file is damaged.
+    """
+    try:
+        from gguf import GGUFReader
+    except ImportError as error:
+        raise ValueError("reading GGUF files needs the package gguf; pip install vantage-rlhf[smollm2]") from error
+    try:
+        fields = GGUFReader(path).fields
+    except (ValueError, IndexError, KeyError) as error:
+        raise ValueError(f"{path} is no readable GGUF file ({error}); fetch it again") from error
+    wanted = ("tokenizer.ggml.tokens", "tokenizer.ggml.token_type", "tokenizer.chat_template")
+    return {
+        key: field.contents()
+        for key, field in fields.items()
+        if key in wanted or key.startswith("tokenizer.ggml.") and key.endswith(("_id", "_token"))
+    }
+
+
+def repair_tokenizer(
+    tokenizer: PreTrainedTokenizerBase, metadata: dict[str, Any], *, name: str
+) -> PreTrainedTokenizerBase:
+    """Set special tokens and chat template to what the GGUF metadata says; transformers may have got them wrong.
+
+    Raises:
+        ValueError: the vocabulary differs from the file's, no end-of-sequence token is named, or BOS is added
+            against the file's rule.
+    """
+    tokens = metadata["tokenizer.ggml.tokens"]
+    if tokenizer.convert_ids_to_tokens(list(range(len(tokens)))) != tokens:
+        raise ValueError(f"{name}: transformers read another vocabulary than the GGUF file has; use a folder instead")
+    kinds = metadata.get("tokenizer.ggml.token_type", [])
+    special = [AddedToken(tokens[i], special=True, normalized=False) for i, kind in enumerate(kinds) if kind == CONTROL_TOKEN]
+    tokenizer.add_tokens(special, special_tokens=True)
+    for role, key in (
+        ("bos_token", "bos_token_id"),
+        ("eos_token", "eos_token_id"),
+        ("unk_token", "unknown_token_id"),
+        ("pad_token", "padding_token_id"),
+    ):
+        if f"tokenizer.ggml.{key}" in metadata:
+            setattr(tokenizer, role, tokens[metadata[f"tokenizer.ggml.{key}"]])
+    if "tokenizer.ggml.eos_token_id" not in metadata:
+        raise ValueError(f"{name}: the GGUF file names no end-of-sequence token; use a folder instead")
+    if metadata.get("tokenizer.chat_template"):
+        tokenizer.chat_template = metadata["tokenizer.chat_template"]
+    adds_bos = tokenizer("a")["input_ids"][0] == tokenizer.bos_token_id
+    if adds_bos != metadata.get("tokenizer.ggml.add_bos_token", adds_bos):
+        raise ValueError(f"{name}: the tokenizer {'adds' if adds_bos else 'lacks'} BOS against the GGUF file's rule")
+    return complete_tokenizer(tokenizer, name=name)

@@ -1,0 +1,220 @@
+"""What a stage tells while it runs: a journal of metrics (the truth) and one file of progress (a glance).
+
+The journal is JSONL beside the checkpoints, one line a step. A checkpoint stores the journal's offset; whoever
+resumes from it cuts the journal there, so that no step stands in it twice. Only what lies before a committed
+checkpoint's offset is sent to the ledger.
+"""
+
+import json
+import math
+import os
+import time as clock
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from schemas.frozen import Frozen
+from tasks.durable_files import show_file
+
+SECONDS_BETWEEN_SHOWS = 0.2
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of a journal."""
+
+    step: int
+    time: float
+    """Seconds since 1970, as the writer gave it."""
+    metrics: dict[str, float]
+
+
+class Journal:
+    """The writer's end of a journal; one writer at a time.
+
+    Opening cuts off a line that a kill has left without its end.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = open(path, "a+b", buffering=0)  # noqa: SIM115 - open as long as the journal lives
+        self._cut(_end_of_last_line(self._file.fileno()))
+
+    @property
+    def offset(self) -> int:
+        """Bytes written so far: where the next line begins."""
+        return self._offset
+
+    def append(self, step: int, metrics: Mapping[str, float | None], *, time: float) -> None:
+        """Write one line and hand it to the kernel, so that a kill loses nothing.
+
+        Args:
+            step: the stage's own count of optimiser steps or iterations.
+            metrics: name → value; None is a metric that is undefined here, and is left out.
+            time: seconds since 1970.
+        """
+        line = {
+            "step": step,
+            "time": time,
+            "metrics": {name: _to_json(value) for name, value in metrics.items() if value is not None},
+        }
+        data = json.dumps(line, allow_nan=False).encode() + b"\n"
+        written = self._file.write(data)
+        if written != len(data):  # the disk is full: leave no part of a line behind
+            self._cut(self._offset)
+            raise OSError(f"{self.path}: only {written} of {len(data)} bytes of a line could be written")
+        self._offset += len(data)
+
+    def sync(self) -> int:
+        """Wait until all lines are on the disk, and return the offset to store in a checkpoint."""
+        os.fsync(self._file.fileno())
+        return self._offset
+
+    def truncate(self, offset: int) -> None:
+        """Forget what was written after ``offset``, which an earlier ``offset`` or ``sync`` gave.
+
+        Raises:
+            ValueError: the journal is shorter than that, or no line ends there.
+        """
+        if not 0 <= offset <= self._offset:
+            raise ValueError(
+                f"{self.path} has {self._offset} bytes, offset={offset} is outside; it is not this checkpoint's journal"
+            )
+        if offset and os.pread(self._file.fileno(), 1, offset - 1) != b"\n":
+            raise ValueError(
+                f"{self.path}: no line ends at offset={offset}; it is not this checkpoint's journal"
+            )
+        self._cut(offset)
+
+    def close(self) -> None:
+        """Close the file; the journal cannot be written after."""
+        self._file.close()
+
+    def _cut(self, offset: int) -> None:
+        os.ftruncate(self._file.fileno(), offset)
+        self._offset = offset
+
+
+def read(path: Path, start_offset: int = 0, end_offset: int | None = None) -> Iterator[Entry]:
+    """The whole lines between two offsets, in order; a last line without its end is left out.
+
+    Raises:
+        FileNotFoundError: there is no journal.
+        ValueError: a line is not an entry.
+    """
+    with open(path, "rb") as file:
+        offset = file.seek(start_offset)
+        for line in file:
+            if (end_offset is not None and offset + len(line) > end_offset) or not line.endswith(b"\n"):
+                return
+            yield _parse(line, path, offset)
+            offset += len(line)
+
+
+class StageProgress(Frozen):
+    """How far a running stage has come."""
+
+    phase: str
+    """What it does now: ``training``, ``validating`` …"""
+    step: int
+    total: int
+    """The step at which the stage ends, as far as it knows."""
+    metrics: dict[str, float | None]
+    """The newest metrics; None where one is undefined (or not finite)."""
+    headline: str | None = None
+    """The name of the one metric to show where there is room for one."""
+    tokens_per_second: float | None = None
+    started: float
+    """Seconds since 1970, of this attempt."""
+    updated: float
+
+    @property
+    def value(self) -> float | None:
+        """The headline metric's newest value."""
+        return None if self.headline is None else self.metrics.get(self.headline)
+
+
+class Progress:
+    """The writer's end of ``progress.json``: replaced whole, five times a second at most.
+
+    A new phase and the last step are always written.
+    """
+
+    def __init__(self, path: Path, *, total: int, phase: str) -> None:
+        self._path = path
+        self._started = clock.time()
+        self._shown_at = -math.inf
+        self._report = StageProgress(
+            phase=phase, step=0, total=total, metrics={}, started=self._started, updated=self._started
+        )
+        self._show()
+
+    def update(
+        self,
+        step: int,
+        *,
+        metrics: Mapping[str, float | None] | None = None,
+        headline: str | None = None,
+        tokens_per_second: float | None = None,
+        phase: str | None = None,
+        total: int | None = None,
+    ) -> None:
+        """Tell the newest state; what is not given stays as it was."""
+        before = self._report
+        finite = {
+            name: value if value is not None and math.isfinite(value) else None
+            for name, value in (before.metrics if metrics is None else metrics).items()
+        }
+        self._report = StageProgress(
+            phase=before.phase if phase is None else phase,
+            step=step,
+            total=before.total if total is None else total,
+            metrics=finite,
+            headline=before.headline if headline is None else headline,
+            tokens_per_second=before.tokens_per_second if tokens_per_second is None else tokens_per_second,
+            started=self._started,
+            updated=clock.time(),
+        )
+        is_due = clock.monotonic() - self._shown_at >= SECONDS_BETWEEN_SHOWS
+        if is_due or self._report.phase != before.phase or step >= self._report.total:
+            self._show()
+
+    def _show(self) -> None:
+        show_file(self._path, self._report.model_dump_json().encode())
+        self._shown_at = clock.monotonic()
+
+
+def read_progress(path: Path) -> StageProgress | None:
+    """The newest report, or None where there is none (yet)."""
+    try:
+        return StageProgress.model_validate_json(path.read_bytes())
+    except (FileNotFoundError, ValueError):
+        # A power loss can leave it empty. It is only for show, so that is no reason to stop.
+        return None
+
+
+def _to_json(value: float) -> float | str:
+    """Finite numbers as they are; ``nan``, ``inf`` and ``-inf`` as strings, since JSON has no such numbers."""
+    number = float(value)
+    return number if math.isfinite(number) else str(number)
+
+
+def _parse(line: bytes, path: Path, offset: int) -> Entry:
+    try:
+        content = json.loads(line)
+        metrics = {name: float(value) for name, value in content["metrics"].items()}
+        return Entry(step=int(content["step"]), time=float(content["time"]), metrics=metrics)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path}: the line at offset {offset} is not a journal entry") from error
+
+
+def _end_of_last_line(descriptor: int) -> int:
+    """The offset after the last newline, searched from the end, a piece at a time."""
+    end, piece = os.fstat(descriptor).st_size, 1 << 16
+    while end:
+        start = max(end - piece, 0)
+        newline = os.pread(descriptor, end - start, start).rfind(b"\n")
+        if newline >= 0:
+            return start + newline + 1
+        end = start
+    return 0
