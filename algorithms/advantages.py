@@ -92,10 +92,10 @@ def whiten(advantages: Tensor, response_mask: Tensor) -> Tensor:
     valid = keep(advantages.detach(), response_mask)[response_mask]
     if valid.numel() == 0:
         raise ValueError("response_mask has no True element; whiten the advantages of the whole batch")
-    # Whitening does not see a shift, but rounding does: equal advantages must give 0, not amplified noise.
-    shifted = valid - valid[0]
-    std, mean = torch.std_mean(shifted, correction=0)
-    whitened = (shifted - mean) / (std + WHITENING_EPSILON)
+    # std_mean runs Welford's recursion, which is exact for equal advantages; a plain sum would leave rounding
+    # noise in the mean, and the division would amplify it.
+    std, mean = torch.std_mean(valid, correction=0)
+    whitened = (valid - mean) / (std + WHITENING_EPSILON)
     return whitened.new_zeros(response_mask.shape).masked_scatter(response_mask, whitened)
 
 

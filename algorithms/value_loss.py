@@ -52,7 +52,7 @@ def value_loss(
     if value_clip_range is not None:
         clipped = _clip_values(kept_values, old_values, response_mask, value_clip_range)
         clipped_squared_error = (clipped - kept_targets).square()
-        clip_binds = (clipped != kept_values) & (clipped_squared_error > squared_error)
+        clip_binds = clipped_squared_error > squared_error
         per_token = torch.maximum(squared_error, clipped_squared_error)
     else:
         per_token = squared_error

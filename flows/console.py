@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TextIO
 
 from rich.box import SIMPLE_HEAD
@@ -17,8 +18,10 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.table import Table
 from rich.text import Text
 
+from flows.doctor import Finding
 from flows.planning import PlannedStep
-from flows.runs import RunRecord, StageRecord
+from flows.runs import GOOD, RunRecord, StageRecord
+from flows.status import RunView
 from schemas.verdicts import Verdict
 from tasks.journal import StageProgress
 
@@ -39,10 +42,21 @@ STYLES = {
 }
 """One colour for each action of a plan and each status of a stage or run."""
 
+MARKS = {
+    "reused": "=",
+    "completed": "✓",
+    "resumable": "…",
+    "gate_closed": "✗",
+    "failed": "✗",
+    "blocked": "–",
+}
+"""What a stage's last line starts with."""
+
 PLAIN_LINE_SECONDS = 10.0
 """How often a running stage says a line where there is no terminal."""
 
 _PLAIN_WIDTH = 200
+_NAME_WIDTH = 20
 _SAMPLES_SHOWN = 3
 _SAMPLE_CHARACTERS = 400
 
@@ -77,62 +91,65 @@ class Screen:
         with self._bars:
             yield
 
-    def say(self, text: str, style: str | None = None) -> None:
+    def say(self, text: str, style: str = "") -> None:
         """One line."""
-        self.console.print(Text(text, style=style or ""))
+        self.console.print(Text(text, style=style), soft_wrap=True)
 
-    def started(self, name: str, attempt: int) -> None:
+    def started(self, step: str, attempt: int) -> None:
         """A stage's computation begins."""
         with self._changing:
-            self._bar_of[name] = self._bars.add_task(escape(name), total=None, facts="starting")
-            self._said[name] = time.monotonic()
+            self._bar_of[step] = self._bars.add_task(escape(step), total=None, facts="starting")
+            self._said[step] = time.monotonic()
         if not self.console.is_terminal:
-            self.say(f"  {name}: started" + (f", attempt {attempt}" if attempt > 1 else ""))
+            self.say(f"  {step}: started" + (f", attempt {attempt}" if attempt > 1 else ""))
 
-    def progressed(self, name: str, progress: StageProgress) -> None:
+    def progressed(self, step: str, report: StageProgress) -> None:
         """A running stage got on."""
-        facts = facts_of(progress)
+        facts = facts_of(report)
         with self._changing:
-            if name in self._bar_of:
-                self._bars.update(
-                    self._bar_of[name], completed=progress.step, total=progress.total, facts=escape(facts)
-                )
-            due = time.monotonic() - self._said.get(name, 0.0) >= PLAIN_LINE_SECONDS
+            if step in self._bar_of:
+                bar, total = self._bar_of[step], report.total or None
+                self._bars.update(bar, completed=report.step, total=total, facts=escape(facts))
+            due = time.monotonic() - self._said.get(step, 0.0) >= PLAIN_LINE_SECONDS
             if due:
-                self._said[name] = time.monotonic()
+                self._said[step] = time.monotonic()
         if due and not self.console.is_terminal:
-            self.say(f"  {name}: {facts}")
+            self.say(f"  {step}: {facts}")
 
-    def ended(self, name: str, stage: StageRecord) -> None:
+    def ended(self, step: str, stage: StageRecord) -> None:
         """A stage is over, one way or another."""
         with self._changing:
-            if name in self._bar_of:
-                self._bars.remove_task(self._bar_of.pop(name))
-        mark, style = ("✓", STYLES[stage.status]) if stage.digest else ("✗", STYLES[stage.status])
-        line = Text.assemble((f"  {mark} ", style), f"{name}  ", (stage.status.replace("_", " "), style))
+            if step in self._bar_of:
+                self._bars.remove_task(self._bar_of.pop(step))
+        style = STYLES[stage.status]
+        line = Text.assemble((f"  {MARKS[stage.status]} ", style), f"{step:<{_NAME_WIDTH}} ", (words(stage.status), style))
         if headline := headline_of(stage):
             line.append(f"  {headline}")
         if stage.seconds:
             line.append(f"  {stage.seconds:.1f} s", "dim")
-        self.console.print(line)
         if stage.reason:
-            self.say(f"      {stage.reason}", style)
+            line.append(f": {stage.reason}")
+        self.console.print(line, soft_wrap=True)
         for verdict in stage.verdicts:
-            self.console.print(Text("      gate ").append_text(verdict_text(verdict)))
+            self.console.print(Text("      gate ").append_text(verdict_text(verdict)), soft_wrap=True)
 
     def samples(self, samples: Sequence[Mapping[str, Any]]) -> None:
         """A few texts of baseline and candidate, each with its judgement."""
         for sample in samples[:_SAMPLES_SHOWN]:
             table = Table(show_header=False, box=None, padding=(0, 1, 0, 2))
             table.add_column(style="dim", no_wrap=True)
-            table.add_column()
-            for side, value in sample.items():
-                table.add_row(side, Text(_cut(value)))
+            table.add_column(justify="right", no_wrap=True)
+            table.add_column(overflow="fold")
+            for side in ("prompt", "baseline", "candidate"):
+                judgement = sample.get(f"{side}_judgement")
+                table.add_row(side, "" if judgement is None else _number(judgement), Text(_cut(sample.get(side, ""))))
             self.console.print(table)
             self.console.print()
 
 
-def show_plan(console: Console, steps: Iterable[PlannedStep], *, heading: str) -> None:
+def show_plan(
+    console: Console, steps: Iterable[PlannedStep], *, heading: str, warnings: Iterable[str] = ()
+) -> None:
     """The plan as a table: what happens to each stage, and why."""
     console.print(Text(heading, style="bold"))
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
@@ -145,6 +162,8 @@ def show_plan(console: Console, steps: Iterable[PlannedStep], *, heading: str) -
             why.append(f"\ndrift: {difference}", "yellow")
         table.add_row(step.name, Text(step.said, style=STYLES[step.action]), why)
     console.print(table)
+    for warning in warnings:
+        console.print(Text(f"warning: {warning}", style="yellow"), soft_wrap=True)
 
 
 def show_end(console: Console, record: RunRecord, *, pages: Mapping[str, str]) -> None:
@@ -156,17 +175,64 @@ def show_end(console: Console, record: RunRecord, *, pages: Mapping[str, str]) -
     for name, stage in record.stages.items():
         table.add_row(
             name,
-            Text(stage.status.replace("_", " "), style=STYLES[stage.status]),
+            _status(stage.status),
             Text(headline_of(stage)),
             (stage.digest or "")[:12],
             f"{stage.seconds:.1f}" if stage.seconds else "",
         )
     console.print(table)
-    console.print(
-        Text.assemble("run ", (record.run_id, "bold"), " ", (record.status.replace("_", " "), STYLES[record.status]))
-    )
+    console.print(Text.assemble("run ", (record.run_id, "bold"), " ", (words(record.status), STYLES[record.status])))
     for what, where in pages.items():
         console.print(Text(f"  {what:<8}{where}"), soft_wrap=True)
+
+
+def show_runs(console: Console, views: Sequence[RunView], workspace: Path) -> None:
+    """All runs of a workspace, the newest first."""
+    if not views:
+        console.print(f"no runs in {workspace}", soft_wrap=True)
+        return
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for column in ("run", "recipe", "status", "stages", "started"):
+        table.add_column(column, no_wrap=True)
+    for view in views:
+        good = sum(stage.status in GOOD for stage in view.record.stages.values())
+        table.add_row(
+            view.record.run_id,
+            view.record.recipe.recipe,
+            _status(view.status),
+            f"{good}/{len(view.record.stages)}",
+            view.record.started,
+        )
+    console.print(table)
+
+
+def show_run(console: Console, view: RunView) -> None:
+    """One run: each stage, and how far a running one is."""
+    console.print(Text.assemble((view.record.run_id, "bold"), "  ", _status(view.status)))
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for column in ("stage", "status", "how far, or what came of it", "digest"):
+        table.add_column(column, no_wrap=column != "how far, or what came of it", overflow="fold")
+    for name, stage in view.record.stages.items():
+        report = view.progress.get(name)
+        told = facts_of(report) if report else stage.reason or headline_of(stage)
+        table.add_row(name, _status(view.status_of(name)), Text(told), (stage.digest or "")[:12])
+    console.print(table)
+
+
+def show_findings(console: Console, findings: Iterable[Finding]) -> None:
+    """What the doctor found."""
+    for finding in findings:
+        mark, style = {"fine": ("✓", "green"), "warning": ("!", "yellow"), "broken": ("✗", "red")}[finding.verdict]
+        console.print(Text.assemble((f"{mark} ", style), (f"{finding.subject:<14}", "bold"), finding.message), soft_wrap=True)
+
+
+def words(status: str) -> str:
+    """A status as a person reads it."""
+    return status.replace("_", " ")
+
+
+def _status(status: str) -> Text:
+    return Text(words(status), style=STYLES[status])
 
 
 def verdict_text(verdict: Verdict) -> Text:

@@ -104,7 +104,11 @@ def launch(
     if status == ExitCode.OK and (attempt / "result.json").exists():
         return StageResult.model_validate_json((attempt / "result.json").read_bytes())
     failure = _failure(
-        attempt / "failure.json", status, log=log, stopped=stopped, out_of_memory=oom_kills() > oom_kills_before
+        attempt / "failure.json",
+        status,
+        log=log,
+        stopped=stopped,
+        out_of_memory=oom_kills() > oom_kills_before,
     )
     raise StageFailed(**failure.model_dump(), log=log)
 
@@ -184,7 +188,9 @@ def _failure(path: Path, status: int, *, log: Path, stopped: bool, out_of_memory
         failure = Failure.model_validate_json(path.read_bytes())
         if failure.cause != "internal":
             return failure
-        return failure.model_copy(update={"message": f"{failure.message} [last line of the log: {last_line(log)}]"})
+        return failure.model_copy(
+            update={"message": f"{failure.message} [last line of the log: {last_line(log)}]"}
+        )
     if stopped:
         return Failure(
             exit_code=ExitCode.RESUME,

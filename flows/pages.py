@@ -18,7 +18,7 @@ from prefect.artifacts import (
 )
 
 from flows.runs import RunRecord
-from tasks.journal import ProgressReport
+from tasks.journal import StageProgress
 
 SECONDS_BETWEEN_UPDATES = 3.0
 
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 @asynccontextmanager
-async def progress_page(step: str, look: Callable[[], ProgressReport | None]) -> AsyncIterator[None]:
+async def progress_page(step: str, look: Callable[[], StageProgress | None]) -> AsyncIterator[None]:
     """A progress bar on the stage's page for the body of the ``async with``; ``look`` says how far the stage is."""
     page = asyncio.create_task(_show_progress(step, look))
     try:
@@ -36,7 +36,7 @@ async def progress_page(step: str, look: Callable[[], ProgressReport | None]) ->
         await asyncio.wait([page])
 
 
-async def _show_progress(step: str, look: Callable[[], ProgressReport | None]) -> None:
+async def _show_progress(step: str, look: Callable[[], StageProgress | None]) -> None:
     try:
         page = None
         while True:

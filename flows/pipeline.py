@@ -2,47 +2,48 @@
 
 import asyncio
 import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-from prefect import flow, task
+from prefect import flow, runtime, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, StateType
-from prefect.context import FlowRunContext
 
 from flows.jobs import resources_of
-from flows.machine import Machine, this_machine
+from flows.machine import Machine, Share, this_machine
 from flows.pages import progress_page, show_run
 from flows.publishing import publish
-from flows.runs import RunStatus, StageStatus, outcome
 from flows.stage_life import StageLife
 
 MAX_ATTEMPTS = 3
 """Attempts at a stage within one run, while the cause of each end allows another (a lost or preempted process)."""
 
-# How each status looks in Prefect: its kind of state, and the name that a person sees.
-STATES: dict[StageStatus | RunStatus, tuple[StateType, str]] = {
+STATES = {
     "completed": (StateType.COMPLETED, "Completed"),
     "reused": (StateType.COMPLETED, "Reused"),
     "gate_closed": (StateType.FAILED, "GateClosed"),
     "resumable": (StateType.FAILED, "Resumable"),
     "failed": (StateType.FAILED, "Failed"),
 }
+"""Status of a stage or run → Prefect's type of state, and the name that a person sees there."""
 
 
 @flow(name="vantage", flow_run_name="{run_id}", persist_result=False, validate_parameters=False)
 async def pipeline(run_id: str, life: StageLife) -> State[None]:
     """All stages, side by side where the machine suffices, then what is published."""
-    life.run.add_flow_run(str(FlowRunContext.get().flow_run.id))
-    _stop_on_signals(life)
+    life.run.add_flow_run(str(runtime.flow_run.id))
     machine = this_machine()
     states: dict[str, asyncio.Task[State[None] | None]] = {}
-    async with asyncio.TaskGroup() as side_by_side:
-        for step, reads in life.inputs.items():
-            before = [states[other] for other in dict.fromkeys(reads.values())]
-            states[step] = side_by_side.create_task(when_ready(step, before, life, machine))
+    with _stopping(life):
+        async with asyncio.TaskGroup() as side_by_side:
+            for step, reads in life.inputs.items():
+                before = [states[other] for other in dict.fromkeys(reads.values())]
+                states[step] = side_by_side.create_task(when_ready(step, before, life, machine))
     for publication in life.recipe.publish:
         await asyncio.to_thread(publish, publication, life)
     await show_run(life.run.record, mlflow=life.ledger.where())
-    return _state(outcome(life.run.record), "")
+    return _state(life.run.outcome(), life.run.record.run_id)
 
 
 async def when_ready(
@@ -51,20 +52,45 @@ async def when_ready(
     """A stage after all that it reads: not at all where something is in its way, again where that can help."""
     states = [await each for each in before]
     state = None
-    for attempt in range(1, MAX_ATTEMPTS + 1):
-        if obstacle := life.obstacle(step):
-            life.block(step, obstacle)
-            return None
+    for _ in range(MAX_ATTEMPTS):
         async with machine.lend(resources_of(life.recipe, step)) as share:
-            state = await stage(step, attempt, life, share, return_state=True, wait_for=states)
-        if state.name != "Resumable":
+            if obstacle := life.obstacle(step):
+                life.block(step, obstacle)
+                return None
+            state = await stage(step, life.attempt(step), life, share, return_state=True, wait_for=states)
+        if state.name != "Resumable" or life.stop.is_set():
             break
     return state
 
 
 @task(name="stage", task_run_name="{step} · attempt {attempt}", cache_policy=NO_CACHE, persist_result=False)
-async def stage(step, attempt, life, share):
+async def stage(step: str, attempt: int, life: StageLife, share: Share) -> State[None]:
     """One attempt at a stage, in a thread that waits for the stage's process."""
     async with progress_page(step, lambda: life.progress(step)):
         record = await asyncio.to_thread(life.live, step, share)
     return _state(record.status, record.reason or " · ".join(map(str, record.verdicts)))
+
+
+def _state(status: str, message: str) -> State[None]:
+    """Prefect's state for a status of ours; no result is ever kept there."""
+    kind, name = STATES[status]
+    return State(type=kind, name=name, message=message)
+
+
+@contextmanager
+def _stopping(life: StageLife) -> Iterator[None]:
+    """Inside, SIGINT and SIGTERM ask the stages to save and end; so does whatever breaks the flow itself."""
+    loop = asyncio.get_running_loop()
+    taken = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+    before = {number: signal.getsignal(number) for number in taken}
+    for number in taken:
+        loop.add_signal_handler(number, life.request_stop)
+    try:
+        yield
+    except BaseException:
+        life.stop.set()
+        raise
+    finally:
+        for number, handler in before.items():
+            loop.remove_signal_handler(number)
+            signal.signal(number, handler)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from flows.jobs import gates_of, key_parts_of, resources_of, work_of
 from flows.machine import available_cpus
 from flows.provenance import drift, provenance
-from flows.runs import RunRecord
+from flows.runs import RunRecord, StageRecord
 from schemas.recipe import Recipe
 from schemas.references import dependencies, order
 from schemas.stage_key import differences, stage_key
@@ -23,6 +23,17 @@ Action = Literal["reuse", "resume", "run", "wait", "blocked"]
 
 _UNKNOWN = "unknown yet"
 """Stands for the digest of an input that is still to be made, so that the rest of a key can be compared."""
+
+_WHY_AGAIN = {
+    "failed": "failed before",
+    "running": "interrupted before its first checkpoint",
+    "resumable": "interrupted before its first checkpoint",
+}
+"""Status that an earlier run left the same step in → why it has no artifact."""
+
+
+class Drifted(ValueError):
+    """Code, libraries or machine have changed since artifacts that would be reused were made."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +80,16 @@ def plan(recipe: Recipe, store: Store | None, runs: Sequence[RunRecord]) -> list
     return list(steps.values())
 
 
+def refuse_drift(steps: Sequence[PlannedStep]) -> None:
+    """Raise Drifted, with everything that has changed, where anything has."""
+    told = [f"{step.name}: {difference}" for step in steps for difference in step.drift]
+    if told:
+        raise Drifted(
+            f"--strict refuses what was made with other code or libraries ({'; '.join(told)}); "
+            "run without --strict, or in a new --workspace"
+        )
+
+
 def needs_work(steps: Sequence[PlannedStep]) -> bool:
     """Whether anything would be computed."""
     return any(step.action in ("resume", "run", "wait") for step in steps)
@@ -79,7 +100,7 @@ def _plan_step(
     name: str,
     read: Mapping[str, PlannedStep],
     store: Store | None,
-    earlier: Mapping[str, Any] | None,
+    earlier: StageRecord | None,
 ) -> PlannedStep:
     kind = work_of(recipe, name).kind
     closed = list(dict.fromkeys(step.name for step in read.values() if _is_closed(step)))
@@ -90,7 +111,7 @@ def _plan_step(
     parts = key_parts_of(recipe, name, digests)
     waits_for = tuple(dict.fromkeys(step.name for step in read.values() if step.digest is None))
     if waits_for:
-        changes = _changes(earlier, parts) if earlier else []
+        changes = _changes(earlier.key_parts, parts) if earlier else []
         return PlannedStep(
             name, kind, "wait", reasons=(f"for {', '.join(waits_for)}", *changes), waits_for=waits_for
         )
@@ -112,18 +133,25 @@ def _plan_step(
         )
     at_step = _checkpointed(store, key)
     if at_step:
+        begun = earlier if earlier and earlier.stage_key == key else None
         return PlannedStep(
-            name, kind, "resume", reasons=("an attempt was interrupted",), at_step=at_step, stage_key=key
+            name,
+            kind,
+            "resume",
+            reasons=(f"attempt {begun.attempt if begun else ''} was interrupted".replace("  ", " "),),
+            drift=tuple(drift(begun.provenance, _provenance(recipe, name))) if begun and begun.provenance else (),
+            at_step=at_step,
+            stage_key=key,
         )
     return PlannedStep(name, kind, "run", reasons=_reasons_to_run(found, earlier, parts), stage_key=key)
 
 
-def _reasons_to_run(found: Lookup, earlier: Mapping[str, Any] | None, parts: Mapping[str, Any]) -> tuple[str, ...]:
+def _reasons_to_run(found: Lookup, earlier: StageRecord | None, parts: Mapping[str, Any]) -> tuple[str, ...]:
     if found.damage:
         return tuple(f"damaged: {damage}" for damage in found.damage)
     if earlier is None:
         return ("never run here",)
-    return tuple(_changes(earlier, parts)) or ("no artifact in the store",)
+    return tuple(_changes(earlier.key_parts, parts)) or (_WHY_AGAIN.get(earlier.status, "no artifact in the store"),)
 
 
 def _changes(earlier: Mapping[str, Any], parts: Mapping[str, Any]) -> list[str]:
@@ -131,10 +159,10 @@ def _changes(earlier: Mapping[str, Any], parts: Mapping[str, Any]) -> list[str]:
     return [change for change in differences(earlier, parts) if not change.endswith(_UNKNOWN)]
 
 
-def _earlier(recipe: Recipe, name: str, runs: Sequence[RunRecord]) -> Mapping[str, Any] | None:
-    """What the step's key was made of in the newest run of the recipe that got so far."""
+def _earlier(recipe: Recipe, name: str, runs: Sequence[RunRecord]) -> StageRecord | None:
+    """The step in the newest run of the recipe that got as far as its key."""
     stages = (run.stages.get(name) for run in runs if run.recipe.recipe == recipe.recipe)
-    return next((stage.key_parts for stage in stages if stage and stage.key_parts), None)
+    return next((stage for stage in stages if stage and stage.key_parts), None)
 
 
 def _is_closed(step: PlannedStep) -> bool:

@@ -146,6 +146,19 @@ class Run:
         """Change fields of a stage and write them."""
         self.set_stage(step, self._record.stages[step].model_copy(update=changes))
 
+    def add_flow_run(self, flow_run_id: str) -> None:
+        """Remember under which id Prefect shows this attempt at the run."""
+        self.update(prefect_flow_run_ids=(*self._record.prefect_flow_run_ids, flow_run_id))
+
+    def outcome(self) -> RunStatus:
+        """What the stages' ends add up to."""
+        statuses = {stage.status for stage in self._record.stages.values()}
+        if "failed" in statuses:
+            return "failed"
+        if statuses & {"resumable", "running", "waiting"}:
+            return "resumable"
+        return "gate_closed" if "gate_closed" in statuses else "completed"
+
     def close(self) -> None:
         """Give the lock back."""
         os.close(self._lock)

@@ -20,15 +20,16 @@ from flows.machine import Share, available_cpus
 from flows.provenance import drift, provenance
 from flows.runs import GOOD, Run, StageRecord, StageStatus, read_runs
 from flows.stage_process import explain
-from flows.watching import Watcher, feed, metric_records
+from flows.watching import Watcher, feed, journal_entries
 from schemas.artifacts import Artifact
 from schemas.job import PrepareData, StageJob, StageResult
 from schemas.references import dependencies, order
 from schemas.stage_key import stage_key
 from schemas.verdicts import Verdict, judge
+from tasks.journal import StageProgress, read_progress
 from tasks.ledger import Ledger
 from tasks.ledger_entries import Input, StageOutcome
-from tasks.scratch import read_committed
+from tasks.scratch import PROGRESS, read_committed
 from tasks.store import Locked, Ref, Store
 
 _PATIENCE_SECONDS = 1.0
@@ -72,6 +73,21 @@ class StageLife:
         known = run.record.stages
         waiting = {"status": "waiting", "reason": None, "exit_code": None, "seconds": 0.0, "verdicts": ()}
         run.update(stages={step: known.get(step, StageRecord()).model_copy(update=waiting) for step in self.inputs})
+
+    def attempt(self, step: str) -> int:
+        """The number of the attempt that this run would begin at the step, or that made its artifact."""
+        known = self.run.record.stages[step]
+        return (known.attempt or 0) + (known.digest is None) or 1
+
+    def request_stop(self) -> None:
+        """Ask running stages to save their state and end."""
+        self.watcher.say("  stopping: running stages save their state", "yellow")
+        self.stop.set()
+
+    def progress(self, step: str) -> StageProgress | None:
+        """How far the running step is."""
+        key = self.run.record.stages[step].stage_key
+        return read_progress(self.store.root / "scratch" / key / PROGRESS) if key else None
 
     def obstacle(self, step: str) -> str | None:
         """Why the step cannot start, now that everything it reads is over; None where it can."""
@@ -146,7 +162,13 @@ class StageLife:
         records = [self.run.record, *read_runs(self.run.workspace)]
         stages = (stage for record in records for stage in record.stages.values())
         known = next((stage for stage in stages if stage.stage_key == key and stage.provenance), StageRecord())
-        afresh = StageRecord(stage_key=key, key_parts=parts, provenance=known.provenance, samples=known.samples)
+        afresh = StageRecord(
+            stage_key=key,
+            key_parts=parts,
+            attempt=self.run.record.stages[step].attempt,
+            provenance=known.provenance,
+            samples=known.samples,
+        )
         self.run.set_stage(step, afresh)
 
     def _find(self, step: str, key: str, inputs: Mapping[str, Input]) -> Obtained | None:
@@ -232,7 +254,7 @@ class StageLife:
     def _tell(self, step: str, obtained: Obtained, outcome: StageOutcome) -> None:
         """Tell the ledger the rest of the metrics and the artifact; the scratch folder has then done its duty."""
         key = obtained.artifact.stage_key
-        self.ledger.send_metrics(step, metric_records(self.store.scratch_folder(key)))
+        self.ledger.send_metrics(step, journal_entries(self.store.scratch_folder(key)))
         self.ledger.finish_stage(step, outcome, artifact=obtained.artifact, provenance=obtained.untold)
         self.store.discard_scratch(key)
 

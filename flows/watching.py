@@ -3,10 +3,10 @@
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from flows.runs import StageRecord
-from tasks.journal import ProgressReport, read, read_progress
+from tasks.journal import Entry, StageProgress, read, read_progress
 from tasks.ledger import Ledger
 from tasks.scratch import JOURNAL, PROGRESS, read_committed
 
@@ -22,7 +22,7 @@ class Watcher(Protocol):
     def started(self, step: str, attempt: int) -> None:
         """A stage's computation begins."""
 
-    def progressed(self, step: str, report: ProgressReport) -> None:
+    def progressed(self, step: str, report: StageProgress) -> None:
         """A running stage got on."""
 
     def ended(self, step: str, stage: StageRecord) -> None:
@@ -45,18 +45,13 @@ def feed(step: str, scratch: Path, *, watcher: Watcher, ledger: Ledger) -> Calla
             due = time.monotonic() + SECONDS_BETWEEN_METRICS
             _, committed = read_committed(scratch)
             if committed > sent:
-                ledger.send_metrics(step, metric_records(scratch, start=sent, end=committed))
+                ledger.send_metrics(step, journal_entries(scratch, start=sent, end=committed))
                 sent = committed
 
     return look
 
 
-def metric_records(scratch: Path, *, start: int = 0, end: int | None = None) -> list[dict[str, Any]]:
-    """The lines of a stage's metric journal between two offsets, as the ledger takes them."""
+def journal_entries(scratch: Path, *, start: int = 0, end: int | None = None) -> list[Entry]:
+    """The lines of a stage's metric journal between two offsets; a stage that measures no curve has none."""
     path = scratch / JOURNAL
-    if not path.exists():
-        return []
-    return [
-        {"step": entry.step, "timestamp": round(entry.time * 1000), "metrics": entry.metrics}
-        for entry in read(path, start, end)
-    ]
+    return list(read(path, start, end)) if path.exists() else []

@@ -12,8 +12,8 @@ from transformers import PreTrainedModel
 from models.output_head import OutputHead, output_head, trunk
 from models.sequences import Sequences
 
-CHUNK_ELEMENTS = 2**22
-"""Logits held at once when `chunk_tokens` is not given: 16 MiB of float32."""
+CHUNK_ELEMENTS = 2**23
+"""Logits held at once when `chunk_tokens` is not given: 32 MiB of float32."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,7 +150,7 @@ class _ChunkedLogProbs(torch.autograd.Function):
                 if grad_hidden is not None:
                     grad_hidden[chunk] = grad @ weight
                 if grad_weight is not None:
-                    grad_weight += grad.T @ hidden[chunk]
+                    _add_product(grad_weight, grad.T, hidden[chunk])
                 if grad_bias is not None:
                     grad_bias += grad.sum(dim=0)
         return (
@@ -171,6 +171,14 @@ def _logits(
         return logits.div_(temperature), None
     tanh = logits.div_(softcap).tanh_()
     return tanh * (softcap / temperature), 1 - tanh.square()
+
+
+def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """total += a @ b, in place and without a second (V, H) tensor where the types allow it."""
+    if a.dtype == total.dtype:
+        total.addmm_(a, b)
+    else:
+        total += a @ b
 
 
 def _chunks(length: int, size: int) -> list[slice]:

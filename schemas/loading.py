@@ -216,7 +216,7 @@ def _data_source(name: str, source: str, start: File) -> tuple[str, list[Problem
         problem = Problem(path, f"there is no built-in data {quote(source)}", suggest(source, BUILTIN_DATA))
         return source, [] if source in BUILTIN_DATA else [problem]
     file = _absolute(source, start)
-    if file.suffix not in DATA_FORMATS:
+    if file.suffix.lower() not in DATA_FORMATS:
         message = f"{quote(source)} is not in a known format"
         return str(file), [
             Problem(path, message, f"name a {', '.join(DATA_FORMATS)} file, or builtin:NAME/KIND")

@@ -10,10 +10,9 @@ from typing import Any
 from schemas.metrics import measured_by
 from schemas.problems import Path, Problem, quote, suggest
 from schemas.recipe import MODEL
-from schemas.references import DATA_FIELDS, PUBLISHED, STAGE_FIELDS, VERIFIERS, Content
+from schemas.references import CONTENT_COLUMNS, DATA_FIELDS, PUBLISHED, STAGE_FIELDS, VERIFIERS, Content
 
 Plain = Mapping[str, Any]
-_CONTENTS = ("demonstrations", "preferences", "prompts")
 _CYCLE_REMEDY = "name a stage before them in one of these fields"
 
 
@@ -133,26 +132,34 @@ def _data_references(plain: Plain) -> Iterator[Problem]:
     readers: dict[str, list[tuple[Path, Content]]] = {}
     for name, kind in _kinds(plain).items():
         for field, content in DATA_FIELDS[kind].items():
-            target, path = stages[name].get(field), ("stages", name, field)
+            target, field_path = stages[name].get(field), ("stages", name, field)
             if isinstance(target, str) and target in data:
-                readers.setdefault(target, []).append((path, content))
+                readers.setdefault(target, []).append((field_path, content))
             elif isinstance(target, str):
                 remedy = suggest(target, data) or "define it under data"
-                yield Problem(path, f"no dataset is called {quote(target)}", remedy)
+                yield Problem(field_path, f"no dataset is called {quote(target)}", remedy)
     for target, readings in readers.items():
-        yield from _content_problems(readings, _mapping(data[target]).get("source"))
+        path, content = next((reading for reading in readings if reading[1] != "prompts"), readings[0])
+        for other_path, other in readings:
+            if other != content and not (other == "prompts" and content == "demonstrations"):
+                message = f"reads as {other} what {'.'.join(map(str, path))} reads as {content}"
+                yield Problem(other_path, message, "name the source a second time, as another dataset")
+        yield from _source_problems(target, _mapping(data[target]), path, content)
 
 
-def _content_problems(readings: list[tuple[Path, Content]], source: Any) -> Iterator[Problem]:
-    """A dataset holds one thing, which its readers agree on and a built-in source really has."""
-    path, content = next((reading for reading in readings if reading[1] != "prompts"), readings[0])
-    for other_path, other in readings:
-        if other != content and not (other == "prompts" and content == "demonstrations"):
-            message = f"reads as {other} what {'.'.join(map(str, path))} reads as {content}"
-            yield Problem(other_path, message, "name the source a second time, as another dataset")
+def _source_problems(name: str, data: Plain, reader: Path, content: Content) -> Iterator[Problem]:
+    """What a dataset's source, or its mapping of columns, lacks of what its reader needs."""
+    source, columns = data.get("source"), data.get("columns")
     held = source.partition("/")[2] if isinstance(source, str) and source.startswith("builtin:") else ""
-    if held in _CONTENTS and content not in (held, "prompts"):
-        yield Problem(path, f"reads {content}, but {source} holds {held}", "name another dataset here")
+    if held in CONTENT_COLUMNS and content not in (held, "prompts"):
+        yield Problem(reader, f"reads {content}, but {source} holds {held}", "name another dataset here")
+    if held and columns:
+        yield Problem(("data", name, "columns"), f"{source} has our columns already", "remove columns")
+    elif isinstance(columns, Mapping) and columns:
+        missing = [column for column in CONTENT_COLUMNS[content] if column not in columns]
+        if missing:
+            message = f"says nothing of {' and '.join(missing)}, which {'.'.join(map(str, reader))} reads"
+            yield Problem(("data", name, "columns"), message, f"add `{missing[0]}: COLUMN`")
 
 
 def _verifiers(plain: Plain) -> Iterator[Problem]:

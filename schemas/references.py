@@ -6,6 +6,13 @@ from schemas.recipe import MODEL, AnyStage, PolicyOptimization, Recipe, ValuePre
 
 Content = Literal["demonstrations", "preferences", "prompts"]
 
+CONTENT_COLUMNS: dict[str, tuple[str, ...]] = {
+    "demonstrations": ("prompt", "response"),
+    "preferences": ("prompt", "chosen", "rejected"),
+    "prompts": ("prompt",),
+}
+"""Content → the texts that each of its rows has."""
+
 VERIFIERS = ("arithmetic",)
 """Rules that say whether a response is right."""
 

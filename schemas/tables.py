@@ -9,21 +9,20 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import pandera.pyarrow as pandera
 import pyarrow as pa
 import pyarrow.compute as pc
 from pandera.api.pyarrow.types import PyArrowData
 
-Content = Literal["demonstrations", "preferences", "prompts", "rollouts"]
+from schemas.references import CONTENT_COLUMNS
+
 Mask: TypeAlias = Any
 """``pyarrow.ChunkedArray`` of booleans, one for each row, True where the row breaks a rule."""
 
-TEXT_COLUMNS: dict[Content, tuple[str, ...]] = {
-    "demonstrations": ("prompt", "response"),
-    "preferences": ("prompt", "chosen", "rejected"),
-    "prompts": ("prompt",),
+TEXT_COLUMNS: dict[str, tuple[str, ...]] = {
+    **CONTENT_COLUMNS,
     "rollouts": ("prompt", "response"),
 }
 """The columns that rows of each content have, and that tell two rows apart."""
@@ -70,7 +69,7 @@ class BadRow:
 class Report:
     """What was found in a table. A row that breaks several rules is counted under the first."""
 
-    content: Content
+    content: str
     num_rows: int = 0
     dropped: dict[str, int] = field(default_factory=dict)
     """Reason → number of rows."""
@@ -97,7 +96,7 @@ class Report:
 # -- rules
 
 
-def rules(content: Content) -> tuple[Rule, ...]:
+def rules(content: str) -> tuple[Rule, ...]:
     """What every row must keep, in the order in which reasons are given; repeats are looked for after these."""
     texts = TEXT_COLUMNS[content]
     found = [Rule(f"{column} is missing", column, _null(column)) for column in texts]
@@ -146,7 +145,7 @@ def _unknown_split(table: pa.Table) -> Mask:
 # -- schemas
 
 
-def _columns(content: Content) -> dict[str, pa.DataType]:
+def _columns(content: str) -> dict[str, pa.DataType]:
     """Every column that is looked at, with its type; ``split`` may be missing."""
     texts = {column: pa.string() for column in TEXT_COLUMNS[content]}
     if content == "rollouts":
@@ -154,7 +153,7 @@ def _columns(content: Content) -> dict[str, pa.DataType]:
     return {**texts, "split": pa.string()}
 
 
-def _schema(content: Content) -> pandera.DataFrameSchema:
+def _schema(content: str) -> pandera.DataFrameSchema:
     columns = {
         column: pandera.Column(dtype, required=column != "split")
         for column, dtype in _columns(content).items()
@@ -171,7 +170,7 @@ def _keeps(rule: Rule) -> Callable[[PyArrowData], Mask]:
     return lambda data: pc.invert(rule.broken(data.table))
 
 
-SCHEMAS: dict[Content, pandera.DataFrameSchema] = {content: _schema(content) for content in TEXT_COLUMNS}
+SCHEMAS: dict[str, pandera.DataFrameSchema] = {content: _schema(content) for content in TEXT_COLUMNS}
 """Content → pandera schema. It does not look for repeats: those may lie in different batches."""
 
 
@@ -179,7 +178,7 @@ SCHEMAS: dict[Content, pandera.DataFrameSchema] = {content: _schema(content) for
 
 
 def usable(
-    batches: Iterable[pa.RecordBatch | pa.Table], *, content: Content, allow_repeats: bool = False
+    batches: Iterable[pa.RecordBatch | pa.Table], *, content: str, allow_repeats: bool = False
 ) -> tuple[Iterator[pa.RecordBatch], Callable[[], Report]]:
     """The rows that can be used, batch by batch, and a function that gives the report once all were taken.
 
@@ -199,7 +198,7 @@ def usable(
 
 
 def validate(
-    table: pa.Table | Iterable[pa.RecordBatch | pa.Table], content: Content, *, allow_repeats: bool = False
+    table: pa.Table | Iterable[pa.RecordBatch | pa.Table], content: str, *, allow_repeats: bool = False
 ) -> Report:
     """Look at every row and keep none: the report that ``usable`` would give.
 
@@ -213,7 +212,7 @@ def validate(
     return tally.report()
 
 
-def _tally(content: Content, allow_repeats: bool) -> "_Tally":
+def _tally(content: str, allow_repeats: bool) -> "_Tally":
     return _Tally(content, seen=None if allow_repeats or content == "rollouts" else set())
 
 
@@ -240,7 +239,7 @@ def _kept(batches: Iterable[pa.RecordBatch | pa.Table], tally: "_Tally") -> Iter
 class _Tally:
     """What was counted so far; the one thing here that changes."""
 
-    content: Content
+    content: str
     seen: set[bytes] | None
     num_rows: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
@@ -288,7 +287,7 @@ def _shown(value: Any) -> str:
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
 
 
-def _typed(batch: pa.RecordBatch | pa.Table, content: Content) -> pa.Table:
+def _typed(batch: pa.RecordBatch | pa.Table, content: str) -> pa.Table:
     """The batch with its columns in the schema's types; files hold large and dictionary-encoded strings too."""
     table = batch if isinstance(batch, pa.Table) else pa.Table.from_batches([batch])
     missing = [name for name in _columns(content) if name not in (*table.column_names, "split")]

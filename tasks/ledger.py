@@ -280,7 +280,10 @@ class Ledger:
         """Where a person looks: an address, or the command that shows the workspace's own database."""
         if not self.tracking_uri.startswith("http"):
             return f"mlflow server --host 127.0.0.1 --backend-store-uri {self.tracking_uri}"
-        return f"{without_password(self.tracking_uri).rstrip('/')}/{self._pages.get(stage) or ''}"
+        page = self._pages.get(stage)
+        # Without the kind of work MLflow's menu is that of chats and traces, where nothing of ours is.
+        path = f"{page}?workflowType=machine_learning" if page else ""
+        return f"{without_password(self.tracking_uri).rstrip('/')}/{path}"
 
     def _tell(self, operation: Operation) -> None:
         """Operation → disk → sender. A full disk costs a warning and the record, never the run."""

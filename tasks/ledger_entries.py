@@ -3,6 +3,8 @@
 Every operation carries the time at which it happened, so that sending it late, or twice, records the same thing.
 """
 
+import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
@@ -261,13 +263,10 @@ def flatten(value: Any, prefix: str = "") -> dict[str, str]:
         items = list(value.items())
     elif isinstance(value, list | tuple):
         items = list(enumerate(value))
+    elif isinstance(value, str):
+        return {prefix: value}
     else:
-        text = (
-            value
-            if isinstance(value, str)
-            else {None: "null", True: "true", False: "false"}.get(value, repr(value))
-        )
-        return {prefix: text}
+        return {prefix: json.dumps(value)}
     if not items:
         return {prefix: "{}" if isinstance(value, Mapping) else "[]"} if prefix else {}
     flat: dict[str, str] = {}
@@ -286,44 +285,47 @@ class Link:
 
 
 def run_note(entry: RunEntry, pages: Mapping[str, str], makers: Mapping[str, Link]) -> str:
-    """The run's page: every stage with its outcome, digest, gates and parents.
+    """The run's page: every stage with its outcome, artifact, gates and parents.
 
     ``pages``: stage → page of its run; ``makers``: content digest → what made it.
     """
     lines = [
-        f"**{entry.name}** · run `{entry.run_id}` · {_words(entry.outcome)}",
+        f"Recipe **{_cell(entry.name)}** · {_words(entry.outcome)} · {len(entry.stages)} stages; "
+        "each is a run of its own below this one.",
         "",
-        "| stage | outcome | content digest | gates | parents |",
+        "| stage | outcome | artifact | gates | parents |",
         "|---|---|---|---|---|",
     ]
     for stage in entry.stages.values():
-        digest = f"`{stage.artifact.digest[:12]}`" if stage.artifact else "–"
-        if stage.artifact and stage.outcome == "reused":
-            digest += " made by " + _linked_run(makers.get(stage.artifact.digest, Link()))
-        gates = "<br>".join(_cell(str(verdict)) for verdict in stage.verdicts) or "–"
-        parents = "<br>".join(
-            f"{role}: {_linked(given.stage, pages.get(given.stage))} `{given.artifact.digest[:12]}`"
-            for role, given in stage.inputs.items()
-        )
         page = _linked(stage.name, pages.get(stage.name))
-        lines.append(f"| {page} | {_words(stage.outcome)} | {digest} | {gates} | {parents or '–'} |")
+        gates = "<br>".join(_cell(str(verdict)) for verdict in stage.verdicts) or "–"
+        parents = " · ".join(
+            f"{role}: {_linked(given.stage, pages.get(given.stage))}" for role, given in stage.inputs.items()
+        )
+        lines.append(
+            f"| {page} | {_words(stage.outcome)} | {_artifact_cell(stage, makers)} | {gates} | {parents or '–'} |"
+        )
     return "\n".join(lines)
 
 
 def stage_note(entry: RunEntry, name: str, run_page: str, makers: Mapping[str, Link]) -> str:
-    """A stage's page: what it was made of, by whom, and what it gave."""
+    """A stage's page: from what it was made, by whom, and what it gave.
+
+    MLflow shows the first few lines and folds the rest away, so the parents stand in the second.
+    """
     stage = entry.stages[name]
     attempt = f" · attempt {stage.attempt}" if stage.attempt else ""
-    lines = [
+    head = [
         f"**{stage.name}** · {_words(stage.kind)}{attempt} · {_words(stage.outcome)} "
-        f"· a stage of run {_linked(entry.run_id, run_page)}"
+        f"· a stage of run {_linked(entry.run_id, run_page)}",
+        f"**Parents:** {_parents_line(stage.inputs, makers)}",
     ]
     if stage.outcome == "reused" and stage.artifact:
         maker = _linked_run(makers.get(stage.artifact.digest, Link()))
-        lines += ["", f"Nothing was trained here: the artifact was made by {maker}; its curves are there."]
+        head.append(f"**Reused:** made by {maker}, where its curves are; nothing was trained here.")
     if stage.reason:
-        lines += ["", stage.reason]
-    lines += ["", "### Parents", "", _parents_table(stage.inputs, makers)]
+        head.append(_cell(stage.reason))
+    lines = ["  \n".join(head), *_parents_table(stage.inputs, makers)]
     if stage.verdicts:
         lines += ["", "### Gates", "", *(f"- {verdict}" for verdict in stage.verdicts)]
     if stage.artifact:
@@ -337,21 +339,40 @@ def stage_note(entry: RunEntry, name: str, run_page: str, makers: Mapping[str, L
 
 def artifact_note(stage: StageEntry, run_page: str, makers: Mapping[str, Link]) -> str:
     """A model's page: which stage made it, and from what."""
-    lines = [f"Made by stage {_linked(stage.name, run_page)} ({_words(stage.kind)})."]
-    return "\n".join([*lines, "", "### Parents", "", _parents_table(stage.inputs, makers)])
+    head = [
+        f"Made by stage {_linked(stage.name, run_page)} ({_words(stage.kind)}).",
+        f"**Parents:** {_parents_line(stage.inputs, makers)}",
+    ]
+    return "\n".join(["  \n".join(head), *_parents_table(stage.inputs, makers)])
 
 
-def _parents_table(inputs: Mapping[str, Input], makers: Mapping[str, Link]) -> str:
+def _parents_line(inputs: Mapping[str, Input], makers: Mapping[str, Link]) -> str:
     if not inputs:
-        return "None: this stage reads a source from outside."
-    lines = ["| role | stage | kind | made by | content digest |", "|---|---|---|---|---|"]
+        return "none; this stage reads a source from outside"
+    return " · ".join(
+        f"{role}: {_linked(given.stage, makers.get(given.artifact.digest, Link()).run)}"
+        for role, given in inputs.items()
+    )
+
+
+def _parents_table(inputs: Mapping[str, Input], makers: Mapping[str, Link]) -> list[str]:
+    if not inputs:
+        return []
+    lines = ["", "### Parents", "", "| role | kind | made by | content digest |", "|---|---|---|---|"]
     for role, given in inputs.items():
         link = makers.get(given.artifact.digest, Link())
-        kind = _words(given.artifact.kind)
-        what = _linked(kind, link.model)
-        made_by = _linked_run(link)
-        lines.append(f"| {role} | {given.stage} | {what} | {made_by} | `{given.artifact.digest}` |")
-    return "\n".join(lines)
+        kind = _linked(_words(given.artifact.kind), link.model)
+        lines.append(f"| {role} | {kind} | {_linked_run(link)} | `{given.artifact.digest[:16]}` |")
+    return lines
+
+
+def _artifact_cell(stage: StageEntry, makers: Mapping[str, Link]) -> str:
+    if stage.artifact is None:
+        return "–"
+    link = makers.get(stage.artifact.digest, Link())
+    kind = _linked(_words(stage.artifact.kind), link.model)
+    made_by = f" made by {_linked_run(link)}" if stage.outcome == "reused" else ""
+    return f"{kind} `{stage.artifact.digest[:12]}`{made_by}"
 
 
 def _linked_run(link: Link) -> str:
@@ -363,8 +384,8 @@ def _linked(text: str, page: str | None) -> str:
 
 
 def _cell(text: str) -> str:
-    """Text that cannot end a cell of a table."""
-    return text.replace("|", "\\|").replace("\n", " ")
+    """Text that can end neither a cell of a table nor a link."""
+    return re.sub(r"([|\[\]`*<>])", r"\\\1", " ".join(text.split()))
 
 
 def _words(name: str) -> str:

@@ -69,6 +69,10 @@ _REFUSALS = frozenset(
 _PARAM_LENGTH, _TAG_LENGTH, _INPUT_TAG_LENGTH, _DATASET_DIGEST_LENGTH = 6000, 8000, 500, 36
 _PARAMS_AND_TAGS_AT_ONCE, _METRICS_AT_ONCE = 100, 1000
 
+_EXPERIMENT_TAGS = {
+    MARK: "true",
+    "mlflow.experimentKind": "custom_model_development",  # or else MLflow opens it as one of chats and traces
+}
 _NOTE = "mlflow.note.content"
 _EXTERNAL = "mlflow.model.isExternal"
 _VERSIONS = "mlflow.modelVersions"
@@ -109,8 +113,9 @@ class Server:
             if found.lifecycle_stage == "deleted":
                 log.warning("MLflow's experiment %r was deleted; it is restored for this run", name)
                 self.client.restore_experiment(found.experiment_id)
-            if MARK not in found.tags:
-                self.client.set_experiment_tag(found.experiment_id, MARK, "true")
+            for tag, value in _EXPERIMENT_TAGS.items():
+                if tag not in found.tags:
+                    self.client.set_experiment_tag(found.experiment_id, tag, value)
             self._opened[name] = found
         return self._opened[name]
 
@@ -121,7 +126,7 @@ class Server:
 
     def _create_experiment(self, name: str) -> entities.Experiment:
         try:
-            experiment_id = self.client.create_experiment(name, self._artifacts, tags={MARK: "true"})
+            experiment_id = self.client.create_experiment(name, self._artifacts, tags=_EXPERIMENT_TAGS)
         except MlflowException as error:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":
                 raise
@@ -294,9 +299,7 @@ class Book:
         self._forget()
         run_id = self.run_ids.get(None)
         if run_id is None:
-            run_id = self._create_run(
-                None, operation.name, operation.time, {"vantage.recipe": operation.name}
-            )
+            run_id = self._create_run(None, self._run_id, operation.time, {"vantage.recipe": operation.name})
         else:
             self._close_running(self._run_id, "its process died; the run was taken over", operation.time)
             self._client.update_run(run_id, status="RUNNING")
@@ -375,7 +378,6 @@ class Book:
         datasets, models = [], []
         for role, given in operation.inputs.items():
             tags[f"vantage.parent.{role}"] = given.artifact.digest
-            tags[f"vantage.parent.{role}.stage"] = given.stage
             maker = self._maker(given.artifact.digest)
             if maker is not None:
                 tags[f"vantage.parent.{role}.run"] = maker.run.info.run_id

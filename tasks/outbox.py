@@ -93,7 +93,7 @@ class Outbox:
 
 def _append_line(path: Path, value: Operation) -> None:
     with path.open("a") as file:
-        file.write(json.dumps(value, sort_keys=True) + "\n")
+        file.write(json.dumps(value) + "\n")
         file.flush()
         os.fsync(file.fileno())
 

@@ -23,6 +23,7 @@ reads a wall clock.
 
 import errno
 import fcntl
+import logging
 import os
 import re
 import secrets
@@ -30,7 +31,7 @@ import shutil
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,7 @@ from tasks.sealed_folders import find_problems, seal
 
 _ARTIFACT: TypeAdapter[Artifact] = TypeAdapter(Artifact)
 _SECONDS_BETWEEN_TRIES = 0.1
+_log = logging.getLogger(__name__)
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -143,15 +145,21 @@ class Store:
     def lookup(self, stage_key: str) -> Lookup:
         """Find and verify; what is damaged moves to ``quarantine/``, so that the stage can run again."""
         found = self.inspect(stage_key)
-        if found.damage:
-            with locked(self._swap_lock(stage_key)):
-                try:
-                    ref = self.find(stage_key)
-                except DamagedRef:
-                    os.rename(self._ref_path(stage_key), free_path(self._quarantine, f"ref-{stage_key}"))
-                    return found
-            if ref is not None:
-                self._quarantine_if_damaged(ref.artifact.digest)
+        if not found.damage:
+            return found
+        with locked(self._swap_lock(stage_key)):
+            try:
+                ref = self.find(stage_key)
+            except DamagedRef:
+                os.rename(self._ref_path(stage_key), free_path(self._quarantine, f"ref-{stage_key}"))
+                return found
+        if ref is not None and os.path.lexists(self._object_path(ref.artifact.digest)):
+            with self._object_lock(ref.artifact.digest):
+                problems = self.verify(
+                    ref.artifact
+                )  # by now another process may have put an intact one there
+                if problems:
+                    self._quarantine_object(ref.artifact.digest, problems)
         return found
 
     def folder(self, artifact: Artifact) -> Path:
@@ -286,23 +294,18 @@ class Store:
 
         try:
             digest = seal(folder)
+            self._require_newest(stage_key, attempt)
+            self._place_object(folder, digest)
         except FileNotFoundError:
-            self._require_newest(stage_key, attempt)  # a newer attempt removes what older ones staged
+            self._require_newest(stage_key, attempt)  # a newer attempt removes what older ones have staged
             raise
-        artifact = _describe(description, stage_key=stage_key, digest=digest)
         ref = Ref(
-            artifact=artifact,
+            artifact=_describe(description, stage_key=stage_key, digest=digest),
             attempt=attempt,
             run_id=run_id,
             key_parts=dict(key_parts),
             provenance=dict(provenance),
         )
-        self._require_newest(stage_key, attempt)
-        try:
-            self._place_object(folder, digest)
-        except FileNotFoundError:
-            self._require_newest(stage_key, attempt)
-            raise
         return self._swap_ref(ref).artifact
 
     # How it is kept
@@ -310,13 +313,14 @@ class Store:
     def _place_object(self, folder: Path, digest: str) -> None:
         """Move a sealed folder to its place, or drop it where an intact equal is there."""
         target = self._object_path(digest)
-        with locked(self._locks / f"object-{digest}"):
-            if target.exists() and not find_problems(target, digest=digest):
-                self._discard(folder)
-                sync_folder(target.parent)  # whoever moved it here may have died before this
-                return
-            if target.exists() or target.is_symlink():
-                os.rename(target, free_path(self._quarantine, digest))
+        with self._object_lock(digest):
+            if os.path.lexists(target):
+                problems = find_problems(target, digest=digest)
+                if not problems:
+                    self._discard(folder)
+                    sync_folder(self._objects)  # whoever moved it here may have died before this
+                    return
+                self._quarantine_object(digest, problems)
             move_folder(folder, target)
 
     def _swap_ref(self, ref: Ref) -> Ref:
@@ -348,13 +352,12 @@ class Store:
             return  # another attempt was quicker
         shutil.rmtree(removed, ignore_errors=True)
 
-    def _quarantine_if_damaged(self, digest: str) -> None:
-        """Move an object aside, unless another process has already put an intact one in its place."""
-        target = self._object_path(digest)
-        with locked(self._locks / f"object-{digest}"):
-            if (target.exists() or target.is_symlink()) and find_problems(target, digest=digest):
-                os.rename(target, free_path(self._quarantine, digest))
-                sync_folder(self._objects)
+    def _quarantine_object(self, digest: str, problems: list[str]) -> None:
+        """Move a damaged object aside; the caller holds its lock, and has just seen the problems."""
+        aside = free_path(self._quarantine, digest)
+        os.rename(self._object_path(digest), aside)
+        sync_folder(self._objects)
+        _log.warning("object %s is damaged and not used (kept as %s): %s", digest, aside, "; ".join(problems))
 
     def _newest_attempt(self, stage_key: str) -> int:
         try:
@@ -395,6 +398,9 @@ class Store:
 
     def _swap_lock(self, stage_key: str) -> Path:
         return self._lock_path(stage_key, "swap")
+
+    def _object_lock(self, digest: str) -> AbstractContextManager[None]:
+        return locked(self._locks / f"object-{_checked(digest)}")
 
 
 def _checked(digest: str) -> str:

@@ -266,7 +266,19 @@ def test_whitened_advantages_have_mean_0_and_standard_deviation_1(seed):
 def test_equal_advantages_whiten_to_0_also_where_rounding_blurs_their_mean():
     mask = torch.ones(7, 11, dtype=torch.bool)
     assert torch.equal(whiten(torch.full((7, 11), 0.1), mask), torch.zeros(7, 11))
+    large = torch.full((3, 7), 1e6 + 0.1, dtype=torch.float64)
+    assert torch.equal(whiten(large, mask[:3, :7]), torch.zeros(3, 7, dtype=torch.float64))
     assert torch.equal(whiten(torch.tensor([[3.0, 9.0]]), torch.tensor([[True, False]])), torch.zeros(1, 2))
+
+
+def test_a_nan_at_a_response_token_is_not_hidden():
+    mask = torch.ones(1, 3, dtype=torch.bool)
+    broken = torch.tensor([[0.0, math.nan, 1.0]])
+    whole = torch.zeros(1, 3)
+    for rewards, values in ((broken, whole), (whole, broken)):
+        assert gae(rewards, values, mask, gamma=1.0, lam=0.9).isnan().tolist() == [[True, True, False]]
+    assert monte_carlo_returns(broken, mask, gamma=1.0).isnan().tolist() == [[True, True, False]]
+    assert whiten(broken, mask).isnan().all()
 
 
 def test_whiten_refuses_an_empty_mask():

@@ -88,7 +88,7 @@ def test_an_empty_minibatch_is_refused(aggregation):
 
 @pytest.mark.parametrize("denominator", [0, -3.0, math.nan, torch.tensor(0)])
 def test_a_denominator_that_counts_nothing_is_refused(denominator):
-    with pytest.raises(ValueError, match="denominator=.* is not positive"):
+    with pytest.raises(ValueError, match=r"denominator=.* is not positive"):
         aggregate(PER_TOKEN, MASK, aggregation="token", denominator=denominator)
 
 

@@ -22,7 +22,7 @@ def test_keep_widens_half_precision_only():
 
 
 def test_a_mask_of_numbers_is_refused():
-    with pytest.raises(TypeError, match="response_mask has dtype torch.float32; it must be torch.bool"):
+    with pytest.raises(TypeError, match=r"response_mask has dtype torch.float32; it must be torch.bool"):
         check_response_mask(torch.ones(2, 3))
 
 

@@ -104,6 +104,20 @@ def test_at_ratio_1_the_gradient_is_the_plain_policy_gradient():
     assert result.approx_kl.sum == 0 and result.clip_fraction.sum == 0
 
 
+def test_the_clip_takes_nothing_from_a_token_without_advantage():
+    ratio, zeros = torch.tensor([[0.5, 1.0, 2.0]]), torch.zeros(1, 3)
+    result = clipped_surrogate(
+        ratio.log(),
+        zeros,
+        zeros,
+        zeros == 0,
+        clip_range_low=0.2,
+        clip_range_high=0.2,
+        aggregation="token",
+    )
+    assert result.loss == 0 and result.clip_fraction.sum == 0
+
+
 def test_gradient_by_finite_differences():
     logprobs, old, advantages, mask = (torch.tensor(array) for array in random_batch(11))
     dense = [torch.where(mask, tensor, -0.5) for tensor in (logprobs, old, advantages)]
@@ -197,9 +211,9 @@ def test_no_correct_response_gives_0_and_a_zero_gradient(denominator):
 
 def test_positive_example_nll_refusals():
     logprobs, mask = torch.zeros(2, 3), torch.ones(2, 3).bool()
-    with pytest.raises(ValueError, match="denominator=0.0 is not positive"):
+    with pytest.raises(ValueError, match=r"denominator=0.0 is not positive"):
         positive_example_nll(logprobs, mask, torch.tensor([True, False]), denominator=0)
-    with pytest.raises(TypeError, match="is_positive has dtype torch.float32"):
+    with pytest.raises(TypeError, match=r"is_positive has dtype torch.float32"):
         positive_example_nll(logprobs, mask, torch.ones(2))
     with pytest.raises(ValueError, match=r"is_positive has shape \(3,\); it must be \(2,\)"):
         positive_example_nll(logprobs, mask, torch.ones(3).bool())

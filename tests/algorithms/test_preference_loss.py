@@ -111,5 +111,5 @@ def test_refusals():
         bradley_terry(scores, scores[:, None])
     with pytest.raises(ValueError, match=r"margin has shape \(1,\); it must be \(2,\)"):
         bradley_terry(scores, scores, margin=torch.zeros(1))
-    with pytest.raises(ValueError, match="denominator=0.0 is not positive"):
+    with pytest.raises(ValueError, match=r"denominator=0.0 is not positive"):
         bradley_terry(scores, scores, denominator=0)

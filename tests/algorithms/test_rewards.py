@@ -69,9 +69,9 @@ def test_missing_eos_by_hand():
 
 def test_refusals():
     scores, has_eos = torch.zeros(2), torch.tensor([True, False])
-    with pytest.raises(ValueError, match="penalty=-1.0 is subtracted .* so it must be ≥ 0"):
+    with pytest.raises(ValueError, match=r"penalty=-1.0 is subtracted .* so it must be ≥ 0"):
         subtract_missing_eos(scores, has_eos, penalty=-1.0)
-    with pytest.raises(TypeError, match="has_eos has dtype torch.int64; it must be torch.bool"):
+    with pytest.raises(TypeError, match=r"has_eos has dtype torch.int64; it must be torch.bool"):
         replace_missing_eos(scores, has_eos.long(), score=0.0)
     with pytest.raises(ValueError, match=r"has_eos has shape \(2,\); it must be \(3,\)"):
         subtract_missing_eos(torch.zeros(3), has_eos, penalty=1.0)

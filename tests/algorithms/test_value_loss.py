@@ -90,7 +90,7 @@ def test_refusals():
     ones, mask = torch.ones(1, 2), torch.ones(1, 2).bool()
     with pytest.raises(ValueError, match="value_clip_range=0 is not positive; use None for no clip"):
         value_loss(ones, ones, ones, mask, value_clip_range=0)
-    with pytest.raises(ValueError, match="value_clip_range=0.2 clips around old_values, which is None"):
+    with pytest.raises(ValueError, match=r"value_clip_range=0.2 clips around old_values, which is None"):
         value_loss(ones, None, ones, mask, value_clip_range=0.2)
     with pytest.raises(ValueError, match=r"old_values has shape \(1, 3\); it must be \(1, 2\)"):
         value_loss(ones, torch.ones(1, 3), ones, mask, value_clip_range=0.2)

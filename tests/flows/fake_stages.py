@@ -13,9 +13,9 @@ from tasks import preemption
 
 def tell(job: StageJob) -> StageResult:
     """Report what the process finds around itself."""
-    import models
-
     import torch
+
+    import models
 
     print("printed by the stage")
     os.system("echo printed by a program of the stage")

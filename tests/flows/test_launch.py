@@ -81,7 +81,9 @@ class TestResult:
         assert result.samples[0]["pid"] != os.getpid()
         assert result.samples[0]["orchestrator_modules"] == []
 
-    def test_everything_printed_is_in_the_log(self, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    def test_everything_printed_is_in_the_log(
+        self, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    ) -> None:
         run_fake(tmp_path, "tell")
 
         log = (tmp_path / "log.txt").read_text()
@@ -172,7 +174,11 @@ class TestFailure:
         with pytest.raises(StageFailed) as failed:
             run_fake(tmp_path, stage)
 
-        assert (failed.value.exit_code, failed.value.cause, failed.value.message) == (exit_code, cause, message)
+        assert (failed.value.exit_code, failed.value.cause, failed.value.message) == (
+            exit_code,
+            cause,
+            message,
+        )
 
     def test_that_nobody_foresaw_names_the_log_and_its_last_line(self, tmp_path: Path) -> None:
         with pytest.raises(StageFailed) as failed:
@@ -330,7 +336,9 @@ class TestOrchestrator:
         assert orchestrator.wait(60) == 0
         assert (tmp_path / "main-ran").read_text() == "x"
 
-    def test_ctrl_c_and_terminate_of_the_group_reach_neither_stage_nor_fork_server(self, tmp_path: Path) -> None:
+    def test_ctrl_c_and_terminate_of_the_group_reach_neither_stage_nor_fork_server(
+        self, tmp_path: Path
+    ) -> None:
         orchestrator = start_orchestrator(tmp_path, "save_when_asked")
         try:
             working = tmp_path / "scratch" / "working"

@@ -1,0 +1,228 @@
+"""The command line. Everything heavy is imported by the command that needs it: help and plans answer at once."""
+
+import json
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from flows.exit_codes import ExitCode
+
+if TYPE_CHECKING:
+    from flows.runs import RunRecord, Workspace
+
+DEFAULT_WORKSPACE = Path(".vantage")
+
+Source = Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe's file, or the name of a built-in one.")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a field: stages.policy.algorithm=ppo. Repeatable."),
+]
+Folder = Annotated[
+    Path, typer.Option("--workspace", metavar="DIR", envvar="VANTAGE_WORKSPACE", help="Runs, artifacts and ledger.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable output, and only that, on standard output.")]
+Strict = Annotated[bool, typer.Option("--strict", help="Refuse to reuse what was made with other code or libraries.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show the frameworks' own logs, and tracebacks.")]
+
+app = typer.Typer(
+    name="vantage",
+    help="Declarative RLHF pipelines: one recipe from demonstrations to an evaluated policy.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.command()
+def run(
+    recipe: Source,
+    overrides: Set = None,
+    workspace: Folder = DEFAULT_WORKSPACE,
+    as_json: AsJson = False,
+    strict: Strict = False,
+    verbose: Verbose = False,
+) -> None:
+    """Run a recipe, or go on with its unfinished run; what is already made is reused."""
+    with _explained(verbose):
+        from flows.runs import drive
+        from schemas.loading import load_recipe
+
+        resolved = load_recipe(recipe, overrides or [])
+        with drive(_workspace(workspace), resolved, source=recipe) as started:
+            _execute(started, as_json=as_json, strict=strict, verbose=verbose)
+
+
+@app.command()
+def resume(
+    run_id: Annotated[str, typer.Argument(metavar="RUN", help="As `vantage status` lists it.")],
+    workspace: Folder = DEFAULT_WORKSPACE,
+    as_json: AsJson = False,
+    strict: Strict = False,
+    verbose: Verbose = False,
+) -> None:
+    """Go on with one run, whatever its status, from the recipe that it was started with."""
+    with _explained(verbose):
+        from flows.runs import drive_again
+
+        with drive_again(_workspace(workspace), run_id) as taken:
+            _execute(taken, as_json=as_json, strict=strict, verbose=verbose)
+
+
+@app.command()
+def plan(
+    recipe: Source,
+    overrides: Set = None,
+    workspace: Folder = DEFAULT_WORKSPACE,
+    as_json: AsJson = False,
+    strict: Strict = False,
+    verbose: Verbose = False,
+) -> None:
+    """Say for each stage whether it would be reused, resumed or run, and why. Changes nothing."""
+    with _explained(verbose):
+        from flows.console import open_console, show_plan
+        from flows.planning import plan as plan_steps
+        from flows.planning import refuse_drift
+        from flows.runs import read_runs
+        from schemas.loading import load_recipe
+        from schemas.cautions import warnings
+        from tasks.store import Store
+
+        resolved = load_recipe(recipe, overrides or [])
+        place = _workspace(workspace)
+        store = Store(place.store) if place.store.is_dir() else None
+        steps = plan_steps(resolved, store, read_runs(place))
+        if as_json:
+            told = [{**asdict(step), "verdicts": [v.model_dump() for v in step.verdicts]} for step in steps]
+            _print_json({"recipe": resolved.recipe, "steps": told, "warnings": warnings(resolved)})
+        else:
+            show_plan(open_console(), steps, heading=f"{resolved.recipe} · {place.root}", warnings=warnings(resolved))
+        if strict:
+            refuse_drift(steps)
+
+
+@app.command()
+def status(
+    run_id: Annotated[str | None, typer.Argument(metavar="[RUN]", help="All runs if none is named.")] = None,
+    workspace: Folder = DEFAULT_WORKSPACE,
+    as_json: AsJson = False,
+    verbose: Verbose = False,
+) -> None:
+    """Show the runs of a workspace, or the stages of one run and how far they are."""
+    with _explained(verbose):
+        from flows.console import open_console, show_run, show_runs
+        from flows.runs import read_run, read_runs
+        from flows.status import look
+
+        place = _workspace(workspace)
+        records = [read_run(place, run_id)] if run_id else read_runs(place)
+        views = [look(place, record) for record in records]
+        if as_json:
+            _print_json(views[0].as_json() if run_id else {"runs": [view.as_json() for view in views]})
+        elif run_id:
+            show_run(open_console(), views[0])
+        else:
+            show_runs(open_console(), views, place.root)
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON schema of a recipe, for editors."""
+    from schemas.recipe import Recipe
+
+    _print_json(Recipe.model_json_schema(), indent=2)
+
+
+@app.command()
+def doctor(workspace: Folder = DEFAULT_WORKSPACE, as_json: AsJson = False) -> None:
+    """Check that this machine can run recipes: versions, disk, servers, processes, accelerators."""
+    from flows.doctor import examine
+    from flows.console import open_console, show_findings
+
+    findings = list(examine(_workspace(workspace)))
+    if as_json:
+        _print_json([asdict(finding) for finding in findings])
+    else:
+        show_findings(open_console(), findings)
+    if any(finding.verdict == "broken" for finding in findings):
+        raise typer.Exit(ExitCode.UNAVAILABLE)
+
+
+def main() -> None:
+    """The console script."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a terminal without UTF-8 must not stop a run
+    app()
+
+
+def _execute(run: Any, *, as_json: bool, strict: bool, verbose: bool) -> None:
+    """Drive a run, print how it ended, and end the process with the code that says so."""
+    from flows.console import Screen, open_console
+    from flows.execution import execute, exit_code
+
+    # With --json, people read standard error.
+    screen = Screen(open_console(sys.stderr if as_json else sys.stdout))
+    record = execute(run, screen, strict=strict, verbose=verbose)
+    if as_json:
+        _print_json(summary(record))
+    raise typer.Exit(exit_code(record))
+
+
+def summary(record: "RunRecord") -> dict[str, Any]:
+    """What `run --json` prints as its last line."""
+    return {
+        "run_id": record.run_id,
+        "status": record.status,
+        "stages": {
+            name: stage.model_dump(mode="json", include={"status", "stage_key", "digest", "metrics"})
+            for name, stage in record.stages.items()
+        },
+    }
+
+
+@contextmanager
+def _explained(verbose: bool) -> Iterator[None]:
+    """Errors as one sentence for a person and an exit code for a program; the traceback only with ``-v``."""
+    try:
+        yield
+    except typer.Exit:
+        raise
+    except KeyboardInterrupt:
+        raise typer.Exit(ExitCode.INTERRUPTED) from None
+    except Exception as error:
+        if verbose:
+            traceback.print_exc()
+        print(f"vantage: {_told(error)}", file=sys.stderr)
+        raise typer.Exit(_code_of(error)) from None
+
+
+def _told(error: Exception) -> str:
+    """What a person reads of an error."""
+    if isinstance(error, ValueError | OSError):
+        return str(error)
+    return f"{type(error).__name__}: {error} (this should not happen; -v shows the traceback)"
+
+
+def _code_of(error: Exception) -> int:
+    """The exit code of an error that no stage reported."""
+    if isinstance(error, FileNotFoundError | PermissionError | IsADirectoryError | ValueError):
+        return ExitCode.BAD_INPUT
+    if isinstance(error, ConnectionError | TimeoutError) or type(error).__name__ == "ServerUnavailable":
+        return ExitCode.UNAVAILABLE
+    return ExitCode.STORAGE if isinstance(error, OSError) else ExitCode.INTERNAL
+
+
+def _workspace(folder: Path) -> "Workspace":
+    from flows.runs import Workspace
+
+    return Workspace(folder.absolute())
+
+
+def _print_json(value: Any, *, indent: int | None = None) -> None:
+    print(json.dumps(value, ensure_ascii=False, indent=indent), flush=True)

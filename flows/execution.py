@@ -1,0 +1,118 @@
+"""`vantage run` from a resolved recipe to its end: plan, then either verify and record, or order the stages."""
+
+import asyncio
+import os
+from collections.abc import Mapping
+
+from flows import servers
+from flows.console import Screen, show_end, show_plan
+from flows.exit_codes import ExitCode
+from flows.launch import RUN_STAGE, warm_up
+from flows.planning import needs_work, plan, refuse_drift
+from flows.publishing import publish
+from flows.runs import Run, RunRecord, read_runs
+from flows.stage_life import StageLife
+from schemas.cautions import warnings
+from tasks.ledger import Ledger
+from tasks.store import Store
+
+QUIET = {
+    "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
+    "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
+    "DO_NOT_TRACK": "1",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+}
+"""What Prefect and MLflow are told before they are loaded, unless the user has told them otherwise."""
+
+
+def execute(
+    run: Run, screen: Screen, *, strict: bool = False, stage_function: str = RUN_STAGE, verbose: bool = False
+) -> RunRecord:
+    """Drive the run to its end, whatever that is; the record says which.
+
+    Raises:
+        flows.planning.Drifted: ``strict``, and something that would be reused was made with other code or libraries.
+        flows.servers.ServerUnavailable: the Prefect server does not answer.
+    """
+    workspace, recipe = run.workspace, run.record.recipe
+    store = Store(workspace.store)
+    steps = plan(recipe, store, read_runs(workspace))
+    heading = f"{recipe.recipe} · run {run.record.run_id}"
+    show_plan(screen.console, steps, heading=heading, warnings=warnings(recipe))
+    if strict:
+        refuse_drift(steps)
+    with Ledger(None, workspace.root, recipe.recipe) as ledger:
+        ledger.open_run(run.record.run_id, recipe.recipe, recipe.model_dump(mode="json"))
+        life = StageLife(run, store=store, ledger=ledger, watcher=screen, stage_function=stage_function)
+        try:
+            with screen.live():
+                if needs_work(steps):
+                    _order(life, verbose=verbose)
+                else:
+                    _verify(life)
+        finally:
+            run.update(status=run.outcome())
+            ledger.finish_run(run.outcome())
+            ledger.flush()
+            run.update(mlflow_run_id=ledger.mlflow_run_id())
+        for stage in run.record.stages.values():
+            screen.samples(stage.samples)
+        show_end(screen.console, run.record, pages=_pages(run, ledger))
+    return run.record
+
+
+def exit_code(record: RunRecord) -> int:
+    """The code that the command line ends with: that of the first stage that failed, or the run's own."""
+    if record.status == "failed":
+        codes = [stage.exit_code for stage in record.stages.values() if stage.status == "failed"]
+        return next((code for code in codes if code is not None), ExitCode.INTERNAL)
+    return {
+        "completed": ExitCode.OK,
+        "gate_closed": ExitCode.GATE_CLOSED,
+        "resumable": ExitCode.RESUME,
+        "running": ExitCode.RESUME,
+    }[record.status]
+
+
+def _verify(life: StageLife) -> None:
+    """Everything is in the store: check it again, judge it, record it. Neither Prefect nor a child is started."""
+    for step in life.inputs:
+        if obstacle := life.obstacle(step):
+            life.block(step, obstacle)
+        else:
+            life.live(step)
+    for publication in life.recipe.publish:
+        publish(publication, life)
+
+
+def _order(life: StageLife, *, verbose: bool) -> None:
+    """Have Prefect order the stages, while its server and the children's libraries load side by side."""
+    for name, value in ({} if verbose else QUIET).items():
+        os.environ.setdefault(name, value)
+    warm_up()
+    server = servers.start(life.run.workspace.root)
+    try:
+        from flows.pipeline import pipeline  # takes a second, while the server starts
+
+        url = server.wait_ready()
+        life.watcher.say(f"  Prefect shows it at {url.removesuffix('/api')}", "dim")
+        try:
+            asyncio.run(pipeline(life.run.record.run_id, life, return_state=True))
+        except Exception as error:
+            if servers.is_healthy(url):
+                raise
+            raise servers.ServerUnavailable(
+                f"the Prefect server at {url} has stopped answering; finished stages are kept, and running ones have "
+                "saved their state: run the same command again"
+            ) from error
+    finally:
+        server.stop()
+
+
+def _pages(run: Run, ledger: Ledger) -> Mapping[str, str]:
+    """Where to look further, by whose page it is."""
+    workspace = run.workspace.root
+    prefect = os.environ.get("PREFECT_API_URL", "").removesuffix("/api") or (
+        f"PREFECT_HOME={workspace / 'prefect'} prefect server start"
+    )
+    return {"MLflow": ledger.where(), "Prefect": prefect, "logs": str(run.folder / "logs")}

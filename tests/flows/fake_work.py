@@ -1,0 +1,89 @@
+"""Stages that train nothing but keep the same books: checkpoints, journal, progress, deterministic files.
+
+A stage's "weights" are a hash chain over its configuration, its inputs' weights and its steps, so that a lost or
+doubled step, or a wrong input, shows in the artifact's digest. ``seconds.txt`` in the workspace says how long a
+step takes; ``events.txt`` there gets a line for each computation that starts and that finishes.
+"""
+
+import hashlib
+import json
+import time
+from pathlib import Path
+
+from schemas.job import StageJob, StageResult
+from tasks import preemption
+from tasks.durable_files import replace_file
+from tasks.journal import Journal, Progress
+from tasks.scratch import JOURNAL, PROGRESS, write_committed
+
+STEPS = 12
+CHECKPOINT_EVERY = 4
+WEIGHTS = "weights.txt"
+
+METRICS = {
+    "import_model": {},
+    "prepare_data": {"train_rows": 10.0},
+    "sft": {"validation_nll": 0.5},
+    "reward_model": {"pair_accuracy": 0.8},
+    "value_pretraining": {"explained_variance": 0.4},
+    "policy_optimization": {"score": 1.5},
+    "evaluation": {"accuracy_gain": 0.1},
+}
+
+
+def run_stage(job: StageJob) -> StageResult:
+    """One attempt at any kind of work."""
+    pace = workspace_of(job) / "seconds.txt"
+    seconds = float(pace.read_text()) if pace.exists() else 0.0
+    mark(job, "started")
+    if job.work.kind in ("import_model", "prepare_data"):
+        weights = digest(job.name)
+    else:
+        weights = train(job, seconds)
+    (job.output / WEIGHTS).write_text(weights)
+    samples = ({"prompt": "1+1?", "baseline": "3", "candidate": "2"},) if job.work.kind == "evaluation" else ()
+    mark(job, "finished")
+    return StageResult(metrics=METRICS[job.work.kind], tokenizer_digest=digest("tokenizer"), samples=samples)
+
+
+def train(job: StageJob, seconds: float) -> str:
+    """The chain over configuration, inputs and steps, from the newest checkpoint on."""
+    checkpoint = job.scratch / "checkpoint.json"
+    journal = Journal(job.scratch / JOURNAL)
+    if checkpoint.exists():
+        saved = json.loads(checkpoint.read_bytes())
+        journal.truncate(saved["offset"])
+    else:
+        inputs = {role: (folder / WEIGHTS).read_text() for role, folder in job.inputs.items()}
+        saved = {"step": 0, "weights": digest(job.stage_key + json.dumps(inputs, sort_keys=True))}
+        journal.truncate(0)
+    progress = Progress(job.scratch / PROGRESS, total=STEPS, phase="training")
+    weights = saved["weights"]
+    for step in range(saved["step"], STEPS):
+        time.sleep(seconds)
+        weights = digest(f"{weights}{step}")
+        journal.append(step + 1, {"loss": 1.0 / (step + 1)}, time=time.time())
+        progress.update(step + 1, metrics={"loss": 1.0 / (step + 1)}, headline="loss", tokens_per_second=1e4)
+        if (step + 1) % CHECKPOINT_EVERY == 0 or preemption.requested():
+            offset = journal.sync()
+            state = {"step": step + 1, "weights": weights, "offset": offset}
+            replace_file(checkpoint, json.dumps(state).encode())
+            write_committed(job.scratch, step=step + 1, journal_offset=offset)
+        if preemption.requested():
+            raise preemption.Preempted(f"stopped after step {step + 1}")
+    journal.close()
+    return weights
+
+
+def mark(job: StageJob, event: str) -> None:
+    with (workspace_of(job) / "events.txt").open("a") as file:
+        file.write(f"{job.name} {event} {job.attempt}\n")
+
+
+def workspace_of(job: StageJob) -> Path:
+    """``scratch`` is ``<workspace>/store/scratch/<key>``."""
+    return job.scratch.parents[2]
+
+
+def digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,128 @@
+"""Which steps a recipe has, what each reads, and in what order they can run."""
+
+from typing import Any
+
+import pytest
+
+from schemas.recipe import Recipe
+from schemas.references import (
+    DATA_FIELDS,
+    STAGE_FIELDS,
+    VERIFIERS,
+    content_of,
+    dependencies,
+    order,
+    reward_of,
+    stage_reference,
+)
+
+
+def test_every_step_and_the_role_of_each_input(plain: dict[str, Any]) -> None:
+    assert dependencies(Recipe.model_validate(plain)) == {
+        "model": {},
+        "data.demos": {},
+        "data.pairs": {},
+        "data.tasks": {},
+        "sft": {"init": "model", "data": "data.demos"},
+        "reward": {"init": "sft", "data": "data.pairs", "centre_on": "data.demos"},
+        "value": {
+            "policy": "sft",
+            "init": "reward",
+            "reference": "sft",
+            "prompts": "data.tasks",
+            "reward.main.0": "reward",
+        },
+        "policy": {
+            "init": "sft",
+            "reference": "sft",
+            "critic": "value",
+            "prompts": "data.tasks",
+            "reward.main.0": "reward",
+        },
+        "evaluation": {"candidate": "policy", "baseline": "sft", "prompts": "data.tasks"},
+    }
+
+
+def test_a_reward_that_judges_is_read_by_the_evaluation(plain: dict[str, Any]) -> None:
+    plain["stages"]["evaluation"]["judge"] = {"reward": "main"}
+    plain["rewards"]["main"]["terms"] = [{"verifier": "arithmetic"}, {"model": "reward", "weight": 2}]
+    inputs = dependencies(Recipe.model_validate(plain))["evaluation"]
+    assert inputs == {
+        "candidate": "policy",
+        "baseline": "sft",
+        "prompts": "data.tasks",
+        "reward.main.1": "reward",
+    }
+
+
+def test_a_named_reference_is_read(plain: dict[str, Any]) -> None:
+    plain["stages"]["policy"]["reference"] = "model"
+    recipe = Recipe.model_validate(plain)
+    assert dependencies(recipe)["policy"]["reference"] == "model"
+    assert stage_reference(recipe.stages["policy"]) == "model"
+    assert stage_reference(recipe.stages["value"]) == "sft"
+
+
+def test_what_no_stage_reads_is_no_step(plain: dict[str, Any]) -> None:
+    plain["data"]["spare"] = plain["data"]["demos"]
+    assert "data.spare" not in dependencies(Recipe.model_validate(plain))
+
+
+def test_the_model_is_a_step_only_where_it_is_read(plain: dict[str, Any]) -> None:
+    only_evaluation = {**plain, "publish": [], "rewards": {}}
+    only_evaluation["stages"] = {"evaluation": {**plain["stages"]["evaluation"], "candidate": "model", "baseline": "model"}}
+    assert list(dependencies(Recipe.model_validate(only_evaluation))) == ["model", "data.tasks", "evaluation"]
+
+
+def test_order_follows_inputs_and_otherwise_the_recipe(plain: dict[str, Any]) -> None:
+    plain["stages"] = dict(reversed(plain["stages"].items()))
+    plain["stages"]["second"] = {"kind": "sft", "data": "demos"}
+    steps = order(Recipe.model_validate(plain))
+    assert steps[:4] == ["model", "data.demos", "data.pairs", "data.tasks"]
+    assert steps[4:] == ["sft", "reward", "value", "policy", "evaluation", "second"]
+
+
+def test_order_refuses_a_ring(plain: dict[str, Any]) -> None:
+    plain["stages"]["sft"]["init"] = "policy"
+    with pytest.raises(ValueError, match="stages wait for one another: sft, reward, value, policy, evaluation"):
+        order(Recipe.model_validate(plain))
+
+
+def test_data_holds_what_its_readers_read_it_as(plain: dict[str, Any]) -> None:
+    plain["stages"]["evaluation"]["prompts"] = "demos"
+    plain["data"]["spare"] = plain["data"]["demos"]
+    recipe = Recipe.model_validate(plain)
+    contents = [content_of(recipe, name) for name in ("demos", "pairs", "tasks")]
+    assert contents == ["demonstrations", "preferences", "prompts"]
+    with pytest.raises(ValueError, match=r"data.spare is read by no stage"):
+        content_of(recipe, "spare")
+
+
+def test_the_reward_of_a_stage(plain: dict[str, Any]) -> None:
+    stages = Recipe.model_validate(plain).stages
+    assert {name: reward_of(stage) for name, stage in stages.items()} == {
+        "sft": None,
+        "reward": None,
+        "value": "main",
+        "policy": "main",
+        "evaluation": None,
+    }
+
+
+def test_the_tables_name_fields_that_exist() -> None:
+    fields = {model.model_fields["kind"].annotation.__args__[0]: model for model in _stage_models()}
+    assert set(STAGE_FIELDS) == set(DATA_FIELDS) == set(fields)
+    for table in (STAGE_FIELDS, DATA_FIELDS):
+        for kind, named in table.items():
+            assert set(named) <= set(fields[kind].model_fields)
+
+
+def _stage_models() -> list[Any]:
+    values = Recipe.model_fields["stages"].annotation.__args__[1]
+    return list(values.__args__[0].__args__)
+
+
+def test_every_verifier_that_can_be_named_exists() -> None:
+    from tasks.verifiers import VERIFIERS as IMPLEMENTED
+
+    assert set(VERIFIERS) == set(IMPLEMENTED)

@@ -1,0 +1,186 @@
+"""A small built-in pipeline, run stage by stage in this process, for the tests of the stages."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from schemas.job import ImportModel, PrepareData, StageJob, StageResult, Work
+from schemas.recipe import (
+    Data,
+    Generation,
+    Judge,
+    MissingEos,
+    Model,
+    PolicyEvaluation,
+    PolicyOptimization,
+    Reward,
+    RewardModelling,
+    RewardTerm,
+    Split,
+    SupervisedFineTuning,
+    ValuePretraining,
+)
+from tasks.stages import run_stage
+
+GENERATION = Generation(max_prompt_tokens=48, max_response_tokens=24)
+REWARDS = {"main": Reward(terms=(RewardTerm(model="reward"),), missing_eos=MissingEos(subtract=1.0))}
+
+WORK: dict[str, Work] = {
+    "model": ImportModel(model=Model(source="builtin:tiny")),
+    "demonstrations": PrepareData(
+        content="demonstrations", data=Data(source="builtin:arithmetic/demonstrations", rows=200)
+    ),
+    "preferences": PrepareData(
+        content="preferences", data=Data(source="builtin:arithmetic/preferences", rows=200)
+    ),
+    "prompts": PrepareData(
+        content="prompts",
+        data=Data(source="builtin:arithmetic/prompts", rows=64, split=Split(validation=16, test=8)),
+    ),
+    "sft": SupervisedFineTuning(
+        kind="sft", data="demonstrations", batch_size=16, epochs=0.5, learning_rate=1e-3, checkpoint_every=2
+    ),
+    "reward": RewardModelling(
+        kind="reward_model",
+        init="sft",
+        data="preferences",
+        batch_size=8,
+        epochs=0.25,
+        learning_rate=1e-3,
+        centre_on="demonstrations",
+        checkpoint_every=2,
+    ),
+    "value": ValuePretraining(
+        kind="value_pretraining",
+        policy="sft",
+        init="reward",
+        reward="main",
+        prompts="prompts",
+        gamma=1.0,
+        kl_coef=0.05,
+        iterations=4,
+        batch_size=16,
+        minibatch_size=8,
+        validate_every=1,
+        patience=9,
+        validation_samples=16,
+        learning_rate=1e-3,
+        checkpoint_every=2,
+    ),
+    "policy": PolicyOptimization.model_validate(
+        {
+            "kind": "policy_optimization",
+            "algorithm": {
+                "preset": "vapo",
+                "length_adaptive_alpha": 1.0,
+                "samples_per_prompt": 4,
+                "kl_coef": 0.05,
+                "entropy_coef": 0.01,
+            },
+            "init": "sft",
+            "critic": "value",
+            "reward": "main",
+            "prompts": "prompts",
+            "iterations": 4,
+            "batch_size": 16,
+            "minibatch_size": 8,
+            "epochs": 2,
+            "validate_every": 2,
+            "validation_samples": 16,
+            "learning_rate": 1e-4,
+            "critic_learning_rate": 1e-4,
+            "checkpoint_every": 2,
+        }
+    ),
+    "evaluation": PolicyEvaluation(
+        kind="evaluation",
+        candidate="policy",
+        baseline="sft",
+        judge=Judge(verifier="arithmetic"),
+        prompts="prompts",
+        samples_per_prompt=2,
+    ),
+}
+INPUTS: dict[str, dict[str, str]] = {
+    "sft": {"init": "model", "data": "demonstrations"},
+    "reward": {"init": "sft", "data": "preferences", "centre_on": "demonstrations"},
+    "value": {
+        "policy": "sft",
+        "init": "reward",
+        "reference": "sft",
+        "prompts": "prompts",
+        "reward.main.0": "reward",
+    },
+    "policy": {
+        "init": "sft",
+        "reference": "sft",
+        "critic": "value",
+        "prompts": "prompts",
+        "reward.main.0": "reward",
+    },
+    "evaluation": {"candidate": "policy", "baseline": "sft", "prompts": "prompts"},
+}
+
+
+class Pipeline:
+    """Runs stages into one folder, each at most once, with whatever they need before them."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.results: dict[str, StageResult] = {}
+
+    def job(self, name: str, *, folder: Path | None = None, **changes: Any) -> StageJob:
+        """The job of one stage, its inputs made first; ``changes`` are made to its configuration."""
+        inputs = {role: self.folder(source) for role, source in INPUTS.get(name, {}).items()}
+        folder = folder or self.root / name
+        (folder / "scratch").mkdir(parents=True, exist_ok=True)
+        output = folder / "output"
+        shutil.rmtree(output, ignore_errors=True)
+        output.mkdir()
+        return StageJob(
+            run_id="0001-test",
+            name=name,
+            attempt=1,
+            stage_key="0" * 64,
+            seed=5,
+            work=WORK[name].model_copy(update=changes),
+            generation=GENERATION,
+            rewards=REWARDS if name in ("value", "policy") else {},
+            inputs=inputs,
+            scratch=folder / "scratch",
+            output=output,
+        )
+
+    def folder(self, name: str) -> Path:
+        """The output of a stage that has run."""
+        if name not in self.results:
+            self.results[name] = run_stage(self.job(name))
+        return self.root / name / "output"
+
+    def metrics(self, name: str) -> dict[str, float | None]:
+        """The headline metrics of a stage that has run."""
+        self.folder(name)
+        return self.results[name].metrics
+
+
+@pytest.fixture(scope="session")
+def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Pipeline:
+    """The small pipeline, shared by all tests of the stages."""
+    torch.set_num_threads(1)
+    return Pipeline(tmp_path_factory.mktemp("pipeline"))
+
+
+@pytest.fixture
+def contents() -> Callable[[Path], dict[str, bytes]]:
+    """Every file below a folder with its bytes."""
+
+    def read(folder: Path) -> dict[str, bytes]:
+        return {
+            str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()
+        }
+
+    return read

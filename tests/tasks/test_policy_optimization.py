@@ -1,0 +1,153 @@
+"""One policy update looked at from outside: micro-batches change nothing, the switches do what they say."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from models.folders import load_policy
+from models.heads import load_critic
+from schemas.algorithm import Algorithm
+from tasks.examples import codec_of, read_prompts
+from tasks.optimization import TrainingDiverged
+from tasks.policy_optimization import accumulate_losses, check_first_ratio, describe, estimate
+from tasks.rollouts import Actors, Rollout, collect, rollout_values
+from tasks.scoring import load_scorer
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def rolled(pipeline: Any) -> tuple[Any, Actors, Rollout, torch.Tensor]:
+    job = pipeline.job("policy")
+    codec = codec_of(job, "init")
+    actors = Actors(
+        policy=load_policy(job.inputs["init"]),
+        reference=load_policy(job.inputs["reference"]),
+        scorer=load_scorer(job, "main", tokenizer_of="init", device=CPU),
+        codec=codec,
+        microbatch_size=None,
+        precision="float32",
+    )
+    prompts = read_prompts(job.inputs["prompts"], "train", codec)
+    rollout = collect(actors, prompts, list(range(12)), kl_coef=0.05, seed=1)
+    critic = load_critic(job.inputs["critic"], seed=0)
+    return job, actors, rollout, rollout_values(critic, rollout.sequences, actors)
+
+
+def test_the_reference_is_the_policy_at_first_so_rewards_are_the_scores(
+    rolled: tuple[Any, Actors, Rollout, torch.Tensor],
+) -> None:
+    _, _, rollout, _ = rolled
+    mask = rollout.sequences.response_mask
+    torch.testing.assert_close(rollout.kl, torch.zeros_like(rollout.kl), atol=1e-5, rtol=0)
+    torch.testing.assert_close(rollout.rewards.sum(dim=1), rollout.scores, atol=1e-5, rtol=1e-5)
+    last = mask.sum(dim=1) - 1
+    at_last = rollout.rewards[torch.arange(len(last)), last]
+    torch.testing.assert_close(at_last, rollout.scores, atol=1e-5, rtol=1e-5)
+    missing = ~rollout.sampled.ended
+    raw = rollout.term_scores["reward"]
+    torch.testing.assert_close(rollout.scores, raw - missing.float())
+
+
+@pytest.mark.parametrize("aggregation", ["token", "sequence", "sequence_sum", "constant"])
+@pytest.mark.parametrize("microbatch_size", [1, 5])
+def test_micro_batches_leave_every_gradient_unchanged(
+    rolled: tuple[Any, Actors, Rollout, torch.Tensor], aggregation: str, microbatch_size: int
+) -> None:
+    job, _, rollout, old_values = rolled
+    gradients = []
+    metrics = []
+    for size in (None, microbatch_size):
+        algorithm = job.work.algorithm.model_copy(update={"aggregation": aggregation})
+        work = job.work.model_copy(update={"algorithm": algorithm, "microbatch_size": size})
+        policy, critic = load_policy(job.inputs["init"]), load_critic(job.inputs["critic"], seed=0)
+        estimates = estimate(rollout, old_values, algorithm)
+        rows = torch.arange(len(rollout.sequences))
+        metrics.append(accumulate_losses(policy, critic, rollout, estimates, rows, job, work))
+        gradients.append(
+            torch.cat([p.grad.flatten() for module in (policy, critic) for p in module.parameters()])
+        )
+    scale = gradients[0].abs().max()
+    torch.testing.assert_close(gradients[1] / scale, gradients[0] / scale, atol=2e-5, rtol=0)
+    for name, value in metrics[0].items():
+        assert metrics[1][name] == pytest.approx(value, rel=1e-4, abs=1e-5), name
+
+
+def test_before_any_update_the_ratio_is_one(rolled: tuple[Any, Actors, Rollout, torch.Tensor]) -> None:
+    job, _, rollout, old_values = rolled
+    policy, critic = load_policy(job.inputs["init"]), load_critic(job.inputs["critic"], seed=0)
+    estimates = estimate(rollout, old_values, job.work.algorithm)
+    rows = torch.arange(6)
+    metrics = accumulate_losses(policy, critic, rollout, estimates, rows, job, job.work)
+    assert metrics["ratio"] == pytest.approx(1.0, abs=1e-5)
+    assert metrics["clip_fraction"] == 0.0
+    with pytest.raises(TrainingDiverged, match="the policy that trains is not the one that sampled"):
+        check_first_ratio(0.01, "float32")
+
+
+def gae_by_hand(rewards: list[float], values: list[float], lam: float) -> list[float]:
+    """Σ_k λ^k δ_{t+k}, γ = 1, in plain Python."""
+    deltas = [r + following - v for r, v, following in zip(rewards, values, [*values[1:], 0.0], strict=True)]
+    return [
+        sum(lam**k * delta for k, delta in enumerate(deltas[start:])) for start in range(len(deltas))
+    ]
+
+
+def test_estimates_of_vapo_by_hand(rolled: tuple[Any, Actors, Rollout, torch.Tensor]) -> None:
+    """λ_policy = 1 − 1/(α·l) for each response's own length, λ_value = 1: targets are Monte-Carlo returns."""
+    _, _, rollout, old_values = rolled
+    algorithm = Algorithm.model_validate({"preset": "vapo", "length_adaptive_alpha": 0.5, "positive_threshold": 0.1})
+    estimates = estimate(rollout, old_values, algorithm)
+    for row, length in enumerate(rollout.sequences.lengths.tolist()):
+        rewards = rollout.rewards[row, :length].double().tolist()
+        values = old_values[row, :length].double().tolist()
+        lam = min(max(1.0 - 1.0 / (0.5 * length), 0.0), 1.0)
+        assert estimates.advantages[row, :length].tolist() == pytest.approx(
+            gae_by_hand(rewards, values, lam), abs=1e-4
+        )
+        returns = [sum(rewards[start:]) for start in range(length)]
+        assert estimates.targets[row, :length].tolist() == pytest.approx(returns, abs=1e-4)
+    assert estimates.is_positive.tolist() == [score >= 0.1 for score in rollout.scores.tolist()]
+
+
+def test_estimates_of_ppo_are_whitened_and_have_one_lambda(
+    rolled: tuple[Any, Actors, Rollout, torch.Tensor],
+) -> None:
+    _, _, rollout, old_values = rolled
+    algorithm = Algorithm.model_validate("ppo")
+    estimates = estimate(rollout, old_values, algorithm)
+    valid = estimates.advantages[rollout.sequences.response_mask]
+    assert valid.mean().item() == pytest.approx(0.0, abs=1e-5)
+    assert valid.std().item() == pytest.approx(1.0, abs=1e-2)
+    length = int(rollout.sequences.lengths[0])
+    rewards, values = rollout.rewards[0, :length].tolist(), old_values[0, :length].tolist()
+    by_hand = [a + v for a, v in zip(gae_by_hand(rewards, values, 0.95), values, strict=True)]
+    assert estimates.targets[0, :length].tolist() == pytest.approx(by_hand, abs=1e-4)
+    assert not estimates.is_positive.any()
+
+
+def test_positives_by_a_verifier_ignore_the_score(rolled: tuple[Any, Actors, Rollout, torch.Tensor]) -> None:
+    _, _, rollout, old_values = rolled
+    algorithm = Algorithm.model_validate({"preset": "vapo", "positive_verifier": "arithmetic"})
+    assert estimate(rollout, old_values, algorithm).is_positive.tolist() == [
+        response.endswith(f"#{eval_prompt(prompt)}") and response.count("#") == 1
+        for prompt, response in zip(rollout.sampled.prompts, rollout.sampled.responses, strict=True)
+    ]
+
+
+def eval_prompt(prompt: str) -> int:
+    """The answer of ``3 a+4 b-2?``, worked out apart from the task's own code."""
+    start, *steps = prompt.rstrip("?").split()
+    return int(start) + sum(int(step[1:]) for step in steps)
+
+
+def test_a_rollout_is_described_in_plain_means(rolled: tuple[Any, Actors, Rollout, torch.Tensor]) -> None:
+    job, _, rollout, old_values = rolled
+    described = describe(rollout, old_values, job.work.algorithm)
+    lengths = [int(length) for length in rollout.sequences.lengths]
+    assert described["response_length_mean"] == pytest.approx(sum(lengths) / len(lengths))
+    assert described["truncated_share"] == pytest.approx(
+        sum(length == job.generation.max_response_tokens for length in lengths) / len(lengths), abs=1 / len(lengths)
+    )
+    assert described["score_mean"] == pytest.approx(sum(rollout.scores.tolist()) / len(lengths), rel=1e-5)

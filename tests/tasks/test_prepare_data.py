@@ -1,0 +1,174 @@
+"""Files in every format, with real people's mistakes in them, become the same rows or a clear refusal."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from schemas.job import PrepareData, StageJob, StageResult
+from schemas.recipe import Data, Generation, Split
+from schemas.tables import UnusableTable
+from tasks import arithmetic
+from tasks.columns import MissingColumn
+from tasks.prepare_data import UnusableData, run
+from tasks.rows import read_rows
+from tasks.splits import SPLITS, TooFewRows
+
+ROWS = [
+    {"instruction": f"翻译 {n} 🙂", "input": "" if n % 2 else f"إدخال {n}", "output": f"réponse {n}"}
+    for n in range(60)
+]
+COLUMNS = {"prompt": "{instruction}\n{input}", "response": "output"}
+
+
+def prepare(folder: Path, content: Any, data: Data) -> tuple[StageResult, Path]:
+    output, scratch = folder / "output", folder / "scratch"
+    output.mkdir(parents=True)
+    scratch.mkdir()
+    job = StageJob(
+        run_id="0001-test",
+        name="data.mine",
+        attempt=1,
+        stage_key="0" * 64,
+        seed=0,
+        work=PrepareData(content=content, data=data),
+        generation=Generation(),
+        scratch=scratch,
+        output=output,
+    )
+    return run(job), output
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> Path:
+    if path.suffix == ".json":
+        path.write_text(json.dumps(rows, ensure_ascii=False))
+    elif path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    elif path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    else:
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, rows[0].keys())
+            writer.writeheader()
+            writer.writerows(rows)
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".json", ".jsonl", ".parquet", ".csv"])
+def test_every_format_gives_the_same_rows(tmp_path: Path, suffix: str) -> None:
+    source = write(tmp_path / f"rows{suffix}", ROWS)
+    split = Split(validation=6, test=6)
+    result, output = prepare(
+        tmp_path / "stage", "demonstrations", Data(source=str(source), columns=COLUMNS, split=split)
+    )
+    rows = [row for side in SPLITS for row in read_rows(output, side)]
+    expected = [
+        {
+            "prompt": row["instruction"] + (f"\n{row['input']}" if row["input"] else ""),
+            "response": row["output"],
+        }
+        for row in ROWS
+    ]
+    assert sorted(rows, key=lambda row: row["response"]) == sorted(expected, key=lambda row: row["response"])
+    assert result.metrics == {"train_rows": 48, "validation_rows": 6, "test_rows": 6, "dropped_rows": 0}
+
+
+def test_the_same_file_gives_the_same_bytes(tmp_path: Path) -> None:
+    source = write(tmp_path / "rows.json", ROWS)
+    outputs = [
+        prepare(tmp_path / name, "demonstrations", Data(source=str(source), columns=COLUMNS))[1]
+        for name in ("one", "two")
+    ]
+    files = [{path.name: path.read_bytes() for path in output.iterdir()} for output in outputs]
+    assert files[0] == files[1]
+
+
+def test_preferences_of_messages_are_read(tmp_path: Path) -> None:
+    rows = [
+        {
+            "conversations": [{"from": "human", "value": f"Frage {n}"}],
+            "chosen": {"from": "gpt", "value": f"gut {n}"},
+            "rejected": {"from": "gpt", "value": f"schlecht {n}"},
+        }
+        for n in range(40)
+    ]
+    source = write(tmp_path / "rows.json", rows)
+    columns = {"prompt": "conversations", "chosen": "chosen", "rejected": "rejected"}
+    _, output = prepare(
+        tmp_path / "stage", "preferences", Data(source=str(source), columns=columns, split=Split(validation=3, test=3))
+    )
+    row = read_rows(output, "train")[0]
+    number = row["prompt"].split()[1]
+    assert row == {"prompt": f"Frage {number}", "chosen": f"gut {number}", "rejected": f"schlecht {number}"}
+
+
+def test_unusable_rows_are_left_out_up_to_the_threshold(tmp_path: Path) -> None:
+    rows = [{"prompt": f"p {n}", "chosen": "a", "rejected": "a" if n < 3 else "b"} for n in range(100)]
+    source = str(write(tmp_path / "rows.jsonl", rows))
+    result, output = prepare(tmp_path / "lenient", "preferences", Data(source=source, max_dropped=0.03))
+    assert result.metrics["dropped_rows"] == 3
+    report = json.loads((output / "report.json").read_text())
+    assert sum(report["dropped"].values()) == 3
+    with pytest.raises(UnusableData, match=r"(?s)3 of 100 rows cannot be used .*max_dropped=0.02.*row 0"):
+        prepare(tmp_path / "strict", "preferences", Data(source=source, max_dropped=0.02))
+
+
+def test_repeated_rows_are_left_out_without_blame(tmp_path: Path) -> None:
+    source = str(write(tmp_path / "rows.jsonl", [{"prompt": f"p {n % 50}"} for n in range(100)]))
+    result, output = prepare(tmp_path / "stage", "prompts", Data(source=source, split=Split(validation=5, test=5)))
+    assert result.metrics["dropped_rows"] == 50
+    prompts = [row["prompt"] for side in SPLITS for row in read_rows(output, side)]
+    assert len(prompts) == len(set(prompts)) == 50
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.json", "", "is empty"),
+        ("a.json", "[{", "cannot be read as .json"),
+        ("a.txt", "x", "none of the suffixes .json, .jsonl, .parquet, .csv"),
+        ("a.parquet", "not parquet", "cannot be read as .parquet"),
+    ],
+)
+def test_files_that_cannot_be_read_are_refused(tmp_path: Path, name: str, text: str, message: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(UnusableData, match=message):
+        prepare(tmp_path / "stage", "prompts", Data(source=str(tmp_path / name)))
+
+
+def test_bytes_that_are_no_utf8_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_bytes('[{"prompt": "é"}]'.encode("latin-1"))
+    with pytest.raises(UnusableData, match="cannot be read as .json"):
+        prepare(tmp_path / "stage", "prompts", Data(source=str(tmp_path / "a.json")))
+
+
+def test_a_wrong_mapping_names_the_columns_that_there_are(tmp_path: Path) -> None:
+    source = str(write(tmp_path / "rows.json", ROWS))
+    with pytest.raises(MissingColumn, match="'question' in the data; it has: input, instruction, output"):
+        prepare(tmp_path / "one", "prompts", Data(source=source, columns={"prompt": "question"}))
+    with pytest.raises(UnusableTable, match="there is no column response"):
+        prepare(tmp_path / "two", "demonstrations", Data(source=source, columns={"prompt": "instruction"}))
+
+
+def test_too_few_rows_for_the_splits_are_refused(tmp_path: Path) -> None:
+    source = str(write(tmp_path / "rows.json", [{"prompt": "a"}, {"prompt": "b"}]))
+    with pytest.raises(TooFewRows, match="give more data, or other shares"):
+        prepare(tmp_path / "stage", "prompts", Data(source=source, split=Split(validation=1, test=1)))
+
+
+def test_no_prompt_of_the_built_in_test_split_is_trained_on(tmp_path: Path) -> None:
+    sides: dict[str, dict[str, set[str]]] = {}
+    for content in ("demonstrations", "preferences", "prompts"):
+        data = Data(source=f"builtin:arithmetic/{content}", rows=300, split=Split(validation=40, test=40))
+        _, output = prepare(tmp_path / content, content, data)
+        sides[content] = {side: {row["prompt"] for row in read_rows(output, side)} for side in SPLITS}
+    trained_on = set.union(*(sides[content]["train"] for content in sides))
+    assert len(sides["prompts"]["test"]) == 40
+    for side in ("validation", "test"):
+        assert not trained_on & sides["prompts"][side]
+    first = sides["prompts"]["test"].pop()
+    assert arithmetic.verify(first, f"#{arithmetic.parse_prompt(first).answer}")

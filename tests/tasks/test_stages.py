@@ -1,0 +1,78 @@
+"""The stages as wholes: a kill in the middle of any leaves no trace in what it produces."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.attempt import Attempt
+from tasks.journal import read
+from tasks.scratch import JOURNAL
+from tasks.stages import run_stage
+
+Contents = Callable[[Path], dict[str, bytes]]
+
+
+class Killed(BaseException):
+    """Stands for a kill: nothing is saved on the way out."""
+
+
+def kill_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    """Have the attempt die in the middle of a step, after its update and before anything is written."""
+    finish = Attempt.finish_step
+
+    def dying(self: Attempt, *args: Any, **kwargs: Any) -> None:
+        if self.step == step:
+            raise Killed
+        finish(self, *args, **kwargs)
+
+    monkeypatch.setattr(Attempt, "finish_step", dying)
+
+
+@pytest.mark.parametrize("name", ["sft", "reward", "value", "policy"])
+@pytest.mark.parametrize("step", [1, 3])
+def test_a_stage_killed_and_run_again_gives_the_same_bytes(
+    name: str, step: int, pipeline: Any, contents: Contents, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = contents(pipeline.folder(name))
+    with monkeypatch.context() as patched, pytest.raises(Killed):
+        kill_at(patched, step)
+        run_stage(pipeline.job(name, folder=tmp_path))
+    job = pipeline.job(name, folder=tmp_path)
+    result = run_stage(job)
+    assert contents(job.output) == whole
+    assert result == pipeline.results[name]
+    steps = [entry.step for entry in read(job.scratch / JOURNAL)]
+    assert steps == list(range(1, len(steps) + 1))
+
+
+@pytest.mark.parametrize("name", ["sft", "reward", "policy"])
+def test_the_same_job_gives_the_same_bytes_and_another_seed_does_not(
+    name: str, pipeline: Any, contents: Contents, tmp_path: Path
+) -> None:
+    whole = contents(pipeline.folder(name))
+    job = pipeline.job(name, folder=tmp_path / "again")
+    run_stage(job)
+    assert contents(job.output) == whole
+    other = pipeline.job(name, folder=tmp_path / "other").model_copy(update={"seed": 6})
+    run_stage(other)
+    assert contents(other.output)["model.safetensors"] != whole["model.safetensors"]
+
+
+def test_stages_measure_what_gates_may_ask_for(pipeline: Any) -> None:
+    from schemas.metrics import measured_by
+
+    for name, kind in {
+        "sft": "sft",
+        "reward": "reward_model",
+        "value": "value_pretraining",
+        "policy": "policy_optimization",
+    }.items():
+        assert set(pipeline.metrics(name)) == measured_by(kind), name
+
+
+def test_no_artifact_holds_a_pickle(pipeline: Any) -> None:
+    for name in ("model", "demonstrations", "sft", "reward", "value", "policy", "evaluation"):
+        suffixes = {path.suffix for path in pipeline.folder(name).rglob("*") if path.is_file()}
+        assert suffixes <= {".safetensors", ".json", ".parquet", ".jinja", ".txt"}, name

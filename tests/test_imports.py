@@ -1,0 +1,97 @@
+"""What really gets loaded, whoever imports it: import-linter sees import statements, this sees ``sys.modules``."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Collection
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+TENSORS = {"torch", "transformers", "accelerate", "peft"}
+SERVERS = {"prefect", "mlflow"}
+
+PROBE = """
+import importlib, json, sys
+modules, forbidden = json.loads(sys.argv[1])
+loaded = {}
+for module in modules:
+    before = set(sys.modules)
+    importlib.import_module(module)
+    for name in sorted(forbidden):
+        if name in sys.modules and name not in before:
+            loaded[name] = module
+print(json.dumps(loaded))
+"""
+
+
+def modules_of(package: str, *, but: Collection[str] = ()) -> list[str]:
+    """Every module of a package as the tree has it now, and the package itself."""
+    files = sorted((ROOT / package).rglob("*.py"))
+    names = {
+        ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for file in files
+    }
+    assert names, f"there is no {package}"
+    assert names.issuperset(but), f"{sorted(set(but) - names)} is gone; the exception can go too"
+    return sorted(names.difference(but))
+
+
+def loaded_by(modules: list[str], forbidden: set[str]) -> dict[str, str]:
+    """Which of ``forbidden`` are loaded when ``modules`` are imported in a fresh process, and by which of them."""
+    probe = subprocess.run(
+        [sys.executable, "-c", PROBE, json.dumps([modules, sorted(forbidden)])],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert probe.returncode == 0, probe.stderr
+    found: dict[str, str] = json.loads(probe.stdout.splitlines()[-1])
+    return found
+
+
+def test_schemas_load_no_tensor_library_no_server_and_no_tables() -> None:
+    modules = modules_of("schemas", but={"schemas.tables"})
+    assert loaded_by(modules, TENSORS | SERVERS | {"pandera", "pyarrow", "datasets"}) == {}
+
+
+def test_tables_load_no_tensor_library_and_no_server() -> None:
+    assert loaded_by(["schemas.tables"], TENSORS | SERVERS) == {}
+
+
+def test_algorithms_load_torch_and_nothing_that_knows_a_recipe_a_file_or_a_server() -> None:
+    forbidden = {"transformers", "accelerate", "peft", "pydantic", "yaml", "pandera", "pyarrow", "schemas"}
+    assert loaded_by(modules_of("algorithms"), forbidden | SERVERS) == {}
+
+
+def test_models_load_no_server_and_no_tables() -> None:
+    assert loaded_by(modules_of("models"), SERVERS | {"pandera"}) == {}
+
+
+def test_stages_can_be_imported_where_prefect_mlflow_and_pandera_are_not_installed() -> None:
+    # These two run where they are installed: one checks rows, the other keeps the ledger.
+    modules = modules_of("tasks", but={"tasks.prepare_data", "tasks.ledger_mlflow"})
+    assert loaded_by(modules, SERVERS | {"pandera"}) == {}
+
+
+@pytest.mark.parametrize("module", ["tasks.stages", "tasks.prepare_data", "tasks.preemption"])
+def test_what_trains_nothing_loads_no_tensor_library(module: str) -> None:
+    assert loaded_by([module], TENSORS) == {}
+
+
+def test_the_orchestrating_process_never_loads_a_tensor_library() -> None:
+    # flows.forkserver is imported by the fork server alone.
+    assert loaded_by(modules_of("flows", but={"flows.forkserver"}), TENSORS) == {}
+
+
+def test_the_command_line_starts_without_prefect_mlflow_and_pandera() -> None:
+    assert loaded_by(["flows.cli"], TENSORS | SERVERS | {"pandera", "pyarrow", "datasets"}) == {}
+
+
+def test_the_probe_finds_what_is_there() -> None:
+    assert loaded_by(["algorithms.kl", "schemas.recipe"], {"torch", "pydantic", "prefect"}) == {
+        "torch": "algorithms.kl",
+        "pydantic": "schemas.recipe",
+    }
