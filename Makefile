@@ -1,6 +1,5 @@
 # make setup | demo | test | check: each does all of its own set-up; a second call starts at once.
-SHELL := /bin/bash
-PYTHON ?= python3
+PYTHON ?= $(shell command -v python3 || command -v python)
 BIN := .venv/bin
 STAMP := .venv/.installed
 
@@ -15,7 +14,7 @@ setup: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "vantage needs python >= 3.11: make PYTHON=python3.12")'
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	test -x $(BIN)/pip || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 

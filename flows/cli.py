@@ -18,17 +18,30 @@ if TYPE_CHECKING:
 
 DEFAULT_WORKSPACE = Path(".vantage")
 
-Source = Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe's file, or the name of a built-in one.")]
+Source = Annotated[
+    str, typer.Argument(metavar="RECIPE", help="A recipe's file, or the name of a built-in one.")
+]
 Set = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Override a field: stages.policy.algorithm=ppo. Repeatable."),
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Override a field: stages.policy.algorithm=ppo. Repeatable."
+    ),
 ]
 Folder = Annotated[
-    Path, typer.Option("--workspace", metavar="DIR", envvar="VANTAGE_WORKSPACE", help="Runs, artifacts and ledger.")
+    Path,
+    typer.Option(
+        "--workspace", metavar="DIR", envvar="VANTAGE_WORKSPACE", help="Runs, artifacts and ledger."
+    ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable output, and only that, on standard output.")]
-Strict = Annotated[bool, typer.Option("--strict", help="Refuse to reuse what was made with other code or libraries.")]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show the frameworks' own logs, and tracebacks.")]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Machine-readable output, and only that, on standard output.")
+]
+Strict = Annotated[
+    bool, typer.Option("--strict", help="Refuse to reuse what was made with other code or libraries.")
+]
+Verbose = Annotated[
+    bool, typer.Option("--verbose", "-v", help="Show the frameworks' own logs, and tracebacks.")
+]
 
 app = typer.Typer(
     name="vantage",
@@ -89,8 +102,8 @@ def plan(
         from flows.planning import plan as plan_steps
         from flows.planning import refuse_drift
         from flows.runs import read_runs
-        from schemas.loading import load_recipe
         from schemas.cautions import warnings
+        from schemas.loading import load_recipe
         from tasks.store import Store
 
         resolved = load_recipe(recipe, overrides or [])
@@ -101,7 +114,12 @@ def plan(
             told = [{**asdict(step), "verdicts": [v.model_dump() for v in step.verdicts]} for step in steps]
             _print_json({"recipe": resolved.recipe, "steps": told, "warnings": warnings(resolved)})
         else:
-            show_plan(open_console(), steps, heading=f"{resolved.recipe} · {place.root}", warnings=warnings(resolved))
+            show_plan(
+                open_console(),
+                steps,
+                heading=f"{resolved.recipe} · {place.root}",
+                warnings=warnings(resolved),
+            )
         if strict:
             refuse_drift(steps)
 
@@ -141,8 +159,8 @@ def schema() -> None:
 @app.command()
 def doctor(workspace: Folder = DEFAULT_WORKSPACE, as_json: AsJson = False) -> None:
     """Check that this machine can run recipes: versions, disk, servers, processes, accelerators."""
-    from flows.doctor import examine
     from flows.console import open_console, show_findings
+    from flows.doctor import examine
 
     findings = list(examine(_workspace(workspace)))
     if as_json:

@@ -64,7 +64,9 @@ _SAMPLE_CHARACTERS = 400
 def open_console(stream: TextIO | None = None) -> Console:
     """A console for standard output, or for ``stream``; wide enough for whole lines where nobody watches."""
     stream = stream or sys.stdout
-    return Console(file=stream, highlight=False, soft_wrap=False, width=None if stream.isatty() else _PLAIN_WIDTH)
+    return Console(
+        file=stream, highlight=False, soft_wrap=False, width=None if stream.isatty() else _PLAIN_WIDTH
+    )
 
 
 class Screen:
@@ -122,7 +124,9 @@ class Screen:
             if step in self._bar_of:
                 self._bars.remove_task(self._bar_of.pop(step))
         style = STYLES[stage.status]
-        line = Text.assemble((f"  {MARKS[stage.status]} ", style), f"{step:<{_NAME_WIDTH}} ", (words(stage.status), style))
+        line = Text.assemble(
+            (f"  {MARKS[stage.status]} ", style), f"{step:<{_NAME_WIDTH}} ", (words(stage.status), style)
+        )
         if headline := headline_of(stage):
             line.append(f"  {headline}")
         if stage.seconds:
@@ -142,7 +146,9 @@ class Screen:
             table.add_column(overflow="fold")
             for side in ("prompt", "baseline", "candidate"):
                 judgement = sample.get(f"{side}_judgement")
-                table.add_row(side, "" if judgement is None else _number(judgement), Text(_cut(sample.get(side, ""))))
+                table.add_row(
+                    side, "" if judgement is None else _number(judgement), Text(_cut(sample.get(side, "")))
+                )
             self.console.print(table)
             self.console.print()
 
@@ -181,7 +187,9 @@ def show_end(console: Console, record: RunRecord, *, pages: Mapping[str, str]) -
             f"{stage.seconds:.1f}" if stage.seconds else "",
         )
     console.print(table)
-    console.print(Text.assemble("run ", (record.run_id, "bold"), " ", (words(record.status), STYLES[record.status])))
+    console.print(
+        Text.assemble("run ", (record.run_id, "bold"), " ", (words(record.status), STYLES[record.status]))
+    )
     for what, where in pages.items():
         console.print(Text(f"  {what:<8}{where}"), soft_wrap=True)
 
@@ -222,8 +230,13 @@ def show_run(console: Console, view: RunView) -> None:
 def show_findings(console: Console, findings: Iterable[Finding]) -> None:
     """What the doctor found."""
     for finding in findings:
-        mark, style = {"fine": ("✓", "green"), "warning": ("!", "yellow"), "broken": ("✗", "red")}[finding.verdict]
-        console.print(Text.assemble((f"{mark} ", style), (f"{finding.subject:<14}", "bold"), finding.message), soft_wrap=True)
+        mark, style = {"fine": ("✓", "green"), "warning": ("!", "yellow"), "broken": ("✗", "red")}[
+            finding.verdict
+        ]
+        console.print(
+            Text.assemble((f"{mark} ", style), (f"{finding.subject:<14}", "bold"), finding.message),
+            soft_wrap=True,
+        )
 
 
 def words(status: str) -> str:

@@ -69,7 +69,9 @@ def _name_clashes() -> Iterator[Finding]:
         yield Finding("packages", "broken", f"not ours: {'; '.join(clashes)}; {remedy}")
     else:
         yield Finding("packages", "fine", str(OURS))
-    shadows = [name for name in PACKAGES if (Path.cwd() / name).is_dir() and Path.cwd().resolve() != OURS.resolve()]
+    shadows = [
+        name for name in PACKAGES if (Path.cwd() / name).is_dir() and Path.cwd().resolve() != OURS.resolve()
+    ]
     if shadows:
         told = f"the current folder has {', '.join(f'{name}/' for name in shadows)}, like packages of ours"
         yield Finding("packages", "warning", f"{told}; start with `vantage`, not with `python -m`")
@@ -90,7 +92,9 @@ def _storage(workspace: Workspace) -> Iterator[Finding]:
             probe.flush()
             os.fsync(probe.fileno())
     except OSError as error:
-        yield Finding("workspace", "broken", f"{root} cannot be written ({error.strerror}); use --workspace DIR")
+        yield Finding(
+            "workspace", "broken", f"{root} cannot be written ({error.strerror}); use --workspace DIR"
+        )
         return
     free = shutil.disk_usage(root).free
     told = f"{root}, {free / 2**30:.1f} GiB free"
@@ -115,7 +119,9 @@ def _sqlite(workspace: Workspace) -> Finding:
                 database.execute("CREATE TABLE probe (value INTEGER)")
             database.close()
     except (OSError, sqlite3.Error) as error:
-        return Finding("sqlite", "broken", f"no database can be made in {workspace.root} ({error}); use a local disk")
+        return Finding(
+            "sqlite", "broken", f"no database can be made in {workspace.root} ({error}); use a local disk"
+        )
     return Finding("sqlite", "fine", sqlite3.sqlite_version)
 
 
@@ -132,7 +138,9 @@ def _servers() -> Iterator[Finding]:
             with urllib.request.urlopen(address.rstrip("/") + path, timeout=5) as answer:
                 yield Finding(name, "fine", f"{variable} answers ({answer.status})")
         except OSError as error:
-            yield Finding(name, "broken", f"{variable} does not answer ({error}); start that server, or unset it")
+            yield Finding(
+                name, "broken", f"{variable} does not answer ({error}); start that server, or unset it"
+            )
 
 
 def _processes() -> Finding:
@@ -141,7 +149,12 @@ def _processes() -> Finding:
     environment = {**os.environ, "PYTHONSAFEPATH": "1", "PYTHONPATH": str(OURS)}
     try:
         done = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=environment, check=False
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env=environment,
+            check=False,
         )
     except (OSError, subprocess.SubprocessError) as error:
         return Finding("processes", "broken", f"no child process can be started ({error})")

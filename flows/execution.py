@@ -8,11 +8,13 @@ from flows import servers
 from flows.console import Screen, show_end, show_plan
 from flows.exit_codes import ExitCode
 from flows.launch import RUN_STAGE, warm_up
+from flows.machine import this_machine
 from flows.planning import needs_work, plan, refuse_drift
 from flows.publishing import publish
 from flows.runs import Run, RunRecord, read_runs
 from flows.stage_life import StageLife
 from schemas.cautions import warnings
+from schemas.recipe import Recipe
 from tasks.ledger import Ledger
 from tasks.store import Store
 
@@ -89,6 +91,7 @@ def _order(life: StageLife, *, verbose: bool) -> None:
     """Have Prefect order the stages, while its server and the children's libraries load side by side."""
     for name, value in ({} if verbose else QUIET).items():
         os.environ.setdefault(name, value)
+    _refuse_what_does_not_fit(life.recipe)
     warm_up()
     server = servers.start(life.run.workspace.root)
     try:
@@ -97,7 +100,7 @@ def _order(life: StageLife, *, verbose: bool) -> None:
         url = server.wait_ready()
         life.watcher.say(f"  Prefect shows it at {url.removesuffix('/api')}", "dim")
         try:
-            asyncio.run(pipeline(life.run.record.run_id, life, return_state=True))
+            asyncio.run(pipeline(life.run.record.run_id, life, return_state=True))  # type: ignore[arg-type]
         except Exception as error:
             if servers.is_healthy(url):
                 raise
@@ -107,6 +110,16 @@ def _order(life: StageLife, *, verbose: bool) -> None:
             ) from error
     finally:
         server.stop()
+
+
+def _refuse_what_does_not_fit(recipe: Recipe) -> None:
+    """ValueError for a stage that asks for more GPUs than there are, before any other begins."""
+    machine = this_machine()
+    for name, stage in recipe.stages.items():
+        try:
+            machine.share_of(stage.resources)
+        except ValueError as error:
+            raise ValueError(f"stages.{name}.{error}") from None
 
 
 def _pages(run: Run, ledger: Ledger) -> Mapping[str, str]:

@@ -121,14 +121,31 @@ def attempt_folder(job: StageJob) -> Path:
 def _start(
     job_file: Path, log: Path, stage: str, threads: int, environment: dict[str, str]
 ) -> ForkServerProcess:
+    """Fork a child; a fork server that has just died is found out by asking it, and replaced.
+
+    Raises:
+        StageFailed: no fork server stays alive.
+    """
     context = multiprocessing.get_context("forkserver")
-    process = context.Process(
-        target=stage_process.main, args=(job_file, log, stage, threads, environment), name="stage"
+    for _ in range(3):
+        process = context.Process(
+            target=stage_process.main, args=(job_file, log, stage, threads, environment), name="stage"
+        )
+        warm_up()
+        try:
+            with _multiprocessing_lock, _main_module_hidden():
+                process.start()
+        except (ConnectionError, EOFError):
+            time.sleep(POLL_SECONDS)
+        else:
+            return process
+    raise StageFailed(
+        exit_code=ExitCode.INTERNAL,
+        cause="internal",
+        message="the process that stages are forked from ends as soon as it is started",
+        remedy="`python -c 'import flows.forkserver'` shows why",
+        log=log,
     )
-    warm_up()
-    with _multiprocessing_lock, _main_module_hidden():
-        process.start()
-    return process
 
 
 def _wait(

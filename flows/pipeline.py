@@ -1,10 +1,6 @@
 """The order of work: every stage as soon as all that it reads is there, one Prefect task run for each attempt."""
 
 import asyncio
-import signal
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from prefect import flow, runtime, task
 from prefect.cache_policies import NO_CACHE
@@ -12,9 +8,10 @@ from prefect.client.schemas.objects import State, StateType
 
 from flows.jobs import resources_of
 from flows.machine import Machine, Share, this_machine
-from flows.pages import progress_page, show_run
+from flows.pages import close_interrupted, progress_page, show_run
 from flows.publishing import publish
 from flows.stage_life import StageLife
+from flows.stopping import stopping
 
 MAX_ATTEMPTS = 3
 """Attempts at a stage within one run, while the cause of each end allows another (a lost or preempted process)."""
@@ -32,10 +29,11 @@ STATES = {
 @flow(name="vantage", flow_run_name="{run_id}", persist_result=False, validate_parameters=False)
 async def pipeline(run_id: str, life: StageLife) -> State[None]:
     """All stages, side by side where the machine suffices, then what is published."""
+    await close_interrupted(life.run.record.prefect_flow_run_ids)
     life.run.add_flow_run(str(runtime.flow_run.id))
     machine = this_machine()
     states: dict[str, asyncio.Task[State[None] | None]] = {}
-    with _stopping(life):
+    with stopping(life.request_stop):
         async with asyncio.TaskGroup() as side_by_side:
             for step, reads in life.inputs.items():
                 before = [states[other] for other in dict.fromkeys(reads.values())]
@@ -52,12 +50,12 @@ async def when_ready(
     """A stage after all that it reads: not at all where something is in its way, again where that can help."""
     states = [await each for each in before]
     state = None
+    if obstacle := life.obstacle(step):
+        life.block(step, obstacle)
+        return None
     for _ in range(MAX_ATTEMPTS):
         async with machine.lend(resources_of(life.recipe, step)) as share:
-            if obstacle := life.obstacle(step):
-                life.block(step, obstacle)
-                return None
-            state = await stage(step, life.attempt(step), life, share, return_state=True, wait_for=states)
+            state = await stage(step, life.attempt(step), life, share, return_state=True, wait_for=states)  # type: ignore[misc]
         if state.name != "Resumable" or life.stop.is_set():
             break
     return state
@@ -75,22 +73,3 @@ def _state(status: str, message: str) -> State[None]:
     """Prefect's state for a status of ours; no result is ever kept there."""
     kind, name = STATES[status]
     return State(type=kind, name=name, message=message)
-
-
-@contextmanager
-def _stopping(life: StageLife) -> Iterator[None]:
-    """Inside, SIGINT and SIGTERM ask the stages to save and end; so does whatever breaks the flow itself."""
-    loop = asyncio.get_running_loop()
-    taken = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
-    before = {number: signal.getsignal(number) for number in taken}
-    for number in taken:
-        loop.add_signal_handler(number, life.request_stop)
-    try:
-        yield
-    except BaseException:
-        life.stop.set()
-        raise
-    finally:
-        for number, handler in before.items():
-            loop.remove_signal_handler(number)
-            signal.signal(number, handler)

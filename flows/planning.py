@@ -105,7 +105,9 @@ def _plan_step(
     kind = work_of(recipe, name).kind
     closed = list(dict.fromkeys(step.name for step in read.values() if _is_closed(step)))
     if closed:
-        return PlannedStep(name, kind, "blocked", reasons=(f"reads {', '.join(closed)}, whose gate is closed",))
+        return PlannedStep(
+            name, kind, "blocked", reasons=(f"reads {', '.join(closed)}, whose gate is closed",)
+        )
 
     digests = {role: step.digest or _UNKNOWN for role, step in read.items()}
     parts = key_parts_of(recipe, name, digests)
@@ -139,7 +141,9 @@ def _plan_step(
             kind,
             "resume",
             reasons=(f"attempt {begun.attempt if begun else ''} was interrupted".replace("  ", " "),),
-            drift=tuple(drift(begun.provenance, _provenance(recipe, name))) if begun and begun.provenance else (),
+            drift=tuple(drift(begun.provenance, _provenance(recipe, name)))
+            if begun and begun.provenance
+            else (),
             at_step=at_step,
             stage_key=key,
         )
@@ -151,7 +155,9 @@ def _reasons_to_run(found: Lookup, earlier: StageRecord | None, parts: Mapping[s
         return tuple(f"damaged: {damage}" for damage in found.damage)
     if earlier is None:
         return ("never run here",)
-    return tuple(_changes(earlier.key_parts, parts)) or (_WHY_AGAIN.get(earlier.status, "no artifact in the store"),)
+    return tuple(_changes(earlier.key_parts, parts)) or (
+        _WHY_AGAIN.get(earlier.status, "no artifact in the store"),
+    )
 
 
 def _changes(earlier: Mapping[str, Any], parts: Mapping[str, Any]) -> list[str]:

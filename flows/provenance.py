@@ -61,7 +61,9 @@ def code_digest(module: str) -> str:
         tree = ast.parse(path.read_bytes())
         waiting += _imports(tree)
         trees[name] = ast.dump(_without_docstrings(tree))
-    listing = "\n".join(f"{name} {hashlib.sha256(trees[name].encode()).hexdigest()}" for name in sorted(trees))
+    listing = "\n".join(
+        f"{name} {hashlib.sha256(trees[name].encode()).hexdigest()}" for name in sorted(trees)
+    )
     return hashlib.sha256(listing.encode()).hexdigest()
 
 

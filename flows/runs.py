@@ -19,13 +19,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from schemas.frozen import Frozen
 from schemas.recipe import Recipe
 from schemas.stage_key import canonical_json
 from schemas.verdicts import Verdict
 from tasks.durable_files import make_folder, replace_file
+from tasks.ledger_entries import RunOutcome
 
 StageStatus = Literal[
     "waiting", "running", "reused", "completed", "gate_closed", "blocked", "failed", "resumable"
@@ -53,7 +54,7 @@ class StageRecord(Frozen):
     attempt: int | None = None
     stage_key: str | None = None
     digest: str | None = None
-    metrics: dict[str, float | None] = {}
+    metrics: dict[str, float | None] = Field(default_factory=dict)
     verdicts: tuple[Verdict, ...] = ()
     seconds: float = 0.0
     """Wall time of the last attempt."""
@@ -61,10 +62,10 @@ class StageRecord(Frozen):
     """Why the stage was blocked, failed or has to be resumed."""
     exit_code: int | None = None
     """Of a stage that failed or has to be resumed: one of ``flows.exit_codes``."""
-    key_parts: dict[str, Any] = {}
+    key_parts: dict[str, Any] = Field(default_factory=dict)
     """What the stage key was made of, so that a later plan can say what changed."""
-    provenance: dict[str, str] = {}
-    """What the last attempt was made with; empty where the stage was reused."""
+    provenance: dict[str, str] = Field(default_factory=dict)
+    """What the artifact was made with, or the newest attempt is being made with."""
     samples: tuple[dict[str, Any], ...] = ()
     """A few before/after texts of an evaluation."""
 
@@ -80,7 +81,7 @@ class RunRecord(Frozen):
     source: str
     """What was named on the command line."""
     status: RunStatus = "running"
-    stages: dict[str, StageRecord] = {}
+    stages: dict[str, StageRecord] = Field(default_factory=dict)
     mlflow_run_id: str | None = None
     prefect_flow_run_ids: tuple[str, ...] = ()
     started: str
@@ -150,7 +151,7 @@ class Run:
         """Remember under which id Prefect shows this attempt at the run."""
         self.update(prefect_flow_run_ids=(*self._record.prefect_flow_run_ids, flow_run_id))
 
-    def outcome(self) -> RunStatus:
+    def outcome(self) -> RunOutcome:
         """What the stages' ends add up to."""
         statuses = {stage.status for stage in self._record.stages.values()}
         if "failed" in statuses:
@@ -192,7 +193,9 @@ def drive_again(workspace: Workspace, run_id: str) -> Iterator[Run]:
     with _minting(workspace):
         run = _take(workspace, read_run(workspace, run_id))
     if run is None:
-        raise RunError(f"run {run_id} is being driven by another process; `vantage status` shows how far it is")
+        raise RunError(
+            f"run {run_id} is being driven by another process; `vantage status` shows how far it is"
+        )
     try:
         run.update(status="running")
         yield run
@@ -219,7 +222,9 @@ def read_run(workspace: Workspace, run_id: str) -> RunRecord:
     try:
         return RunRecord.model_validate_json(path.read_bytes())
     except FileNotFoundError:
-        raise RunError(f"there is no run {run_id} in {workspace.root}; `vantage status` lists the runs") from None
+        raise RunError(
+            f"there is no run {run_id} in {workspace.root}; `vantage status` lists the runs"
+        ) from None
     except (OSError, ValidationError) as error:
         raise RunError(f"{path} cannot be read ({type(error).__name__}); move the folder away") from error
 

@@ -30,7 +30,7 @@ from tasks.journal import StageProgress, read_progress
 from tasks.ledger import Ledger
 from tasks.ledger_entries import Input, StageOutcome
 from tasks.scratch import PROGRESS, read_committed
-from tasks.store import Locked, Ref, Store
+from tasks.store import Locked, Store
 
 _PATIENCE_SECONDS = 1.0
 """How long another holder of a stage key is waited for before asking whether the run was stopped."""
@@ -72,7 +72,9 @@ class StageLife:
         """What the steps that went well have made."""
         known = run.record.stages
         waiting = {"status": "waiting", "reason": None, "exit_code": None, "seconds": 0.0, "verdicts": ()}
-        run.update(stages={step: known.get(step, StageRecord()).model_copy(update=waiting) for step in self.inputs})
+        run.update(
+            stages={step: known.get(step, StageRecord()).model_copy(update=waiting) for step in self.inputs}
+        )
 
     def attempt(self, step: str) -> int:
         """The number of the attempt that this run would begin at the step, or that made its artifact."""
@@ -107,9 +109,12 @@ class StageLife:
         try:
             # 1. What the step's result depends on
             inputs = {
-                role: Input(stage=read, artifact=self.artifacts[read]) for role, read in self.inputs[step].items()
+                role: Input(stage=read, artifact=self.artifacts[read])
+                for role, read in self.inputs[step].items()
             }
-            parts = key_parts_of(self.recipe, step, {role: given.artifact.digest for role, given in inputs.items()})
+            parts = key_parts_of(
+                self.recipe, step, {role: given.artifact.digest for role, given in inputs.items()}
+            )
             key = stage_key(parts)
             with self._exclusive(step, key):
                 # 2. An artifact, from the store or from a child process
@@ -117,7 +122,9 @@ class StageLife:
                 obtained = self._find(step, key, inputs) or self._make(step, key, parts, inputs, share)
                 self.artifacts[step] = obtained.artifact
                 # 3. What its gates say, recorded before anything follows from it
-                verdicts = tuple(judge(gate, obtained.artifact.metrics) for gate in gates_of(self.recipe, step))
+                verdicts = tuple(
+                    judge(gate, obtained.artifact.metrics) for gate in gates_of(self.recipe, step)
+                )
                 closed = any(not verdict.passed and verdict.on_fail == "stop" for verdict in verdicts)
                 self._record(step, obtained, verdicts)
                 if obtained.untold is not None:
@@ -161,7 +168,9 @@ class StageLife:
         """Start the step's record afresh, keeping what the newest run with this key knew of it."""
         records = [self.run.record, *read_runs(self.run.workspace)]
         stages = (stage for record in records for stage in record.stages.values())
-        known = next((stage for stage in stages if stage.stage_key == key and stage.provenance), StageRecord())
+        known = next(
+            (stage for stage in stages if stage.stage_key == key and stage.provenance), StageRecord()
+        )
         afresh = StageRecord(
             stage_key=key,
             key_parts=parts,
@@ -226,7 +235,9 @@ class StageLife:
 
     def _provenance(self, step: str, key: str, share: Share | None) -> dict[str, str]:
         """What the step is about to be made with, and how that differs from an attempt that it goes on from."""
-        present = provenance(work_of(self.recipe, step).kind, threads=share.cpus if share else available_cpus())
+        present = provenance(
+            work_of(self.recipe, step).kind, threads=share.cpus if share else available_cpus()
+        )
         step_reached, _ = read_committed(self.store.scratch_folder(key))
         before = self.run.record.stages[step].provenance
         changed = drift(before, present) if step_reached and before else []
@@ -264,7 +275,10 @@ class StageLife:
             exit_code, reason = error.exit_code, str(error)
         else:
             failure = explain(error)
-            exit_code, reason = failure.exit_code, f"{failure.message}; {failure.remedy} ({self.log_of(step)})"
+            exit_code, reason = (
+                failure.exit_code,
+                f"{failure.message}; {failure.remedy} ({self.log_of(step)})",
+            )
             self._log_traceback(step, error)
         status: StageOutcome = "resumable" if may_be_retried(exit_code) else "failed"
         if self.run.record.stages[step].status == "running":

@@ -37,9 +37,7 @@ __all__ = [
     "tokenizer_digest",
 ]
 
-PICKLE_SUFFIXES = frozenset(
-    {".bin", ".ckpt", ".dill", ".joblib", ".metadata", ".npy", ".npz", ".pickle", ".pkl", ".pt", ".pth"}
-)
+PICKLE_SUFFIXES = frozenset({".bin", ".ckpt", ".dill", ".joblib", ".npy", ".npz", ".pickle", ".pkl", ".pt", ".pth"})
 WEIGHTS = "model.safetensors"
 WEIGHTS_INDEX = "model.safetensors.index.json"
 MAX_JSON_BYTES = 256 * 2**20
@@ -65,6 +63,8 @@ def check_folder(folder: Path) -> None:
             f"{folder / 'config.json'}: model_type={model_type!r} is no causal language model that the installed "
             "transformers knows; use one that it has, or another version of transformers"
         )
+    if (folder / "adapter_config.json").exists():
+        raise UnsafeModel(f"{folder} holds an adapter, which may name any base model; merge it into its model first")
     if "quantization_config" in config:
         raise UnsafeModel(f"{folder / 'config.json'}: the weights are quantised; dequantise them before training")
     _check_weights(folder)
@@ -84,7 +84,7 @@ def load_policy(folder: Path, *, dtype: torch.dtype = torch.float32) -> PreTrain
 
     Raises:
         UnsafeModel: `check_folder` refuses the folder, or its weights do not fit its configuration.
-        ValueError: the model's output head is one whose log-probabilities we would compute wrongly.
+        ValueError: the model's output head is one whose log-probabilities would be computed wrongly.
     """
     check_folder(folder)
     model = load_weights(AutoModelForCausalLM, folder, load_config(folder), dtype=dtype)
@@ -94,7 +94,7 @@ def load_policy(folder: Path, *, dtype: torch.dtype = torch.float32) -> PreTrain
 
 
 def load_weights(
-    auto_class: Any, folder: Path, config: PreTrainedConfig, *, dtype: torch.dtype
+    auto_class: type[Any], folder: Path, config: PreTrainedConfig, *, dtype: torch.dtype
 ) -> PreTrainedModel:
     """Build `auto_class`'s model for `config` and fill every parameter of it from a checked folder.
 

@@ -57,11 +57,14 @@ def check_output_head(model: PreTrainedModel) -> None:
     not as a policy ratio that is off from the first step.
 
     Raises:
-        ValueError: they differ.
+        ValueError: they differ, or the model keeps no key-value cache to sample with.
     """
     head = output_head(model)
     input_ids = torch.arange(4, device=head.weight.device)[None] % head.weight.shape[0]
-    expected = model(input_ids=input_ids, use_cache=False).logits.float()
+    output = model(input_ids=input_ids, use_cache=True)
+    if getattr(output, "past_key_values", None) is None:
+        raise ValueError(f"{type(model).__name__} keeps no key-value cache, which sampling needs; use a transformer")
+    expected = output.logits.float()
     hidden = trunk(model)(input_ids=input_ids, use_cache=False).last_hidden_state
     logits = nn.functional.linear(hidden, head.weight, head.bias).float() * head.scale
     if head.softcap is not None:

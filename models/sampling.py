@@ -1,5 +1,6 @@
 """Sampling responses: left-padded batches with a key-value cache, rows leaving the batch as they end."""
 
+import inspect
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -102,12 +103,14 @@ def _sample_batch(
     lengths = torch.full((len(prompts),), max_new_tokens, device=device)
     rows = torch.arange(len(prompts), device=device)  # of the batch that is still in the cache
     active = torch.ones_like(rows, dtype=torch.bool)
+    takes_positions = "position_ids" in inspect.signature(model.forward).parameters  # not where ALiBi does it
     cache = None
     for step in range(max_new_tokens):
+        positions = (attention_mask.cumsum(dim=1) - 1).clamp(min=0)[:, -input_ids.shape[1] :]
         output = model(
             input_ids=input_ids,
             attention_mask=attention_mask,
-            position_ids=(attention_mask.cumsum(dim=1) - 1).clamp(min=0)[:, -input_ids.shape[1] :],
+            **({"position_ids": positions} if takes_positions else {}),
             past_key_values=cache,
             use_cache=True,
             logits_to_keep=1,

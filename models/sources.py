@@ -80,6 +80,9 @@ def _load_gguf(path: Path, *, dtype: torch.dtype) -> tuple[PreTrainedModel, PreT
         dtype=dtype,
         local_files_only=True,
     )
+    for trace in ("_model_name_or_path", "unk_token_id"):  # of the file's metadata, in nobody's configuration
+        if hasattr(model.config, trace):
+            delattr(model.config, trace)
     return model, tokenizer
 
 
@@ -118,7 +121,8 @@ def repair_tokenizer(
     if tokenizer.convert_ids_to_tokens(list(range(len(tokens)))) != tokens:
         raise ValueError(f"{name}: transformers read another vocabulary than the GGUF file has; use a folder instead")
     kinds = metadata.get("tokenizer.ggml.token_type", [])
-    special = [AddedToken(tokens[i], special=True, normalized=False) for i, kind in enumerate(kinds) if kind == CONTROL_TOKEN]
+    control = [token for token, kind in zip(tokens, kinds, strict=False) if kind == CONTROL_TOKEN]
+    special = [AddedToken(token, special=True, normalized=False) for token in control]
     tokenizer.add_tokens(special, special_tokens=True)
     for role, key in (
         ("bos_token", "bos_token_id"),

@@ -17,6 +17,8 @@ def field_problems(errors: Sequence[ErrorDetails], plain: Any) -> list[Problem]:
     """One problem for each place that pydantic refused; ``plain`` is what it was given."""
     by_path: dict[Path, list[ErrorDetails]] = {}
     for error in errors:
+        if error["type"] == "too_short" and len(error["input"]) >= error["ctx"]["min_length"]:
+            continue  # pydantic counts valid items only, and has refused the others already
         by_path.setdefault(_written_path(error, plain), []).append(error)
     return [_problem(path, found, plain) for path, found in by_path.items()]
 
@@ -85,7 +87,7 @@ def _rule(error: ErrorDetails) -> str:
         case "tuple_type" | "list_type":
             return "a list"
         case "too_short":
-            return f"{context['min_length']} or more"
+            return f"{context['min_length']} or more in number"
         case _:
             return f"otherwise ({error['msg']})"
 

@@ -93,7 +93,7 @@ def _stage_named(plain: Plain, path: Path, target: Any, allowed: tuple[str, ...]
     fitting = [name for name, kind in kinds.items() if kind in allowed and name != itself]
     fitting += [MODEL] if MODEL in allowed else []
     remedy = f"use one of: {', '.join(fitting)}" if fitting else f"add a {_any_of(allowed)}"
-    rule = f"a {path[-1]} is a {_any_of(allowed)}"
+    rule = f"{_article(str(path[-1]))} {path[-1]} is a {_any_of(allowed)}"
     if not isinstance(target, str):
         return
     if target == MODEL:
@@ -108,7 +108,11 @@ def _stage_named(plain: Plain, path: Path, target: Any, allowed: tuple[str, ...]
 
 
 def _a(kind: str) -> str:
-    return f"{'an' if kind in ('sft', 'evaluation') else 'a'} {kind} stage"
+    return f"{_article(kind)} {kind} stage"
+
+
+def _article(word: str) -> str:
+    return "an" if word[0] in "aeiou" or word == "sft" else "a"
 
 
 def _any_of(kinds: tuple[str, ...]) -> str:
@@ -139,7 +143,10 @@ def _data_references(plain: Plain) -> Iterator[Problem]:
                 remedy = suggest(target, data) or "define it under data"
                 yield Problem(field_path, f"no dataset is called {quote(target)}", remedy)
     for target, readings in readers.items():
-        path, content = next((reading for reading in readings if reading[1] != "prompts"), readings[0])
+        held = _builtin_content(_mapping(data[target]))
+        # What the source is known to hold decides; else the reading that wants more than prompts.
+        ranked = sorted(readings, key=lambda reading: (reading[1] != held, reading[1] == "prompts"))
+        path, content = ranked[0]
         for other_path, other in readings:
             if other != content and not (other == "prompts" and content == "demonstrations"):
                 message = f"reads as {other} what {'.'.join(map(str, path))} reads as {content}"
@@ -149,9 +156,8 @@ def _data_references(plain: Plain) -> Iterator[Problem]:
 
 def _source_problems(name: str, data: Plain, reader: Path, content: Content) -> Iterator[Problem]:
     """What a dataset's source, or its mapping of columns, lacks of what its reader needs."""
-    source, columns = data.get("source"), data.get("columns")
-    held = source.partition("/")[2] if isinstance(source, str) and source.startswith("builtin:") else ""
-    if held in CONTENT_COLUMNS and content not in (held, "prompts"):
+    source, columns, held = data.get("source"), data.get("columns"), _builtin_content(data)
+    if held is not None and content not in (held, "prompts"):
         yield Problem(reader, f"reads {content}, but {source} holds {held}", "name another dataset here")
     if held and columns:
         yield Problem(("data", name, "columns"), f"{source} has our columns already", "remove columns")
@@ -160,6 +166,12 @@ def _source_problems(name: str, data: Plain, reader: Path, content: Content) -> 
         if missing:
             message = f"says nothing of {' and '.join(missing)}, which {'.'.join(map(str, reader))} reads"
             yield Problem(("data", name, "columns"), message, f"add `{missing[0]}: COLUMN`")
+
+
+def _builtin_content(data: Plain) -> str | None:
+    source = data.get("source")
+    held = source.partition("/")[2] if isinstance(source, str) and source.startswith("builtin:") else None
+    return held if held in CONTENT_COLUMNS else None
 
 
 def _verifiers(plain: Plain) -> Iterator[Problem]:

@@ -54,6 +54,7 @@ def suggest(word: str, known: Iterable[str]) -> str:
     """``did you mean 'policy'?`` where a known word is near, otherwise ``use one of: …``."""
     known = list(known)
     near = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    near += [name for name in known if len(word) >= 3 and name.startswith(word)]
     if near:
         return f"did you mean '{near[0]}'?"
     return f"use one of: {', '.join(known)}" if known else ""

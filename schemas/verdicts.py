@@ -53,12 +53,11 @@ def judge(gate: Gate, metrics: Metrics) -> Verdict:
         name: value if value is not None and math.isfinite(value) else None for name, value in metrics.items()
     }
     measured = evidence[gate.metric]
-    if measured is None:
-        passed = False
-    elif gate.at_least is not None:
-        passed = measured >= gate.at_least
-    else:
-        passed = measured <= gate.bound
+    passed = (
+        measured is not None
+        and (gate.at_least is None or measured >= gate.at_least)
+        and (gate.at_most is None or measured <= gate.at_most)
+    )
     return Verdict(
         passed=passed,
         metric=gate.metric,

@@ -1,7 +1,8 @@
 """The ledger: what happened in a run, recorded in MLflow without ever holding the run up.
 
-Each call writes one operation to the run's outbox and returns; a background thread connects to MLflow and sends what
-waits, in order. A server that is down, slow, or that answers into a cut wire therefore costs nothing but lateness.
+Each call writes one operation to the run's outbox and returns; a background thread connects to MLflow and sends
+what waits, in order. A server that is down, slow, or that answers into a cut wire therefore costs nothing but
+lateness.
 """
 
 import logging
@@ -53,7 +54,7 @@ MLFLOW_ENVIRONMENT = {
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "MLFLOW_LOGGING_LEVEL": "WARNING",
     # A dead server is given up after seconds, not minutes: the outbox waits better than a socket does.
-    "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
 }
@@ -83,10 +84,11 @@ class Ledger:
         self._pages: dict[str | None, str | None] = {}
         self._versions: dict[tuple[str, str], str] = {}
         self._thread: threading.Thread | None = None
-        # All below is read and written under this condition; told and sent count operations, asked and tried flushes.
+        # All below is guarded by this condition. Told and sent count operations, asked and tried count flushes.
         self._changed = threading.Condition(threading.RLock())
         self._told = self._sent = 0
         self._asked = self._tried = 0
+        self._given_up_at = -1  # of told, at the last attempt that failed
         self._closed = False
 
     def __enter__(self) -> Self:
@@ -102,8 +104,13 @@ class Ledger:
     def open_run(self, run_id: str, name: str, recipe: Mapping[str, Any]) -> None:
         """A run starts, or is taken over: then what a dead process left RUNNING in it is closed."""
         self._outbox = Outbox(self.workspace / "runs" / run_id / "ledger")
-        for _, line in self._outbox.read():
-            self._entry = after(self._entry, from_json(line))
+        try:
+            for _, line in self._outbox.read():
+                self._entry = after(self._entry, from_json(line))
+        except ValueError as error:  # damaged, or written by another version
+            self._entry = None
+            aside = self._outbox.set_aside()
+            log.warning("%s cannot be read and is begun anew (%s)", aside, str(error).splitlines()[0])
         self._tell(
             OpenRun(time=_now(), run_id=run_id, experiment=self.experiment, name=name, recipe=dict(recipe))
         )
@@ -183,7 +190,7 @@ class Ledger:
     ) -> None:
         """A stage's artifact was there already.
 
-        Where this run's own earlier attempt made it and died before it could say so, that attempt is completed.
+        Where this run's own earlier attempt made it, and died before it could say so, that attempt is completed.
         """
         self._tell(
             RecordReuse(
@@ -227,7 +234,8 @@ class Ledger:
         """
         if artifact.kind not in PUBLISHABLE:
             raise PublishingError(
-                f"publish: stage {stage!r} makes a {artifact.kind}; only a policy or a reward model can be published"
+                f"publish: stage {stage!r} makes a {artifact.kind}; "
+                "only a policy or a reward model can be published"
             )
         self._tell(
             Publish(
@@ -265,8 +273,10 @@ class Ledger:
             return self._tried >= wanted and self._sent == self._told and self._server is not None
 
     def close(self, timeout_seconds: float = 60.0) -> bool:
-        """Flush and let the background thread end; whether MLflow has everything."""
-        everything = self.flush(timeout_seconds) if self._told else True
+        """Send what was not tried yet and let the background thread end; whether MLflow has everything."""
+        with self._changed:
+            tried = self._told in (self._sent, self._given_up_at)
+        everything = self._told == self._sent if tried else self.flush(timeout_seconds)
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -319,6 +329,8 @@ class Ledger:
                 self._tried = asked
                 if error is None:
                     self._sent = told
+                else:
+                    self._given_up_at = told
                 self._changed.notify_all()
             retry_at = 0.0 if error is None else time.monotonic() + RETRY_SECONDS
             if error is not None and not warned:

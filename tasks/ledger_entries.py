@@ -1,6 +1,6 @@
 """What is told to the ledger, what it adds up to, and how a person reads it. Nothing here knows MLflow.
 
-Every operation carries the time at which it happened, so that sending it late, or twice, records the same thing.
+Every operation carries the time at which it happened, so sending it late, or twice, records the same thing.
 """
 
 import json
@@ -289,9 +289,13 @@ def run_note(entry: RunEntry, pages: Mapping[str, str], makers: Mapping[str, Lin
 
     ``pages``: stage → page of its run; ``makers``: content digest → what made it.
     """
+    head = [f"Recipe **{_cell(entry.name)}** · {_words(entry.outcome)}"]
+    for outcome in dict.fromkeys(stage.outcome for stage in entry.stages.values()):
+        names = [name for name, stage in entry.stages.items() if stage.outcome == outcome]
+        stages = " · ".join(_linked(name, pages.get(name)) for name in names)
+        head.append(f"**{_words(outcome).capitalize()}:** {stages}")
     lines = [
-        f"Recipe **{_cell(entry.name)}** · {_words(entry.outcome)} · {len(entry.stages)} stages; "
-        "each is a run of its own below this one.",
+        "  \n".join(head),
         "",
         "| stage | outcome | artifact | gates | parents |",
         "|---|---|---|---|---|",

@@ -1,7 +1,7 @@
 """The ledger's operations as MLflow sees them: the only module that imports mlflow (about a second).
 
-Every operation may be sent twice, and the second time changes nothing: runs, models and versions are found again by
-our own tags. What was found is remembered until the first error, since what is remembered may be the error.
+Every operation may be sent twice, and the second time changes nothing: runs, models and versions are found again
+by our own tags. What was found is remembered until the first error, since what is remembered may be the error.
 """
 
 import hashlib
@@ -343,7 +343,7 @@ class Book:
             made_by = {"vantage.reused_from": maker.run.info.run_id, "vantage.digest": digest}
             self._write(run_id, tags=made_by)
         else:
-            # Our own earlier attempt made it, or someone whom this server never heard of: it is recorded here.
+            # Our own earlier attempt made it, or someone whom this server never heard of: here it is recorded.
             self._record_artifact(entry, stage, operation.artifact, operation.time)
         self._write_stage_note(entry, stage, {"vantage.status": outcome})
         self._client.set_terminated(run_id, "FINISHED", operation.time)
@@ -451,7 +451,7 @@ class Book:
         return str(model.model_id)
 
     def _create_version(self, entry: RunEntry, operation: Publish, maker: Maker) -> int:
-        """Copy the files, then make the version: a kill in between leaves files that the next attempt writes again."""
+        """Copy the files, then make the version; a kill in between leaves files, which are then written again."""
         assert maker.model_id is not None
         run_id, artifact = maker.run.info.run_id, operation.artifact
         tags = {

@@ -17,5 +17,5 @@ class MetricSums:
             self._sums[name] = self._sums[name] + metric if name in self._sums else metric
 
     def means(self) -> dict[str, float]:
-        """Each metric's mean; NaN where nothing was counted."""
-        return {name: metric.mean() for name, metric in self._sums.items()}
+        """The mean of each metric of which anything was counted."""
+        return {name: metric.mean() for name, metric in self._sums.items() if metric.count.item()}

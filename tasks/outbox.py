@@ -1,13 +1,14 @@
 """The ledger's outbox: everything that is to be told to MLflow, on disk first and in order.
 
 `outbox.jsonl` only ever grows by whole lines; `sent.json` holds, for each destination, up to which byte it has
-them. A process that is killed between the two sends the same line again, so whoever applies a line must be able to
-apply it twice. Lines that a destination refused for good are listed in `refused.jsonl`.
+them. A process that is killed between the two sends the same line again, so whoever applies a line must be able
+to apply it twice. Lines that a destination refused for good are listed in `refused.jsonl`.
 
 Only the process that drives a run appends to its outbox; any process may send, one at a time.
 """
 
 import fcntl
+import itertools
 import json
 import os
 import threading
@@ -73,6 +74,13 @@ class Outbox:
         """Keep what the destination will never take, with its reason, so that the rest can go on."""
         refusal = {"destination": destination, "error": error, "operation": operation}
         _append_line(self.folder / "refused.jsonl", refusal)
+
+    def set_aside(self) -> Path:
+        """Keep an outbox that cannot be read under another name, so that a new one begins; returns its folder."""
+        names = (self.folder.with_name(f"{self.folder.name}-unreadable-{i}") for i in itertools.count(1))
+        aside = next(name for name in names if not name.exists())
+        self.folder.rename(aside)
+        return aside
 
     @contextmanager
     def sending(self, *, wait_seconds: float) -> Iterator[bool]:

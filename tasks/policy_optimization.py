@@ -256,7 +256,7 @@ def accumulate_losses(
             predicted.logprobs,
             mask,
             estimates.is_positive[micro_rows],
-            denominator=num_positive_tokens or None,
+            denominator=num_positive_tokens,
         )
         assert predicted.entropy is not None
         entropy = aggregate(

@@ -1,9 +1,9 @@
 """What MLflow needs beside a Hugging Face folder to load it as a pipeline.
 
 MLflow's own packing loads transformers and torch, which the orchestrating process never does, copies the weights
-twice and looks for a model card on a hub. The folder is a model as it stands, so only its description is written
-here, in MLflow's format: `MLmodel`, the requirements, and the tokenizer once more where MLflow looks for it. The
-weights stay where they are; they belong under `WEIGHTS` in the packed model.
+once more, and looks for a model card on a hub. The folder is a model as it stands, so only its description is
+written here, in MLflow's format: `MLmodel`, the requirements, and the tokenizer again where MLflow looks for it.
+The weights stay where they are; they belong under `WEIGHTS` in the packed model.
 """
 
 import json

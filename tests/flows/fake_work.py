@@ -41,7 +41,9 @@ def run_stage(job: StageJob) -> StageResult:
     else:
         weights = train(job, seconds)
     (job.output / WEIGHTS).write_text(weights)
-    samples = ({"prompt": "1+1?", "baseline": "3", "candidate": "2"},) if job.work.kind == "evaluation" else ()
+    samples = (
+        ({"prompt": "1+1?", "baseline": "3", "candidate": "2"},) if job.work.kind == "evaluation" else ()
+    )
     mark(job, "finished")
     return StageResult(metrics=METRICS[job.work.kind], tokenizer_digest=digest("tokenizer"), samples=samples)
 

@@ -229,6 +229,22 @@ class TestFailure:
         assert failed.value.exit_code == ExitCode.RESUME
         assert run_fake(tmp_path, "tell").metrics["seed"] == 17
 
+    def test_of_a_fork_server_that_never_lives_is_told_after_three_tries(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        tries: list[None] = []
+
+        def refuse(_: object) -> None:
+            tries.append(None)
+            raise ConnectionRefusedError
+
+        monkeypatch.setattr(launching.ForkServerProcess, "start", refuse)
+        with pytest.raises(
+            StageFailed, match=r"forked from ends as soon as it is started; .*flows\.forkserver"
+        ):
+            run_fake(tmp_path, "tell")
+        assert len(tries) == 3
+
 
 class TestStop:
     def test_lets_the_stage_save_and_says_resume_me(self, tmp_path: Path) -> None:

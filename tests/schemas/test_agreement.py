@@ -70,7 +70,9 @@ def test_rewards_of_two_names_may_be_the_same(plain: dict[str, Any]) -> None:
     assert resolved(plain)[1] == []
 
 
-@pytest.mark.parametrize("change", [{"missing_eos": {"subtract": 1.0}}, {"terms": [{"model": "reward", "weight": 2}]}])
+@pytest.mark.parametrize(
+    "change", [{"missing_eos": {"subtract": 1.0}}, {"terms": [{"model": "reward", "weight": 2}]}]
+)
 def test_every_part_of_a_reward_counts(plain: dict[str, Any], change: dict[str, Any]) -> None:
     plain["rewards"]["other"] = {**plain["rewards"]["main"], **change}
     plain["stages"]["value"]["reward"] = "other"

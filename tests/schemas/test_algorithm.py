@@ -68,7 +68,11 @@ def test_a_side_of_the_clip_may_stay_open() -> None:
 
 
 def test_positive_examples_need_a_rule() -> None:
-    with pytest.raises(ValidationError, match="needs to know which responses are right; set positive_verifier"):
+    with pytest.raises(
+        ValidationError, match="needs to know which responses are right; set positive_verifier"
+    ):
         Algorithm.model_validate({"preset": "vapo", "positive_threshold": None})
-    Algorithm.model_validate({"preset": "vapo", "positive_threshold": None, "positive_verifier": "arithmetic"})
+    Algorithm.model_validate(
+        {"preset": "vapo", "positive_threshold": None, "positive_verifier": "arithmetic"}
+    )
     Algorithm.model_validate({"preset": "vapo", "positive_threshold": None, "positive_nll_coef": 0})

@@ -81,7 +81,9 @@ def test_a_gated_critic_of_an_ungated_reward_model(plain: dict[str, Any]) -> Non
 def test_a_threshold_on_scores_without_a_zero(plain: dict[str, Any]) -> None:
     del plain["stages"]["reward"]["centre_on"]
     (found,) = warned(plain)
-    assert found.startswith("stages.policy.algorithm.positive_threshold: 0 is compared with scores of 'reward'")
+    assert found.startswith(
+        "stages.policy.algorithm.positive_threshold: 0 is compared with scores of 'reward'"
+    )
     assert found.endswith("set stages.reward.centre_on")
     plain["stages"]["policy"]["algorithm"] = {"preset": "vapo", "positive_verifier": "arithmetic"}
     assert warned(plain) == []
@@ -101,9 +103,16 @@ def test_a_lambda_that_is_not_read(plain: dict[str, Any]) -> None:
 
 def test_several_steps_without_a_clip(plain: dict[str, Any]) -> None:
     open_ended = {"preset": "vapo", "clip_range_low": None, "clip_range_high": None}
-    plain["stages"]["policy"] |= {"algorithm": open_ended, "batch_size": 64, "minibatch_size": 32, "epochs": 3}
+    plain["stages"]["policy"] |= {
+        "algorithm": open_ended,
+        "batch_size": 64,
+        "minibatch_size": 32,
+        "epochs": 3,
+    }
     (found,) = warned(plain)
-    assert found.startswith("stages.policy.algorithm: the ratio is not clipped, but 6 optimiser steps are taken")
+    assert found.startswith(
+        "stages.policy.algorithm: the ratio is not clipped, but 6 optimiser steps are taken"
+    )
     plain["stages"]["policy"] |= {"batch_size": 64, "minibatch_size": 64, "epochs": 1}
     assert warned(plain) == []
 

@@ -24,7 +24,9 @@ def test_names_are_unique_and_every_metric_is_reported_by_some_stage() -> None:
 
 def test_the_stage_kinds_are_those_of_a_recipe() -> None:
     union = get_args(get_args(Recipe.model_fields["stages"].annotation)[1])[0]
-    assert {get_args(stage.model_fields["kind"].annotation)[0] for stage in get_args(union)} == set(STAGE_KINDS)
+    assert {get_args(stage.model_fields["kind"].annotation)[0] for stage in get_args(union)} == set(
+        STAGE_KINDS
+    )
 
 
 @pytest.mark.parametrize(

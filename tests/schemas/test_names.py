@@ -40,15 +40,15 @@ POLICIES = "sft or policy_optimization stage, or the recipe's model"
         ("stages.policy.critic", "policy", "'policy' is this stage itself; use one of: reward, value"),
         ("stages.policy.critic", "valeu", "no stage is called 'valeu'; did you mean 'value'?"),
         ("stages.policy.critic", "zzz", "no stage is called 'zzz'; use one of: reward, value"),
-        ("stages.policy.init", "reward", f"'reward' is a reward_model stage; a init is a {POLICIES}; "
+        ("stages.policy.init", "reward", f"'reward' is a reward_model stage; an init is a {POLICIES}; "
          "use one of: sft, model"),
         ("stages.policy.reference", "value", f"'value' is a value_pretraining stage; a reference is a {POLICIES}; "
          "use one of: sft, model"),
-        ("stages.value.init", "evaluation", "'evaluation' is an evaluation stage; a init is a reward_model or "
+        ("stages.value.init", "evaluation", "'evaluation' is an evaluation stage; an init is a reward_model or "
          f"{POLICIES}; use one of: sft, reward, policy, model"),
         ("stages.value.policy", "reward", f"'reward' is a reward_model stage; a policy is a {POLICIES}; "
          "use one of: sft, policy, model"),
-        ("stages.reward.init", "value", f"'value' is a value_pretraining stage; a init is a {POLICIES}; "
+        ("stages.reward.init", "value", f"'value' is a value_pretraining stage; an init is a {POLICIES}; "
          "use one of: sft, policy, model"),
         ("stages.evaluation.candidate", "reward", f"'reward' is a reward_model stage; a candidate is a {POLICIES}; "
          "use one of: sft, policy, model"),
@@ -56,8 +56,9 @@ POLICIES = "sft or policy_optimization stage, or the recipe's model"
          "use one of: reward"),
         # -- data
         ("stages.sft.data", "demo", "no dataset is called 'demo'; did you mean 'demos'?"),
-        ("stages.sft.data", "pairs", "reads as demonstrations what stages.reward.data reads as preferences"),
-        ("stages.reward.data", "demos", "reads as preferences what stages.sft.data reads as demonstrations"),
+        ("stages.sft.data", "pairs", "stages.sft.data: reads as demonstrations what stages.reward.data reads as preferences"),
+        ("stages.reward.data", "demos", "stages.reward.data: reads as preferences what stages.sft.data reads as "
+         "demonstrations; name the source a second time, as another dataset"),
         ("stages.value.prompts", "pairs", "reads as prompts what stages.reward.data reads as preferences"),
         ("data.demos.source", "builtin:arithmetic/prompts", "reads demonstrations, but builtin:arithmetic/prompts "
          "holds prompts; name another dataset here"),
@@ -112,14 +113,17 @@ def test_a_kind_that_no_stage_has_is_asked_for(plain: dict[str, Any]) -> None:
     del plain["stages"]["reward"], plain["stages"]["value"]
     problems = said(plain)
     assert (
-        "stages.policy.critic: no stage is called 'value'; add a value_pretraining or reward_model stage" in problems
+        "stages.policy.critic: no stage is called 'value'; add a value_pretraining or reward_model stage"
+        in problems
     )
     assert "rewards.main.terms.0.model: no stage is called 'reward'; add a reward_model stage" in problems
 
 
 def test_a_stage_cannot_be_called_model(plain: dict[str, Any]) -> None:
     plain["stages"]["model"] = {"kind": "sft", "data": "demos"}
-    assert said(plain) == ["stages.model: 'model' always means the recipe's model; give the stage another name"]
+    assert said(plain) == [
+        "stages.model: 'model' always means the recipe's model; give the stage another name"
+    ]
 
 
 def test_demonstrations_may_be_read_for_their_prompts(plain: dict[str, Any]) -> None:
@@ -189,7 +193,11 @@ def test_a_long_chain_is_no_ring_and_a_long_ring_is_one(plain: dict[str, Any]) -
         {"stages": {"a": {"kind": "sft", "init": 3, "data": ["x"], "gate": "x"}}, "data": 3, "rewards": [1]},
         {"stages": {"a": {"kind": "evaluation", "judge": "x", "gate": [3, None, {"metric": {}}]}}},
         {"stages": {}, "publish": [3, None, {"stage": {}, "alias": [], "registered_model": {}}]},
-        {"stages": {}, "publish": {"stage": 3}, "rewards": {"main": {"terms": [3, {"model": {}}]}, "b": None}},
+        {
+            "stages": {},
+            "publish": {"stage": 3},
+            "rewards": {"main": {"terms": [3, {"model": {}}]}, "b": None},
+        },
     ],
 )
 def test_other_shapes_are_left_to_pydantic(plain: Any) -> None:

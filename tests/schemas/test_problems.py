@@ -28,5 +28,6 @@ def test_long_values_are_cut() -> None:
 
 def test_a_near_word_is_suggested_and_otherwise_all_are_listed() -> None:
     assert suggest("polcy", ["policy", "sft"]) == "did you mean 'policy'?"
+    assert suggest("temp", ["max_tokens", "temperature"]) == "did you mean 'temperature'?"
     assert suggest("zzz", ["policy", "sft"]) == "use one of: policy, sft"
     assert suggest("zzz", []) == ""

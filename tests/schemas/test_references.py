@@ -70,7 +70,9 @@ def test_what_no_stage_reads_is_no_step(plain: dict[str, Any]) -> None:
 
 def test_the_model_is_a_step_only_where_it_is_read(plain: dict[str, Any]) -> None:
     only_evaluation = {**plain, "publish": [], "rewards": {}}
-    only_evaluation["stages"] = {"evaluation": {**plain["stages"]["evaluation"], "candidate": "model", "baseline": "model"}}
+    only_evaluation["stages"] = {
+        "evaluation": {**plain["stages"]["evaluation"], "candidate": "model", "baseline": "model"}
+    }
     assert list(dependencies(Recipe.model_validate(only_evaluation))) == ["model", "data.tasks", "evaluation"]
 
 
@@ -84,7 +86,9 @@ def test_order_follows_inputs_and_otherwise_the_recipe(plain: dict[str, Any]) ->
 
 def test_order_refuses_a_ring(plain: dict[str, Any]) -> None:
     plain["stages"]["sft"]["init"] = "policy"
-    with pytest.raises(ValueError, match="stages wait for one another: sft, reward, value, policy, evaluation"):
+    with pytest.raises(
+        ValueError, match="stages wait for one another: sft, reward, value, policy, evaluation"
+    ):
         order(Recipe.model_validate(plain))
 
 

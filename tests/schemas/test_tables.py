@@ -19,7 +19,9 @@ def pair(prompt: str | None, chosen: str | None, rejected: str | None) -> dict[s
     return {"prompt": prompt, "chosen": chosen, "rejected": rejected}
 
 
-def kept_rows(*batches: pa.Table, content: str, **options: Any) -> tuple[list[dict[str, Any]], dict[str, int]]:
+def kept_rows(
+    *batches: pa.Table, content: str, **options: Any
+) -> tuple[list[dict[str, Any]], dict[str, int]]:
     kept, report = usable(batches, content=content, **options)
     rows = [row for batch in kept for row in batch.to_pylist()]
     return rows, report().dropped
@@ -105,7 +107,9 @@ def test_repeats_may_be_allowed() -> None:
 
 def test_a_split_must_be_a_known_one() -> None:
     rows, dropped = kept_rows(
-        table({"prompt": "a", "split": "train"}, {"prompt": "b", "split": "dev"}, {"prompt": "c", "split": None}),
+        table(
+            {"prompt": "a", "split": "train"}, {"prompt": "b", "split": "dev"}, {"prompt": "c", "split": None}
+        ),
         content="prompts",
     )
     assert rows == [{"prompt": "a", "split": "train"}]
@@ -129,14 +133,18 @@ def test_rollouts_need_finite_scores_and_may_repeat() -> None:
     assert dropped == {"score is missing or not finite": 3, "num_tokens is below 1": 1}
 
 
-@pytest.mark.parametrize("kind", [pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())])
+@pytest.mark.parametrize(
+    "kind", [pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())]
+)
 def test_other_encodings_of_text_are_text(kind: pa.DataType) -> None:
     encoded = pa.table({"prompt": pa.array(["a", "b"]).cast(kind)})
     assert kept_rows(encoded, content="prompts") == ([{"prompt": "a"}, {"prompt": "b"}], {})
 
 
 def test_other_columns_pass_through() -> None:
-    assert kept_rows(table({"prompt": "a", "answer": 3}), content="prompts")[0] == [{"prompt": "a", "answer": 3}]
+    assert kept_rows(table({"prompt": "a", "answer": 3}), content="prompts")[0] == [
+        {"prompt": "a", "answer": 3}
+    ]
 
 
 @pytest.mark.parametrize(

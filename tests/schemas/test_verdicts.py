@@ -44,7 +44,9 @@ def test_a_verdict_carries_its_evidence_through_json() -> None:
 
 
 def test_a_metric_that_was_not_measured_is_refused() -> None:
-    with pytest.raises(ValueError, match="explained_variance' was not measured; measured: best_step, value_bias"):
+    with pytest.raises(
+        ValueError, match="explained_variance' was not measured; measured: best_step, value_bias"
+    ):
         judge(AT_LEAST, {"value_bias": 0.0, "best_step": 3.0})
 
 

@@ -1,6 +1,7 @@
 """A small built-in pipeline, run stage by stage in this process, for the tests of the stages."""
 
 import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -134,9 +135,9 @@ class Pipeline:
         self.results: dict[str, StageResult] = {}
 
     def job(self, name: str, *, folder: Path | None = None, **changes: Any) -> StageJob:
-        """The job of one stage, its inputs made first; ``changes`` are made to its configuration."""
+        """A job of one stage in a folder of its own, its inputs made first; ``changes`` are to its configuration."""
         inputs = {role: self.folder(source) for role, source in INPUTS.get(name, {}).items()}
-        folder = folder or self.root / name
+        folder = folder or Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self.root))
         (folder / "scratch").mkdir(parents=True, exist_ok=True)
         output = folder / "output"
         shutil.rmtree(output, ignore_errors=True)
@@ -158,7 +159,7 @@ class Pipeline:
     def folder(self, name: str) -> Path:
         """The output of a stage that has run."""
         if name not in self.results:
-            self.results[name] = run_stage(self.job(name))
+            self.results[name] = run_stage(self.job(name, folder=self.root / name))
         return self.root / name / "output"
 
     def metrics(self, name: str) -> dict[str, float | None]:

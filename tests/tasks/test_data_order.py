@@ -23,7 +23,10 @@ def test_every_epoch_holds_every_example_once(batch_size: int, lengths: tuple[in
 def test_a_batch_does_not_depend_on_those_before_it() -> None:
     order = DataOrder(num_examples=50, batch_size=8, seed=1, lengths=tuple(range(50)))
     in_turn = [order.batch(number) for number in range(20)]
-    alone = [DataOrder(num_examples=50, batch_size=8, seed=1, lengths=tuple(range(50))).batch(n) for n in (19, 0, 7)]
+    alone = [
+        DataOrder(num_examples=50, batch_size=8, seed=1, lengths=tuple(range(50))).batch(n)
+        for n in (19, 0, 7)
+    ]
     assert alone == [in_turn[19], in_turn[0], in_turn[7]]
 
 

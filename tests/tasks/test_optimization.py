@@ -10,7 +10,9 @@ from tasks.optimization import TrainingDiverged, chunks, learning_rate_at, make_
 
 
 def test_warm_up_is_linear_and_reaches_the_peak() -> None:
-    rates = [learning_rate_at(s, peak=1.0, warmup_steps=4, total_steps=10, schedule="constant") for s in range(6)]
+    rates = [
+        learning_rate_at(s, peak=1.0, warmup_steps=4, total_steps=10, schedule="constant") for s in range(6)
+    ]
     assert rates == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
 
 

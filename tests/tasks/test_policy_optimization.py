@@ -59,7 +59,10 @@ def test_micro_batches_leave_every_gradient_unchanged(
     gradients = []
     metrics = []
     for size in (None, microbatch_size):
-        algorithm = job.work.algorithm.model_copy(update={"aggregation": aggregation})
+        threshold = float(rollout.scores.median())
+        algorithm = job.work.algorithm.model_copy(
+            update={"aggregation": aggregation, "positive_threshold": threshold}
+        )
         work = job.work.model_copy(update={"algorithm": algorithm, "microbatch_size": size})
         policy, critic = load_policy(job.inputs["init"]), load_critic(job.inputs["critic"], seed=0)
         estimates = estimate(rollout, old_values, algorithm)
@@ -70,6 +73,7 @@ def test_micro_batches_leave_every_gradient_unchanged(
         )
     scale = gradients[0].abs().max()
     torch.testing.assert_close(gradients[1] / scale, gradients[0] / scale, atol=2e-5, rtol=0)
+    assert metrics[0].keys() == metrics[1].keys() >= {"positive_nll", "entropy", "value_mse", "clip_fraction"}
     for name, value in metrics[0].items():
         assert metrics[1][name] == pytest.approx(value, rel=1e-4, abs=1e-5), name
 
@@ -89,15 +93,15 @@ def test_before_any_update_the_ratio_is_one(rolled: tuple[Any, Actors, Rollout, 
 def gae_by_hand(rewards: list[float], values: list[float], lam: float) -> list[float]:
     """Σ_k λ^k δ_{t+k}, γ = 1, in plain Python."""
     deltas = [r + following - v for r, v, following in zip(rewards, values, [*values[1:], 0.0], strict=True)]
-    return [
-        sum(lam**k * delta for k, delta in enumerate(deltas[start:])) for start in range(len(deltas))
-    ]
+    return [sum(lam**k * delta for k, delta in enumerate(deltas[start:])) for start in range(len(deltas))]
 
 
 def test_estimates_of_vapo_by_hand(rolled: tuple[Any, Actors, Rollout, torch.Tensor]) -> None:
     """λ_policy = 1 − 1/(α·l) for each response's own length, λ_value = 1: targets are Monte-Carlo returns."""
     _, _, rollout, old_values = rolled
-    algorithm = Algorithm.model_validate({"preset": "vapo", "length_adaptive_alpha": 0.5, "positive_threshold": 0.1})
+    algorithm = Algorithm.model_validate(
+        {"preset": "vapo", "length_adaptive_alpha": 0.5, "positive_threshold": 0.1}
+    )
     estimates = estimate(rollout, old_values, algorithm)
     for row, length in enumerate(rollout.sequences.lengths.tolist()):
         rewards = rollout.rewards[row, :length].double().tolist()
@@ -143,11 +147,13 @@ def eval_prompt(prompt: str) -> int:
 
 
 def test_a_rollout_is_described_in_plain_means(rolled: tuple[Any, Actors, Rollout, torch.Tensor]) -> None:
-    job, _, rollout, old_values = rolled
+    job, actors, rollout, old_values = rolled
     described = describe(rollout, old_values, job.work.algorithm)
     lengths = [int(length) for length in rollout.sequences.lengths]
     assert described["response_length_mean"] == pytest.approx(sum(lengths) / len(lengths))
-    assert described["truncated_share"] == pytest.approx(
-        sum(length == job.generation.max_response_tokens for length in lengths) / len(lengths), abs=1 / len(lengths)
-    )
+    last_ids = [
+        int(ids[length - 1]) for ids, length in zip(rollout.sequences.response_ids, lengths, strict=True)
+    ]
+    end = actors.codec.tokenizer.eos_token_id
+    assert described["truncated_share"] == pytest.approx(sum(last != end for last in last_ids) / len(lengths))
     assert described["score_mean"] == pytest.approx(sum(rollout.scores.tolist()) / len(lengths), rel=1e-5)

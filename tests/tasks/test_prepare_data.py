@@ -99,7 +99,9 @@ def test_preferences_of_messages_are_read(tmp_path: Path) -> None:
     source = write(tmp_path / "rows.json", rows)
     columns = {"prompt": "conversations", "chosen": "chosen", "rejected": "rejected"}
     _, output = prepare(
-        tmp_path / "stage", "preferences", Data(source=str(source), columns=columns, split=Split(validation=3, test=3))
+        tmp_path / "stage",
+        "preferences",
+        Data(source=str(source), columns=columns, split=Split(validation=3, test=3)),
     )
     row = read_rows(output, "train")[0]
     number = row["prompt"].split()[1]
@@ -119,7 +121,9 @@ def test_unusable_rows_are_left_out_up_to_the_threshold(tmp_path: Path) -> None:
 
 def test_repeated_rows_are_left_out_without_blame(tmp_path: Path) -> None:
     source = str(write(tmp_path / "rows.jsonl", [{"prompt": f"p {n % 50}"} for n in range(100)]))
-    result, output = prepare(tmp_path / "stage", "prompts", Data(source=source, split=Split(validation=5, test=5)))
+    result, output = prepare(
+        tmp_path / "stage", "prompts", Data(source=source, split=Split(validation=5, test=5))
+    )
     assert result.metrics["dropped_rows"] == 50
     prompts = [row["prompt"] for side in SPLITS for row in read_rows(output, side)]
     assert len(prompts) == len(set(prompts)) == 50

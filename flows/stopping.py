@@ -1,0 +1,29 @@
+"""How a run is asked to stop: by a signal, or by whatever breaks the flow itself."""
+
+import asyncio
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def stopping(request_stop: Callable[[], None]) -> Iterator[None]:
+    """Inside, SIGINT, SIGTERM and any exception that passes through call ``request_stop``.
+
+    Called in a coroutine; only the main thread can take signals.
+    """
+    loop = asyncio.get_running_loop()
+    taken = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+    before = {number: signal.getsignal(number) for number in taken}
+    for number in taken:
+        loop.add_signal_handler(number, request_stop)
+    try:
+        yield
+    except BaseException:
+        request_stop()
+        raise
+    finally:
+        for number, handler in before.items():
+            loop.remove_signal_handler(number)
+            signal.signal(number, handler)

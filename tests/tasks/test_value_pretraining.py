@@ -1,0 +1,141 @@
+"""The critic is measured on prompts that it was not trained on, against returns worked out apart from it."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from models.folders import load_policy
+from models.heads import load_critic, load_scalar, value_from_policy
+from schemas.recipe import Gate
+from schemas.verdicts import judge
+from tasks.examples import codec_of, read_prompts
+from tasks.journal import read
+from tasks.rollouts import Actors, collect
+from tasks.rows import read_rows
+from tasks.scoring import load_scorer
+from tasks.scratch import JOURNAL
+from tasks.stages import run_stage
+from tasks.value_pretraining import (
+    HeldOut,
+    accumulate_value_loss,
+    diagnose,
+    headline_metrics,
+    sample_held_out,
+)
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def setting(pipeline: Any) -> tuple[Any, Actors, HeldOut]:
+    job = pipeline.job("value")
+    policy = load_policy(job.inputs["policy"])
+    actors = Actors(
+        policy=policy,
+        reference=policy,
+        scorer=load_scorer(job, "main", tokenizer_of="policy", device=CPU),
+        codec=codec_of(job, "policy"),
+        microbatch_size=None,
+        precision="float32",
+    )
+    return job, actors, sample_held_out(job, job.work, actors)
+
+
+def test_held_out_prompts_are_the_validation_prompts(setting: tuple[Any, Actors, HeldOut]) -> None:
+    job, _, held_out = setting
+    validation = {row["prompt"] for row in read_rows(job.inputs["prompts"], "validation")}
+    assert set(held_out.rollout.sampled.prompts) <= validation
+
+
+def test_returns_are_what_is_still_to_come(setting: tuple[Any, Actors, HeldOut]) -> None:
+    _, _, held_out = setting
+    for row, length in enumerate(held_out.rollout.sequences.lengths.tolist()):
+        rewards = held_out.rollout.rewards[row, :length].double().tolist()
+        by_hand = [sum(rewards[start:]) for start in range(length)]
+        assert held_out.returns[row, :length].tolist() == pytest.approx(by_hand, abs=1e-4)
+
+
+def test_held_out_responses_are_the_same_every_time(setting: tuple[Any, Actors, HeldOut]) -> None:
+    job, actors, held_out = setting
+    again = sample_held_out(job, job.work, actors)
+    assert again.rollout.sampled.responses == held_out.rollout.sampled.responses
+    assert torch.equal(again.returns, held_out.returns)
+
+
+def test_a_random_critic_does_not_pass_the_gate(setting: tuple[Any, Actors, HeldOut]) -> None:
+    job, actors, held_out = setting
+    measured = diagnose(value_from_policy(job.inputs["policy"], seed=1), held_out, actors)
+    verdict = judge(Gate(metric="explained_variance", at_least=0.3), headline_metrics(measured))
+    assert not verdict.passed
+    assert verdict.evidence["return_variance"] > 0
+    assert {"value_bias", "value_mse", "constant_mse"} <= verdict.evidence.keys()
+
+
+def test_returns_that_do_not_vary_leave_explained_variance_undefined_and_the_gate_closed(
+    setting: tuple[Any, Actors, HeldOut],
+) -> None:
+    job, actors, held_out = setting
+    constant = HeldOut(rollout=held_out.rollout, returns=torch.ones_like(held_out.returns))
+    metrics = headline_metrics(diagnose(load_critic(job.inputs["init"], seed=0), constant, actors))
+    assert metrics["explained_variance"] is None
+    assert not judge(Gate(metric="explained_variance", at_least=-9.0), metrics).passed
+
+
+def test_a_critic_from_the_reward_model_starts_as_its_score(setting: tuple[Any, Actors, HeldOut]) -> None:
+    job, _, held_out = setting
+    sequences = held_out.rollout.sequences
+    reward, critic = load_scalar(job.inputs["init"]), load_critic(job.inputs["init"], seed=0)
+    positions = sequences.response_positions
+    with torch.no_grad():
+        as_reward = reward(sequences.input_ids, sequences.attention_mask, positions)
+        as_critic = critic(sequences.input_ids, sequences.attention_mask, positions)
+    torch.testing.assert_close(as_critic, as_reward)
+
+
+def test_micro_batches_leave_the_gradient_unchanged(setting: tuple[Any, Actors, HeldOut]) -> None:
+    job, _, held_out = setting
+    gradients, losses = [], []
+    for size in (None, 3):
+        critic = load_critic(job.inputs["init"], seed=0)
+        work = job.work.model_copy(update={"microbatch_size": size})
+        rows = torch.arange(len(held_out.rollout.sequences))
+        losses.append(accumulate_value_loss(critic, held_out.rollout, held_out.returns, rows, work))
+        gradients.append(torch.cat([p.grad.flatten() for p in critic.parameters()]))
+    scale = gradients[0].abs().max()
+    torch.testing.assert_close(gradients[1] / scale, gradients[0] / scale, atol=2e-5, rtol=0)
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+
+
+def test_the_loss_is_half_the_mean_squared_error_over_tokens(setting: tuple[Any, Actors, HeldOut]) -> None:
+    job, actors, held_out = setting
+    critic = load_critic(job.inputs["init"], seed=0)
+    rows = torch.arange(len(held_out.rollout.sequences))
+    loss = accumulate_value_loss(critic, held_out.rollout, held_out.returns, rows, job.work)
+    measured = diagnose(critic, held_out, actors)
+    assert loss["value_loss"] == pytest.approx(0.5 * measured.mse, rel=1e-4)
+    assert loss["value_bias"] == pytest.approx(measured.bias, rel=1e-3, abs=1e-5)
+
+
+def test_the_critic_that_is_kept_is_the_best_that_was_measured(pipeline: Any, tmp_path: Any) -> None:
+    job = pipeline.job("value", folder=tmp_path)
+    result = run_stage(job)
+    measured = [
+        entry.metrics["explained_variance"]
+        for entry in read(job.scratch / JOURNAL)
+        if "explained_variance" in entry.metrics
+    ]
+    assert result.metrics["explained_variance"] >= max(measured) - 1e-9
+
+
+def test_kl_is_part_of_the_return(setting: tuple[Any, Actors, HeldOut], pipeline: Any) -> None:
+    """Against a reference that is not the policy, the penalty lowers or raises what each token gets."""
+    job, actors, _ = setting
+    other = load_policy(pipeline.folder("model"))
+    with_other = Actors(**{**vars(actors), "reference": other})
+    prompts = read_prompts(job.inputs["prompts"], "validation", actors.codec)
+    rollout = collect(with_other, prompts, [0, 1, 2], kl_coef=0.5, seed=3)
+    mask = rollout.sequences.response_mask
+    expected = rollout.scores - 0.5 * (rollout.kl * mask).sum(dim=1)
+    torch.testing.assert_close(rollout.rewards.sum(dim=1), expected, atol=1e-4, rtol=1e-5)
+    assert rollout.kl[mask].abs().max() > 0.1
