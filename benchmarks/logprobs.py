@@ -46,8 +46,16 @@ def chunked(model: LlamaForCausalLM, sequences: Sequences, *, with_entropy: bool
 
 def main() -> None:
     """Print one row for each way."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, default in (("vocabulary", 49152), ("hidden", 576), ("layers", 2), ("batch", 8), ("response", 128)):
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    for name, default in (
+        ("vocabulary", 49152),
+        ("hidden", 576),
+        ("layers", 2),
+        ("batch", 8),
+        ("response", 128),
+    ):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--peak-of", choices=WAYS, help=argparse.SUPPRESS)

@@ -84,7 +84,7 @@ class Screen:
             disable=not console.is_terminal,
         )
         self._bar_of: dict[str, TaskID] = {}
-        self._said: dict[str, float] = {}
+        self._said: dict[str, tuple[float, str]] = {}
         self._changing = threading.Lock()
 
     @contextmanager
@@ -101,7 +101,7 @@ class Screen:
         """A stage's computation begins."""
         with self._changing:
             self._bar_of[step] = self._bars.add_task(escape(step), total=None, facts="starting")
-            self._said[step] = time.monotonic()
+            self._said[step] = (time.monotonic(), "")
         if not self.console.is_terminal:
             self.say(f"  {step}: started" + (f", attempt {attempt}" if attempt > 1 else ""))
 
@@ -112,9 +112,10 @@ class Screen:
             if step in self._bar_of:
                 bar, total = self._bar_of[step], report.total or None
                 self._bars.update(bar, completed=report.step, total=total, facts=escape(facts))
-            due = time.monotonic() - self._said.get(step, 0.0) >= PLAIN_LINE_SECONDS
+            said_at, said = self._said.get(step, (0.0, ""))
+            due = facts != said and time.monotonic() - said_at >= PLAIN_LINE_SECONDS
             if due:
-                self._said[step] = time.monotonic()
+                self._said[step] = (time.monotonic(), facts)
         if due and not self.console.is_terminal:
             self.say(f"  {step}: {facts}")
 
@@ -262,15 +263,17 @@ def headline_of(stage: StageRecord) -> str:
 def facts_of(progress: StageProgress) -> str:
     """``120/400  loss 0.61  21,034 tokens/s``, as far as the stage has measured them."""
     facts = [f"{progress.step}/{progress.total}" if progress.total else str(progress.step)]
-    if progress.headline is not None:
-        facts.append(f"{progress.headline} {_number(progress.value)}")
+    shown = [progress.headline] if progress.headline else list(progress.metrics)[:1]
+    facts += [f"{name} {_number(progress.metrics.get(name))}" for name in shown]
     if progress.tokens_per_second is not None:
         facts.append(f"{progress.tokens_per_second:,.0f} tokens/s")
     return "  ".join(facts)
 
 
 def _number(value: float | None) -> str:
-    return "undefined" if value is None else f"{value:.4g}"
+    if value is None:
+        return "undefined"
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:.4g}"
 
 
 def _cut(value: Any) -> str:

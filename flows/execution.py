@@ -23,8 +23,9 @@ QUIET = {
     "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
     "DO_NOT_TRACK": "1",
     "MLFLOW_DISABLE_TELEMETRY": "true",
+    "PYTHONWARNINGS": "ignore",
 }
-"""What Prefect and MLflow are told before they are loaded, unless the user has told them otherwise."""
+"""What Prefect, MLflow and children are told before they are loaded, unless the user has told them otherwise."""
 
 
 def execute(

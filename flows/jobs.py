@@ -1,10 +1,12 @@
 """From a step of a recipe to what its stage is handed: the work, the parts of its key, and the job."""
 
 import hashlib
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from flows.machine import Share, available_cpus
 from models.source_digest import source_digest
 from schemas.job import ImportModel, PrepareData, StageJob, Work
 from schemas.recipe import MODEL, Gate, Recipe, Resources, Reward
@@ -76,6 +78,7 @@ def job_for(
     inputs: Mapping[str, Path],
     scratch: Path,
     output: Path,
+    threads: int,
 ) -> StageJob:
     """One attempt at the step, as its process is handed it."""
     return StageJob(
@@ -91,7 +94,15 @@ def job_for(
         inputs=dict(inputs),
         scratch=scratch,
         output=output,
+        threads=threads,
     )
+
+
+def threads_of(share: Share | None) -> int:
+    """CPU threads of torch: as many as the stage's CPUs, or OMP_NUM_THREADS where that asks for fewer."""
+    cpus = share.cpus if share else available_cpus()
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    return min(cpus, int(asked)) if asked.isdecimal() and int(asked) else cpus
 
 
 def seed_of(recipe: Recipe, step: str) -> int:

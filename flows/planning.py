@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from flows.jobs import gates_of, key_parts_of, resources_of, work_of
-from flows.machine import available_cpus
+from flows.jobs import gates_of, key_parts_of, resources_of, threads_of, work_of
+from flows.machine import Share, available_cpus
 from flows.provenance import drift, provenance
 from flows.runs import RunRecord, StageRecord
 from schemas.recipe import Recipe
@@ -103,11 +103,9 @@ def _plan_step(
     earlier: StageRecord | None,
 ) -> PlannedStep:
     kind = work_of(recipe, name).kind
-    closed = list(dict.fromkeys(step.name for step in read.values() if _is_closed(step)))
-    if closed:
-        return PlannedStep(
-            name, kind, "blocked", reasons=(f"reads {', '.join(closed)}, whose gate is closed",)
-        )
+    obstacles = dict.fromkeys(obstacle for step in read.values() if (obstacle := _obstacle(step)))
+    if obstacles:
+        return PlannedStep(name, kind, "blocked", reasons=tuple(obstacles))
 
     digests = {role: step.digest or _UNKNOWN for role, step in read.items()}
     parts = key_parts_of(recipe, name, digests)
@@ -171,16 +169,19 @@ def _earlier(recipe: Recipe, name: str, runs: Sequence[RunRecord]) -> StageRecor
     return next((stage for stage in stages if stage and stage.key_parts), None)
 
 
-def _is_closed(step: PlannedStep) -> bool:
-    return step.action == "blocked" or any(
-        not verdict.passed and verdict.on_fail == "stop" for verdict in step.verdicts
-    )
+def _obstacle(step: PlannedStep) -> str | None:
+    """Why what reads the step would not start, as far as that is known."""
+    if step.action == "blocked":
+        return f"reads {step.name}, which would be blocked"
+    closed = any(not verdict.passed and verdict.on_fail == "stop" for verdict in step.verdicts)
+    return f"reads {step.name}, whose gate is closed" if closed else None
 
 
 def _provenance(recipe: Recipe, name: str) -> dict[str, str]:
     """What the step would be made with if it ran now, alone."""
     cpus = resources_of(recipe, name).cpus or available_cpus()
-    return provenance(work_of(recipe, name).kind, threads=min(cpus, available_cpus()))
+    share = Share(cpus=min(cpus, available_cpus()))
+    return provenance(work_of(recipe, name).kind, threads=threads_of(share))
 
 
 def _checkpointed(store: Store | None, key: str) -> int:

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from flows.exit_codes import may_be_retried
-from flows.jobs import ARTIFACTS, gates_of, job_for, key_parts_of, work_of
+from flows.jobs import ARTIFACTS, gates_of, job_for, key_parts_of, threads_of, work_of
 from flows.launch import RUN_STAGE, StageFailed, launch
-from flows.machine import Share, available_cpus
+from flows.machine import Share
 from flows.provenance import drift, provenance
 from flows.runs import GOOD, Run, StageRecord, StageStatus, read_runs
 from flows.stage_process import explain
@@ -93,11 +93,13 @@ class StageLife:
 
     def obstacle(self, step: str) -> str | None:
         """Why the step cannot start, now that everything it reads is over; None where it can."""
+        if self.stop.is_set():
+            return "the run was stopped"
         for read in self.inputs[step].values():
             status = self.run.record.stages[read].status
             if status not in GOOD:
                 return f"reads {read}, which is {status.replace('_', ' ')}"
-        return "the run was stopped" if self.stop.is_set() else None
+        return None
 
     def block(self, step: str, reason: str) -> StageRecord:
         """Record that the step did not start."""
@@ -213,6 +215,7 @@ class StageLife:
             inputs={role: self.store.folder(given.artifact) for role, given in inputs.items()},
             scratch=self.store.scratch_folder(key),
             output=self.store.staging_folder(key, attempt),
+            threads=threads_of(share),
         )
         result = launch(
             job,
@@ -236,7 +239,7 @@ class StageLife:
     def _provenance(self, step: str, key: str, share: Share | None) -> dict[str, str]:
         """What the step is about to be made with, and how that differs from an attempt that it goes on from."""
         present = provenance(
-            work_of(self.recipe, step).kind, threads=share.cpus if share else available_cpus()
+            work_of(self.recipe, step).kind, threads=threads_of(share)
         )
         step_reached, _ = read_committed(self.store.scratch_folder(key))
         before = self.run.record.stages[step].provenance

@@ -20,7 +20,6 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from models.output_head import check_output_head
@@ -37,7 +36,9 @@ __all__ = [
     "tokenizer_digest",
 ]
 
-PICKLE_SUFFIXES = frozenset({".bin", ".ckpt", ".dill", ".joblib", ".npy", ".npz", ".pickle", ".pkl", ".pt", ".pth"})
+PICKLE_SUFFIXES = frozenset(
+    {".bin", ".ckpt", ".dill", ".joblib", ".npy", ".npz", ".pickle", ".pkl", ".pt", ".pth"}
+)
 WEIGHTS = "model.safetensors"
 WEIGHTS_INDEX = "model.safetensors.index.json"
 MAX_JSON_BYTES = 256 * 2**20
@@ -58,15 +59,19 @@ def check_folder(folder: Path) -> None:
     _check_files(folder)
     config = _read_json(folder / "config.json")
     model_type = config.get("model_type")
-    if model_type not in CONFIG_MAPPING_NAMES or model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+    if not isinstance(model_type, str) or model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         raise UnsafeModel(
             f"{folder / 'config.json'}: model_type={model_type!r} is no causal language model that the installed "
             "transformers knows; use one that it has, or another version of transformers"
         )
     if (folder / "adapter_config.json").exists():
-        raise UnsafeModel(f"{folder} holds an adapter, which may name any base model; merge it into its model first")
+        raise UnsafeModel(
+            f"{folder} holds an adapter, which may name any base model; merge it into its model first"
+        )
     if "quantization_config" in config:
-        raise UnsafeModel(f"{folder / 'config.json'}: the weights are quantised; dequantise them before training")
+        raise UnsafeModel(
+            f"{folder / 'config.json'}: the weights are quantised; dequantise them before training"
+        )
     _check_weights(folder)
 
 
@@ -164,7 +169,9 @@ def complete_tokenizer(tokenizer: PreTrainedTokenizerBase, *, name: str) -> PreT
         ValueError: no end-of-sequence token, or no tokenizer of the `tokenizers` library.
     """
     if not tokenizer.is_fast:
-        raise ValueError(f"{name}: the tokenizer has no tokenizer.json form; convert it with the tokenizers library")
+        raise ValueError(
+            f"{name}: the tokenizer has no tokenizer.json form; convert it with the tokenizers library"
+        )
     if tokenizer.eos_token_id is None:
         raise ValueError(f"{name}: the tokenizer names no eos_token; set it in tokenizer_config.json")
     if tokenizer.pad_token_id is None:
@@ -179,7 +186,9 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     settings = _read_json(path)
     for trace in ("is_local", "local_files_only", "name_or_path", "trust_remote_code"):
         settings.pop(trace, None)
-    path.write_text(json.dumps(settings, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
+    path.write_text(
+        json.dumps(settings, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8"
+    )
 
 
 def neutral_generation_config(
@@ -246,7 +255,9 @@ def _check_files(folder: Path) -> None:
     root = folder.resolve()
     for path in _files(folder):
         if path.is_symlink() and not path.resolve().is_relative_to(root):
-            raise UnsafeModel(f"{path} is a symlink that leads outside its folder; copy the file in its place")
+            raise UnsafeModel(
+                f"{path} is a symlink that leads outside its folder; copy the file in its place"
+            )
         if not path.is_file():
             continue
         if path.suffix.lower() in PICKLE_SUFFIXES:
@@ -258,8 +269,10 @@ def _check_files(folder: Path) -> None:
             _check_safetensors(path)
         elif _looks_pickled(path):
             raise UnsafeModel(f"{path} is a pickle or a zip archive by its first bytes; delete it")
-        elif path.suffix == ".json" and _has_remote_code(_read_json(path)):
-            raise UnsafeModel(f"{path} asks for code of its own (auto_map); use a model that transformers has built in")
+        elif path.suffix == ".json" and _has_remote_code(_parse_json(path)):
+            raise UnsafeModel(
+                f"{path} asks for code of its own (auto_map); use a model that transformers has built in"
+            )
 
 
 def _files(folder: Path) -> Iterator[Path]:
@@ -282,12 +295,16 @@ def _check_safetensors(path: Path) -> None:
         with safe_open(path, framework="pt"):
             pass
     except (SafetensorError, OSError) as error:
-        raise UnsafeModel(f"{path} is no valid safetensors file ({error}); fetch or write it again") from error
+        raise UnsafeModel(
+            f"{path} is no valid safetensors file ({error}); fetch or write it again"
+        ) from error
 
 
 def _has_remote_code(value: Any) -> bool:
     if isinstance(value, dict):
-        return "auto_map" in value or "custom_pipelines" in value or any(map(_has_remote_code, value.values()))
+        return (
+            "auto_map" in value or "custom_pipelines" in value or any(map(_has_remote_code, value.values()))
+        )
     return isinstance(value, list) and any(map(_has_remote_code, value))
 
 
@@ -295,13 +312,17 @@ def _check_weights(folder: Path) -> None:
     if (folder / WEIGHTS).is_file():
         return
     if not (folder / WEIGHTS_INDEX).is_file():
-        raise UnsafeModel(f"{folder} has neither {WEIGHTS} nor {WEIGHTS_INDEX}; save the model as safetensors")
+        raise UnsafeModel(
+            f"{folder} has neither {WEIGHTS} nor {WEIGHTS_INDEX}; save the model as safetensors"
+        )
     tensors_by_file: dict[str, set[str]] = {}
     for tensor, file in _read_json(folder / WEIGHTS_INDEX).get("weight_map", {}).items():
         tensors_by_file.setdefault(str(file), set()).add(tensor)
     for file, tensors in tensors_by_file.items():
         if Path(file).name != file or not file.endswith(".safetensors") or not (folder / file).is_file():
-            raise UnsafeModel(f"{folder / WEIGHTS_INDEX} lists {file!r}, which is no safetensors file beside it")
+            raise UnsafeModel(
+                f"{folder / WEIGHTS_INDEX} lists {file!r}, which is no safetensors file beside it"
+            )
         with safe_open(folder / file, framework="pt") as shard:
             missing = tensors - set(shard.keys())
         if missing:
@@ -311,12 +332,18 @@ def _check_weights(folder: Path) -> None:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
+    value = _parse_json(path)
+    if not isinstance(value, dict):
+        raise UnsafeModel(f"{path} holds no JSON object")
+    return value
+
+
+def _parse_json(path: Path) -> Any:
     if not path.is_file():
         raise UnsafeModel(f"{path} is missing")
     if path.stat().st_size > MAX_JSON_BYTES:
         raise UnsafeModel(f"{path} is larger than {MAX_JSON_BYTES} bytes")
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise UnsafeModel(f"{path} is no JSON: {error}") from error
-    return value

@@ -8,13 +8,19 @@ an architecture without that class, is the trunk as `AutoModel` reads it, with t
 
 import copy
 import json
+import math
 from pathlib import Path
 from typing import Literal
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import AutoModel, AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoModel,
+    AutoModelForSequenceClassification,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
 
 from models.folders import (
@@ -34,8 +40,9 @@ from models.sequences import Sequences
 
 SIDECAR = "scalar.json"
 HEAD = "head.safetensors"
-INITIAL_STD = 0.02
-"""Of a fresh head where the configuration has no `initializer_range`."""
+INITIAL_SCALAR_STD = 0.1
+"""Spread of what a fresh head says: small beside a reward of 1. Hidden states leave the last norm with entries of
+about 1, so its weights have this over √H."""
 
 Role = Literal["reward", "value"]
 
@@ -57,9 +64,7 @@ class ScalarModel(nn.Module):
         hidden = hidden.gather(1, positions[:, :, None].expand(-1, -1, hidden.shape[-1]))
         # a scalar in bfloat16 has steps of 1/128 at 1: too coarse for advantages
         with torch.autocast(hidden.device.type, enabled=False):
-            weight = self.head.weight
-            bias = self.head.bias
-            scalar = nn.functional.linear(hidden.to(weight.dtype), weight, bias)
+            scalar = self.head(hidden.to(self.head.weight.dtype))
         return scalar[:, :, 0] - self.score_shift
 
 
@@ -70,9 +75,7 @@ def scores(model: ScalarModel, sequences: Sequences) -> Tensor:
         ValueError: a response has no token.
     """
     lengths = sequences.lengths
-    if not bool((lengths > 0).all()):
-        row = int((lengths == 0).nonzero()[0])
-        raise ValueError(f"the response of row {row} has no tokens, so it has no score; drop it")
+    _refuse_empty(lengths)
     last = sequences.prompt_lengths + lengths - 1
     return model(sequences.input_ids, sequences.attention_mask, last[:, None])[:, 0]
 
@@ -83,9 +86,7 @@ def values(model: ScalarModel, sequences: Sequences) -> Tensor:
     Raises:
         ValueError: a response has no token.
     """
-    if not bool((sequences.lengths > 0).all()):
-        row = int((sequences.lengths == 0).nonzero()[0])
-        raise ValueError(f"the response of row {row} has no tokens, so it has no values; drop it")
+    _refuse_empty(sequences.lengths)
     result = model(sequences.input_ids, sequences.attention_mask, sequences.response_positions)
     return torch.where(sequences.response_mask, result, result.new_zeros(()))
 
@@ -133,41 +134,41 @@ def load_critic(folder: Path, *, seed: int) -> ScalarModel:
     """
     if not (folder / SIDECAR).is_file():
         return value_from_policy(folder, seed=seed)
-    if _read_sidecar(folder)["role"] == "reward":
+    if _read_sidecar(folder)[0] == "reward":
         return value_from_reward(folder)
     return load_scalar(folder, role="value")
 
 
-def load_scalar(
-    folder: Path, *, role: Role | None = None, dtype: torch.dtype = torch.float32
-) -> ScalarModel:
+def load_scalar(folder: Path, *, role: Role | None = None, dtype: torch.dtype = torch.float32) -> ScalarModel:
     """Load what `save_reward` or `save_value` wrote, in evaluation mode; the head is always float32.
 
     Raises:
         UnsafeModel: see `models.folders.check_folder`, or there is no head.
         ValueError: the folder holds the other role than `role`.
     """
-    sidecar = _read_sidecar(folder)
-    if role is not None and sidecar["role"] != role:
-        raise ValueError(f"{folder} holds a {sidecar['role']} model, where a {role} model is needed")
+    found, score_shift = _read_sidecar(folder)
+    if role is not None and found != role:
+        raise ValueError(f"{folder} holds a {found} model, where a {role} model is needed")
     check_folder(folder)
     config = load_config(folder)
     if (folder / HEAD).is_file():
         backbone = load_weights(AutoModel, folder, config, dtype=dtype)
         tensors = load_file(folder / HEAD)
-        weight, bias = tensors["weight"], tensors.get("bias")
+        weight, bias = tensors.get("weight"), tensors.get("bias")
     else:
         backbone = trunk(load_weights(AutoModelForSequenceClassification, folder, config, dtype=dtype))
         weight, bias = read_tensor(folder, "score.weight"), None
     hidden_size = backbone.config.get_text_config().hidden_size
     if weight is None or weight.shape != (1, hidden_size):
-        raise UnsafeModel(f"{folder} has no head of shape (1, {hidden_size}); save it with save_reward or save_value")
+        raise UnsafeModel(
+            f"{folder} has no head of shape (1, {hidden_size}); save it with save_reward or save_value"
+        )
     head = nn.Linear(hidden_size, 1, bias=bias is not None)
     with torch.no_grad():
         head.weight.copy_(weight)
         if bias is not None:
             head.bias.copy_(bias)
-    return ScalarModel(backbone, head, score_shift=sidecar["score_shift"]).eval()
+    return ScalarModel(backbone, head, score_shift=score_shift).eval()
 
 
 def save_reward(
@@ -176,8 +177,13 @@ def save_reward(
     """Write a reward model whose score is the raw one minus `score_shift`; the same model gives the same bytes.
 
     Raises:
-        ValueError: the head has a bias (that is a value model), or the tokenizer does not fit the trunk.
+        ValueError: the head has a bias (that is a value model), the shift is not finite, or the tokenizer does
+            not fit the trunk.
     """
+    if not math.isfinite(score_shift):
+        raise ValueError(
+            f"score_shift={score_shift} is not finite; look at the scores that it is the mean of"
+        )
     if model.head.bias is not None:
         raise ValueError("a reward model's head has no bias; save a value model with save_value")
     classifier = _as_sequence_classifier(model)
@@ -203,13 +209,20 @@ def save_value(model: ScalarModel, tokenizer: PreTrainedTokenizerBase, folder: P
     _write_sidecar(folder, role="value", score_shift=0.0)
 
 
+def _refuse_empty(lengths: Tensor) -> None:
+    empty = (lengths == 0).nonzero()
+    if len(empty):
+        raise ValueError(
+            f"the response of row {int(empty[0])} has no tokens, so there is nothing to score; drop it"
+        )
+
+
 def _fresh_head(backbone: PreTrainedModel, *, seed: int, bias: bool) -> nn.Linear:
-    config = backbone.config.get_text_config()
-    std = getattr(config, "initializer_range", INITIAL_STD)
+    hidden_size = backbone.config.get_text_config().hidden_size
     generator = torch.Generator().manual_seed(seed)
-    head = nn.utils.skip_init(nn.Linear, config.hidden_size, 1, bias=bias)
+    head = nn.utils.skip_init(nn.Linear, hidden_size, 1, bias=bias)
     with torch.no_grad():
-        head.weight.normal_(0.0, std, generator=generator)
+        head.weight.normal_(0.0, INITIAL_SCALAR_STD / hidden_size**0.5, generator=generator)
         if bias:
             head.bias.zero_()
     return head
@@ -224,7 +237,11 @@ def _as_sequence_classifier(model: ScalarModel) -> PreTrainedModel | None:
     with torch.device("meta"):
         classifier = AutoModelForSequenceClassification.from_config(config)
     head = getattr(classifier, "score", None)
-    if not isinstance(head, nn.Linear) or head.bias is not None or not hasattr(classifier, classifier.base_model_prefix):
+    if (
+        not isinstance(head, nn.Linear)
+        or head.bias is not None
+        or not hasattr(classifier, classifier.base_model_prefix)
+    ):
         return None
     setattr(classifier, classifier.base_model_prefix, model.backbone)
     classifier.score = model.head
@@ -244,9 +261,14 @@ def _write_sidecar(folder: Path, *, role: Role, score_shift: float) -> None:
     (folder / SIDECAR).write_text(text + "\n", encoding="utf-8")
 
 
-def _read_sidecar(folder: Path) -> dict[str, object]:
+def _read_sidecar(folder: Path) -> tuple[str, float]:
     path = folder / SIDECAR
     if not path.is_file():
         raise UnsafeModel(f"{path} is missing: {folder} holds no reward or value model")
-    sidecar = json.loads(path.read_text(encoding="utf-8"))
-    return {"role": str(sidecar["role"]), "score_shift": float(sidecar["score_shift"])}
+    try:
+        sidecar = json.loads(path.read_text(encoding="utf-8"))
+        return str(sidecar["role"]), float(sidecar["score_shift"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise UnsafeModel(
+            f"{path} does not give role and score_shift ({error!r}); save the model again"
+        ) from error

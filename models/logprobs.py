@@ -162,7 +162,12 @@ class _ChunkedLogProbs(torch.autograd.Function):
 
 
 def _logits(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, scale: float, softcap: float | None, temperature: float
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    scale: float,
+    softcap: float | None,
+    temperature: float,
 ) -> tuple[Tensor, Tensor | None]:
     """Logits (n, V) over the temperature, and with a cap the derivative of capping (n, V)."""
     logits = linear(hidden, weight, bias)

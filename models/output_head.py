@@ -32,7 +32,9 @@ def output_head(model: PreTrainedModel) -> OutputHead:
             "cannot be computed in chunks"
         )
     config = model.config.get_text_config()
-    return OutputHead(linear.weight, linear.bias, _scale(config), getattr(config, "final_logit_softcapping", None))
+    return OutputHead(
+        linear.weight, linear.bias, _scale(config), getattr(config, "final_logit_softcapping", None)
+    )
 
 
 def _scale(config: object) -> float:
@@ -63,7 +65,9 @@ def check_output_head(model: PreTrainedModel) -> None:
     input_ids = torch.arange(4, device=head.weight.device)[None] % head.weight.shape[0]
     output = model(input_ids=input_ids, use_cache=True)
     if getattr(output, "past_key_values", None) is None:
-        raise ValueError(f"{type(model).__name__} keeps no key-value cache, which sampling needs; use a transformer")
+        raise ValueError(
+            f"{type(model).__name__} keeps no key-value cache, which sampling needs; use a transformer"
+        )
     expected = output.logits.float()
     hidden = trunk(model)(input_ids=input_ids, use_cache=False).last_hidden_state
     logits = nn.functional.linear(hidden, head.weight, head.bias).float() * head.scale

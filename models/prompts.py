@@ -55,7 +55,9 @@ def encode_prompts(
     rows = [_with_one_bos(tokenizer, row) for row in rows]
     for prompt, row in zip(prompts, rows, strict=True):
         if not row:
-            raise ValueError(f"the prompt {prompt!r} has no tokens; drop it, or use a tokenizer with a BOS token")
+            raise ValueError(
+                f"the prompt {prompt!r} has no tokens; drop it, or use a tokenizer with a BOS token"
+            )
     return rows
 
 
@@ -204,7 +206,10 @@ def _tokenise(
     tokenizer: PreTrainedTokenizerBase, texts: list[str], *, add_special_tokens: bool, as_text: bool = False
 ) -> list[list[int]]:
     encoded = tokenizer(
-        texts, add_special_tokens=add_special_tokens, return_attention_mask=False, split_special_tokens=as_text
+        texts,
+        add_special_tokens=add_special_tokens,
+        return_attention_mask=False,
+        split_special_tokens=as_text,
     )
     return list(encoded["input_ids"])
 

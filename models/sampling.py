@@ -1,6 +1,7 @@
 """Sampling responses: left-padded batches with a key-value cache, rows leaving the batch as they end."""
 
 import inspect
+import math
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -38,8 +39,8 @@ def sample(
 ) -> Samples:
     """Sample one response to each prompt from softmax(logits / temperature), the whole vocabulary.
 
-    A row's random numbers depend on `seed` and its place in `prompts` alone: neither the global random state nor
-    the microbatch size has a part in them. Repeat a prompt for several samples.
+    A row's random numbers depend on `seed`, its place in `prompts` and `max_new_tokens` alone: the global random
+    state, the microbatch size and the other rows have no part in them. Repeat a prompt for several samples.
 
     Args:
         greedy: take the likeliest token instead.
@@ -47,6 +48,7 @@ def sample(
 
     Raises:
         ValueError: no prompts, an empty one, or a prompt and response that exceed the model's positions.
+        FloatingPointError: the model's logits are not numbers.
     """
     _check(model, prompts, max_new_tokens=max_new_tokens, temperature=temperature)
     generator = torch.Generator().manual_seed(seed)
@@ -75,10 +77,13 @@ def sample(
     finally:
         model.train(was_training)
     ids = [responses[i][0] for i in range(len(prompts))]
+    logprobs = [responses[i][1] for i in range(len(prompts))]
+    if not all(math.isfinite(value) for row in logprobs for value in row):
+        raise FloatingPointError("the model's logits are not finite; go back to weights that are")
     return Samples(
         responses=ids,
         ended=[row[-1] in eos_token_ids for row in ids],
-        logprobs=[responses[i][1] for i in range(len(prompts))],
+        logprobs=logprobs,
     )
 
 
@@ -150,16 +155,24 @@ def _draw(distribution: Tensor, uniform: Tensor) -> Tensor:
 
 def _left_pad(prompts: list[list[int]], pad_token_id: int, device: torch.device) -> tuple[Tensor, Tensor]:
     width = max(map(len, prompts))
-    input_ids = torch.tensor([[pad_token_id] * (width - len(prompt)) + prompt for prompt in prompts], device=device)
+    input_ids = torch.tensor(
+        [[pad_token_id] * (width - len(prompt)) + prompt for prompt in prompts], device=device
+    )
     starts = torch.tensor([width - len(prompt) for prompt in prompts], device=device)
     return input_ids, (torch.arange(width, device=device) >= starts[:, None]).long()
 
 
-def _check(model: PreTrainedModel, prompts: list[list[int]], *, max_new_tokens: int, temperature: float) -> None:
+def _check(
+    model: PreTrainedModel, prompts: list[list[int]], *, max_new_tokens: int, temperature: float
+) -> None:
     if not prompts or not all(prompts):
-        raise ValueError("there is no prompt, or one without tokens; give every row at least one token (such as BOS)")
+        raise ValueError(
+            "there is no prompt, or one without tokens; give every row at least one token (such as BOS)"
+        )
     if not temperature > 0 or max_new_tokens < 1:
-        raise ValueError(f"temperature={temperature} must be above 0 and max_new_tokens={max_new_tokens} at least 1")
+        raise ValueError(
+            f"temperature={temperature} must be above 0 and max_new_tokens={max_new_tokens} at least 1"
+        )
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     longest = max(map(len, prompts))
     if positions is not None and longest + max_new_tokens > positions:

@@ -77,10 +77,14 @@ def collate(
         ValueError: nothing to collate, unequal numbers, or an empty prompt (nothing would choose the first token).
     """
     if len(prompts) != len(responses) or not prompts:
-        raise ValueError(f"{len(prompts)} prompts and {len(responses)} responses; give as many of one as of the other")
+        raise ValueError(
+            f"{len(prompts)} prompts and {len(responses)} responses; give as many of one as of the other"
+        )
     empty = [i for i, prompt in enumerate(prompts) if not len(prompt)]
     if empty:
-        raise ValueError(f"the prompt of row {empty[0]} has no tokens; a prompt needs at least one (such as BOS)")
+        raise ValueError(
+            f"the prompt of row {empty[0]} has no tokens; a prompt needs at least one (such as BOS)"
+        )
     prompt_lengths = torch.tensor([len(prompt) for prompt in prompts])
     response_lengths = torch.tensor([len(response) for response in responses])
     whole = [[*prompt, *response] for prompt, response in zip(prompts, responses, strict=True)]

@@ -117,7 +117,9 @@ def _packaged_gguf(name: str) -> Path:
     try:
         files = importlib.metadata.files(name) or []
     except importlib.metadata.PackageNotFoundError as error:
-        raise ValueError(f"model.source='package:{name}': the package is not installed; pip install {name}") from error
+        raise ValueError(
+            f"model.source='package:{name}': the package is not installed; pip install {name}"
+        ) from error
     found = [Path(str(file.locate())) for file in files if file.suffix == ".gguf"]
     if len(found) != 1 or not found[0].is_file():
         raise ValueError(

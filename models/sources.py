@@ -6,7 +6,13 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import AddedToken, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AddedToken,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from models.builtin import build_tiny
 from models.folders import complete_tokenizer, load_policy, load_tokenizer, save_policy
@@ -95,7 +101,9 @@ def read_gguf_metadata(path: Path) -> dict[str, Any]:
     try:
         from gguf import GGUFReader
     except ImportError as error:
-        raise ValueError("reading GGUF files needs the package gguf; pip install vantage-rlhf[smollm2]") from error
+        raise ValueError(
+            "reading GGUF files needs the package gguf; pip install vantage-rlhf[smollm2]"
+        ) from error
     try:
         fields = GGUFReader(path).fields
     except (ValueError, IndexError, KeyError) as error:
@@ -104,7 +112,7 @@ def read_gguf_metadata(path: Path) -> dict[str, Any]:
     return {
         key: field.contents()
         for key, field in fields.items()
-        if key in wanted or key.startswith("tokenizer.ggml.") and key.endswith(("_id", "_token"))
+        if key in wanted or (key.startswith("tokenizer.ggml.") and key.endswith(("_id", "_token")))
     }
 
 
@@ -119,7 +127,9 @@ def repair_tokenizer(
     """
     tokens = metadata["tokenizer.ggml.tokens"]
     if tokenizer.convert_ids_to_tokens(list(range(len(tokens)))) != tokens:
-        raise ValueError(f"{name}: transformers read another vocabulary than the GGUF file has; use a folder instead")
+        raise ValueError(
+            f"{name}: transformers read another vocabulary than the GGUF file has; use a folder instead"
+        )
     kinds = metadata.get("tokenizer.ggml.token_type", [])
     control = [token for token, kind in zip(tokens, kinds, strict=False) if kind == CONTROL_TOKEN]
     special = [AddedToken(token, special=True, normalized=False) for token in control]
@@ -138,5 +148,7 @@ def repair_tokenizer(
         tokenizer.chat_template = metadata["tokenizer.chat_template"]
     adds_bos = tokenizer("a")["input_ids"][0] == tokenizer.bos_token_id
     if adds_bos != metadata.get("tokenizer.ggml.add_bos_token", adds_bos):
-        raise ValueError(f"{name}: the tokenizer {'adds' if adds_bos else 'lacks'} BOS against the GGUF file's rule")
+        raise ValueError(
+            f"{name}: the tokenizer {'adds' if adds_bos else 'lacks'} BOS against the GGUF file's rule"
+        )
     return complete_tokenizer(tokenizer, name=name)

@@ -39,8 +39,8 @@ class Algorithm(Frozen):
     whiten_advantages: bool
     """Shift and scale the advantages of a rollout to mean 0 and standard deviation 1 over its valid tokens."""
 
-    clip_range_low: Probability | None
-    clip_range_high: NonNegative | None
+    clip_range_low: Annotated[float, Field(gt=0.0, le=1.0, strict=True)] | None
+    clip_range_high: Positive | None
     """The ratio is clipped to [1 − low, 1 + high]; None leaves that side open. high > low is clip-higher."""
     aggregation: Aggregation
     """What the policy loss is a mean over."""

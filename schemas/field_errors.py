@@ -88,6 +88,8 @@ def _rule(error: ErrorDetails) -> str:
             return "a list"
         case "too_short":
             return f"{context['min_length']} or more in number"
+        case "too_long":
+            return f"{context['max_length']} or fewer in number"
         case _:
             return f"otherwise ({error['msg']})"
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from schemas.metrics import measured_by
 from schemas.problems import Path, Problem, quote, suggest
-from schemas.recipe import MODEL
+from schemas.recipe import MAX_NAMED, MODEL
 from schemas.references import CONTENT_COLUMNS, DATA_FIELDS, PUBLISHED, STAGE_FIELDS, VERIFIERS, Content
 
 Plain = Mapping[str, Any]
@@ -18,6 +18,8 @@ _CYCLE_REMEDY = "name a stage before them in one of these fields"
 
 def name_problems(plain: Plain) -> list[Problem]:
     """Everything that is wrong with the names in a recipe, however little of it is valid otherwise."""
+    if any(len(_mapping(plain.get(field))) > MAX_NAMED for field in ("data", "rewards", "stages")):
+        return []  # refused for that
     return [
         *_reserved_names(plain),
         *_stage_references(plain),

@@ -18,7 +18,7 @@ import yaml
 
 from schemas.problems import Path, Problem, RecipeError, quote
 
-MAX_BYTES = 2**20
+MAX_BYTES = 2**18
 """Longest text that is read."""
 MAX_DEPTH = 20
 """Deepest nesting that is read."""

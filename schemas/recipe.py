@@ -18,6 +18,8 @@ CountOrZero = Annotated[int, Field(ge=0, strict=True)]
 Seed = Annotated[int, Field(ge=0, lt=2**32, strict=True)]
 Fraction = Annotated[float, Field(gt=0.0, lt=1.0, strict=True)]
 
+MAX_NAMED = 200
+"""Datasets, rewards or stages in one recipe."""
 MODEL = "model"
 """How a stage refers to the recipe's model."""
 
@@ -339,7 +341,7 @@ class Recipe(Frozen):
     seed: Seed = 0
     model: Model
     generation: Generation = Generation()
-    data: dict[Name, Data]
-    rewards: dict[Name, Reward] = Field(default_factory=dict)
-    stages: Annotated[dict[Name, AnyStage], Field(min_length=1)]
+    data: Annotated[dict[Name, Data], Field(max_length=MAX_NAMED)]
+    rewards: dict[Name, Reward] = Field(default_factory=dict, max_length=MAX_NAMED)
+    stages: Annotated[dict[Name, AnyStage], Field(min_length=1, max_length=MAX_NAMED)]
     publish: tuple[Publication, ...] = ()

@@ -1,14 +1,15 @@
-"""The built-in task: short chains of sums, worked out step by step, with a verifier for the final answer.
+"""The built-in task: short chains of sums on a dial of ten digits, worked out step by step, and its verifier.
 
-A problem is a start and up to eight signed steps, each with a letter; a response writes every step out:
+A problem is a start and up to eight signed changes, each with a letter; only the last digit is kept (7+4=1,
+1-3=8). A response writes every step out:
 
     prompt      3 a+4 b-2?
     response    a3+4=7 b7-2=5 #5
 
-A step is checkable on its own: its letter finds the operand in the prompt, its first number repeats the result
-before it, and the sum is one of a few facts, since every number has one digit. A *slip* is a step that breaks one
-of the three, or an answer that does not repeat the last result; what follows a slip is worked out correctly from
-the wrong number, so that a response with slips ends in a wrong answer.
+A step is checkable on its own: its letter finds the change in the prompt, its first digit repeats the result
+before it, and the sum is one of eighty facts. A *slip* is a step that breaks one of the three, or an answer that
+does not repeat the last result; what follows a slip is worked out correctly from the wrong digit, so that a response
+with slips ends in a wrong answer. A slipped digit lies at least three places off on the dial.
 
 Everything is a pure function of the seed. The split of a problem is a function of its prompt alone, so that no
 problem of `validation` or `test` is ever trained on, in any of the three datasets.
@@ -26,6 +27,9 @@ LETTERS = "abcdefgh"
 SLIP_RATE = 0.08
 """Chance of a slip in a demonstration, for each step and for the answer."""
 
+STEP_SLIPS = ("sum", "sum", "carry", "sign")
+"""What a slip in a step breaks, drawn evenly: the sum, the digit carried over, or the sign of the change."""
+
 MANY_SLIPS_RATE = 0.4
 """Chance of a slip at each place of the rejected side of a `many` pair (at least one is forced)."""
 
@@ -38,17 +42,19 @@ SHORT_PAIR_SHARE = 0.4
 TRAIN_SHARE = 0.8
 VALIDATION_SHARE = 0.1
 
-# True results stay within 1..8, so that a slip by one in either direction still leaves every number one digit.
-_LOWEST, _HIGHEST = 1, 8
+MAX_CHANGE = 4
+"""Changes are 1 to 4, up or down: 80 facts, and the wrong sign is never right by chance on a dial of ten."""
+
+SLIP_DISTANCES = (3, 4, 5, 6, 7)
+"""By how many places of the dial a slipped digit is off."""
 
 _PROMPT = re.compile(r"([0-9])((?: [a-h][+-][1-9])+)\?")
-_STEP = re.compile(r"([a-h])([0-9])([+-])([0-9])=([0-9])")
 _ANSWER = re.compile(r"(?:[^#]* )?#([0-9])")
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A start and its signed changes; `results` are the true numbers after each step."""
+    """A start and its signed changes; `results` are the true digits after each step."""
 
     start: int
     changes: tuple[int, ...]
@@ -57,13 +63,13 @@ class Problem:
     def results(self) -> tuple[int, ...]:
         total, results = self.start, []
         for change in self.changes:
-            total += change
+            total = (total + change) % 10
             results.append(total)
         return tuple(results)
 
     @property
     def answer(self) -> int:
-        return self.start + sum(self.changes)
+        return (self.start + sum(self.changes)) % 10
 
     @property
     def prompt(self) -> str:
@@ -152,13 +158,8 @@ def parse_prompt(prompt: str) -> Problem:
 
 
 def _draw_problem(rng: random.Random, *, num_steps: int) -> Problem:
-    start = value = rng.randint(_LOWEST, _HIGHEST)
-    changes = []
-    for _ in range(num_steps):
-        following = rng.choice([other for other in range(_LOWEST, _HIGHEST + 1) if other != value])
-        changes.append(following - value)
-        value = following
-    return Problem(start=start, changes=tuple(changes))
+    changes = tuple(rng.choice((-1, 1)) * rng.randint(1, MAX_CHANGE) for _ in range(num_steps))
+    return Problem(start=rng.randint(0, 9), changes=changes)
 
 
 def _draw_places(problem: Problem, rng: random.Random, *, rate: float) -> frozenset[int]:
@@ -173,8 +174,8 @@ def _write_step(letter: str, before: int, change: int, after: int) -> str:
 def _clean_response(problem: Problem) -> str:
     befores = (problem.start, *problem.results)
     steps = [
-        _write_step(letter, before, change, before + change)
-        for letter, before, change in zip(LETTERS, befores, problem.changes, strict=False)
+        _write_step(letter, before, change, after)
+        for letter, before, change, after in zip(LETTERS, befores, problem.changes, problem.results, strict=False)
     ]
     return " ".join([*steps, f"#{problem.answer}"])
 
@@ -182,38 +183,36 @@ def _clean_response(problem: Problem) -> str:
 def _write_response(problem: Problem, rng: random.Random, *, slip_places: frozenset[int]) -> str:
     """The worked-out response with a slip at each of the places.
 
-    `offset` is by how much the running number is wrong. A slip changes it to another offset, never to 0, among
-    those that leave all later results one digit; -1 and +1 always do, because true results lie within 1..8.
+    `offset` is by how much the running digit is wrong; a slip changes it, never to 0.
     """
-    results, offset, parts = problem.results, 0, []
+    offset, parts = 0, []
+    befores = (problem.start, *problem.results)
     for place, (letter, change) in enumerate(zip(LETTERS, problem.changes, strict=False)):
-        before = (results[place - 1] if place else problem.start) + offset
-        written_change, after = change, before + change
+        before, written_change = (befores[place] + offset) % 10, change
         if place in slip_places:
-            slipped = _draw_offset(results[place:], offset, rng)
-            kind = rng.choice(("carry", "operand", "result", "result"))
-            operand = change + slipped - offset
-            if kind == "operand" and operand * change > 0 and abs(operand) <= 9:
-                written_change = operand
-            elif kind == "carry" and 0 <= before + slipped - offset <= 9:
-                before += slipped - offset
-            after, offset = results[place] + slipped, slipped
-        parts.append(_write_step(letter, before, written_change, after))
+            kind = rng.choice(STEP_SLIPS)
+            slip = -2 * change if kind == "sign" else _draw_distance(rng, offset)
+            if (offset + slip) % 10 == 0:
+                kind, slip = "sum", _draw_distance(rng, offset)
+            if kind == "sign":
+                written_change = -change
+            elif kind == "carry":
+                before = (before + slip) % 10
+            offset += slip
+        parts.append(_write_step(letter, before, written_change, (problem.results[place] + offset) % 10))
     if len(problem.changes) in slip_places:
-        offset = _draw_offset(results[-1:], offset, rng)
-    return " ".join([*parts, f"#{problem.answer + offset}"])
+        offset += _draw_distance(rng, offset)
+    return " ".join([*parts, f"#{(problem.answer + offset) % 10}"])
 
 
-def _draw_offset(later_results: tuple[int, ...], offset: int, rng: random.Random) -> int:
-    lowest, highest = -min(later_results), 9 - max(later_results)
-    return rng.choice([other for other in range(lowest, highest + 1) if other not in (0, offset)])
+def _draw_distance(rng: random.Random, offset: int) -> int:
+    return rng.choice([distance for distance in SLIP_DISTANCES if (offset + distance) % 10])
 
 
 def _write_false_step(clean: str, rng: random.Random) -> str:
-    """The clean response with one result replaced, although the step after it goes on from the right number."""
+    """The clean response with one result replaced, although the step after it goes on from the right digit."""
     *steps, answer = clean.split(" ")
     place = rng.randrange(len(steps))
-    true_result = steps[place][-1]
-    false_result = rng.choice([digit for digit in "0123456789" if digit != true_result])
-    steps[place] = steps[place][:-1] + false_result
+    false_result = (int(steps[place][-1]) + rng.choice(SLIP_DISTANCES)) % 10
+    steps[place] = f"{steps[place][:-1]}{false_result}"
     return " ".join([*steps, answer])

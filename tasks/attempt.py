@@ -115,7 +115,7 @@ class Attempt:
             self.step + 1, {**metrics, "tokens_per_second": tokens_per_second}, time=time.time()
         )
         self._progress.update(
-            self.step + 1, metrics={headline: metrics[headline]}, tokens_per_second=tokens_per_second
+            self.step + 1, metrics=metrics, headline=headline, tokens_per_second=tokens_per_second
         )
 
     def _restore(self) -> None:

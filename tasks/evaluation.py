@@ -45,7 +45,8 @@ def run(job: StageJob) -> StageResult:
     progress = Progress(job.scratch / PROGRESS, total=4, phase="sampling")
     for step, (role, results) in enumerate(product(("baseline", "candidate"), (judged, greedy)), start=1):
         results[role], prompts_of[role] = respond(job, role, greedy=results is greedy)
-        progress.update(step, metrics={f"{role} {name}": results[role].judgements.mean().item()})
+        headline = f"{role} {name}"
+        progress.update(step, metrics={headline: results[role].judgements.mean().item()}, headline=headline)
     if prompts_of["baseline"].texts != prompts_of["candidate"].texts:
         raise TokenizersDiffer(
             f"candidate={work.candidate!r} and baseline={work.baseline!r} do not fit the same prompts into "

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from schemas.frozen import Frozen
-from tasks.durable_files import show_file
+from tasks.durable_files import show_file, sync_folder
 
 SECONDS_BETWEEN_SHOWS = 0.2
 
@@ -37,8 +37,11 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        is_new = not path.exists()
         self._file = open(path, "a+b", buffering=0)  # noqa: SIM115 - open as long as the journal lives
         self._cut(_end_of_last_line(self._file.fileno()))
+        if is_new:
+            sync_folder(path.parent)
 
     @property
     def offset(self) -> int:
@@ -76,13 +79,11 @@ class Journal:
         Raises:
             ValueError: the journal is shorter than that, or no line ends there.
         """
-        if not 0 <= offset <= self._offset:
+        is_inside = 0 <= offset <= self._offset
+        if not is_inside or (offset and os.pread(self._file.fileno(), 1, offset - 1) != b"\n"):
             raise ValueError(
-                f"{self.path} has {self._offset} bytes, offset={offset} is outside; it is not this checkpoint's journal"
-            )
-        if offset and os.pread(self._file.fileno(), 1, offset - 1) != b"\n":
-            raise ValueError(
-                f"{self.path}: no line ends at offset={offset}; it is not this checkpoint's journal"
+                f"{self.path} has {self._offset} bytes and no line that ends at offset={offset}, so it is not the "
+                "journal of this checkpoint; remove the folder of both to start the stage from the beginning"
             )
         self._cut(offset)
 

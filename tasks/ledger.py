@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlsplit
 
 from schemas.artifacts import Artifact
 from schemas.verdicts import Verdict
@@ -53,10 +53,9 @@ MLFLOW_ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "MLFLOW_LOGGING_LEVEL": "WARNING",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     # A dead server is given up after seconds, not minutes: the outbox waits better than a socket does.
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
-    "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
 }
 """Settings for MLflow, client and server, wherever Vantage starts one; what the user has set wins."""
 
@@ -99,7 +98,7 @@ class Ledger:
     ) -> None:
         self.close()
 
-    # what happened
+    # What happened
 
     def open_run(self, run_id: str, name: str, recipe: Mapping[str, Any]) -> None:
         """A run starts, or is taken over: then what a dead process left RUNNING in it is closed."""
@@ -250,7 +249,7 @@ class Ledger:
         self.flush(timeout_seconds)
         return self._versions.get((registered_model, artifact.digest))
 
-    # the sending of it
+    # The sending of it
 
     def warm_up(self) -> None:
         """Begin to import MLflow and to make its database ready, beside whatever else is going on."""
@@ -315,6 +314,8 @@ class Ledger:
         os.environ.update(
             {name: value for name, value in MLFLOW_ENVIRONMENT.items() if name not in os.environ}
         )
+        # MLflow's client sends a request again when the answer was lost, and would make a run twice. We look first.
+        os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"
         retry_at = 0.0
         warned = False
         while True:
@@ -338,7 +339,7 @@ class Ledger:
                     "MLflow (%s) cannot be reached; the run goes on, and its records wait in %s: %s",
                     without_password(self.tracking_uri),
                     self._outbox.folder if self._outbox else self.workspace,
-                    str(error).splitlines()[0],
+                    _without_login(str(error).splitlines()[0], self.tracking_uri),
                 )
             warned = error is not None
 
@@ -376,10 +377,13 @@ class Ledger:
 
 def without_password(tracking_uri: str) -> str:
     """The address as it may be shown and written down."""
-    parts = urlsplit(tracking_uri)
-    if "@" not in parts.netloc:
-        return tracking_uri
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+    return _without_login(tracking_uri, tracking_uri)
+
+
+def _without_login(text: str, tracking_uri: str) -> str:
+    """The text without the name and password that the address holds."""
+    login, at, _ = urlsplit(tracking_uri).netloc.rpartition("@")
+    return text.replace(login + at, "") if at else text
 
 
 def _now() -> int:

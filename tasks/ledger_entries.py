@@ -172,6 +172,8 @@ class RunEntry:
     run_id: str
     experiment: str
     name: str
+    openings: int = 1
+    """How often the run was started or taken over."""
     outcome: str = "running"
     stages: dict[str, StageEntry] = field(default_factory=dict)
     last_steps: dict[tuple[str, str], int] = field(default_factory=dict)
@@ -183,7 +185,7 @@ def after(entry: RunEntry | None, operation: Operation) -> RunEntry:
     if isinstance(operation, OpenRun):
         if entry is None:
             return RunEntry(run_id=operation.run_id, experiment=operation.experiment, name=operation.name)
-        return replace(entry, outcome="running")
+        return replace(entry, outcome="running", openings=entry.openings + 1)
     if entry is None:
         raise ValueError(f"{operation.operation} before open_run; a run's first operation is open_run")
     match operation:

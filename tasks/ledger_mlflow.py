@@ -9,6 +9,7 @@ import json
 import logging
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
@@ -33,6 +34,7 @@ from tasks.ledger_entries import (
     RecordReuse,
     RecordVerdicts,
     RunEntry,
+    StageEntry,
     after,
     artifact_note,
     flatten,
@@ -94,16 +96,11 @@ class Server:
         """
         logging.getLogger("alembic").setLevel(logging.WARNING)
         logging.getLogger("mlflow").setLevel(logging.WARNING)
-        self.client = MlflowClient(tracking_uri=tracking_uri)
         self._opened: dict[str, entities.Experiment] = {}
         database = _sqlite_file(tracking_uri)
-        if database is None:
-            self._artifacts = None
-            self.client.search_experiments(max_results=1)
-            return
-        self._artifacts = artifacts.as_uri()
-        make_folder(database.parent)
-        with locked(database.with_name(f"{database.name}.lock")):
+        self._artifacts = artifacts.as_uri() if database else None
+        with _making(database):
+            self.client = MlflowClient(tracking_uri=tracking_uri)
             self.client.search_experiments(max_results=1)
 
     def experiment(self, name: str) -> entities.Experiment:
@@ -199,11 +196,11 @@ class Sending:
                 continue
             try:
                 book.apply(self._entry, operation)
-            except (MlflowException, PublishingError) as error:
+            except Exception as error:
                 if not _is_refusal(error):
                     raise
-                self._outbox.mark_refused(book.destination, line, str(error))
-                log.warning("MLflow refused %s: %s", operation.operation, str(error).splitlines()[0])
+                self._outbox.mark_refused(book.destination, line, f"{type(error).__name__}: {error}")
+                log.warning("MLflow refused %s: %s", operation.operation, str(error).partition("\n")[0])
             self._outbox.mark_sent(book.destination, end)
         if self._entry is not None:
             book.write_run_note(self._entry)
@@ -255,10 +252,11 @@ class Book:
             self._forget()
         try:
             self._apply(entry, operation)
-        except MlflowException as error:
-            self._forget()
+        except Exception as error:
+            self._run_ids = None
             if not _is_refusal(error):
                 raise
+            self._forget()
             self._apply(entry, operation)  # a run may have been deleted by hand since we found it
         self._note_is_stale = True
 
@@ -273,11 +271,11 @@ class Book:
     def _apply(self, entry: RunEntry, operation: Operation) -> None:
         match operation:
             case OpenRun():
-                self._open_run(operation)
+                self._open_run(entry, operation)
             case OpenStage():
                 self._open_stage(entry, operation)
             case LogMetrics():
-                self._log_metrics(operation)
+                self._log_metrics(entry, operation)
             case RecordVerdicts():
                 self._record_verdicts(entry, operation)
             case FinishStage():
@@ -285,35 +283,39 @@ class Book:
             case RecordReuse():
                 self._record_reuse(entry, operation)
             case FinishRun():
-                run_id = self.run_ids[None]
+                run_id = self._whole_run(entry, operation.time)
                 self._write(run_id, tags={"vantage.status": operation.outcome})
                 self._client.set_terminated(run_id, _RUN_STATUS[operation.outcome], operation.time)
             case CloseRun():
-                self._close_running(operation.run_id, operation.reason, operation.time)
+                for run in self._running(operation.run_id):
+                    self._close(run, operation.reason, operation.time)
             case Publish():
                 self._publish(entry, operation)
 
-    # one operation each
+    # One operation each
 
-    def _open_run(self, operation: OpenRun) -> None:
+    def _open_run(self, entry: RunEntry, operation: OpenRun) -> None:
         self._forget()
-        run_id = self.run_ids.get(None)
-        if run_id is None:
-            run_id = self._create_run(None, self._run_id, operation.time, {"vantage.recipe": operation.name})
-        else:
-            self._close_running(self._run_id, "its process died; the run was taken over", operation.time)
+        run_id = self._whole_run(entry, operation.time)
+        if entry.openings > 1:
+            for run in self._running(self._run_id):
+                if run.info.run_id != run_id:
+                    self._close(run, "its process died; the run was taken over", operation.time)
             self._client.update_run(run_id, status="RUNNING")
         self._write(run_id, params=flatten(operation.recipe), tags={"vantage.status": "running"})
 
     def _open_stage(self, entry: RunEntry, operation: OpenStage) -> None:
-        run_id = self._open_child(operation, {"vantage.attempt": str(operation.attempt)})
-        self._write_stage_note(entry, operation.stage, {"vantage.status": "running"})
+        run_id = self._stage_run(entry, operation.stage, operation.time)
+        self._describe(run_id, entry.stages[operation.stage], operation.params)
+        tags = {"vantage.status": "running", "vantage.attempt": str(operation.attempt)}
+        self._write_stage_note(entry, operation.stage, tags)
         self._client.update_run(run_id, status="RUNNING")
 
-    def _log_metrics(self, operation: LogMetrics) -> None:
+    def _log_metrics(self, entry: RunEntry, operation: LogMetrics) -> None:
+        run_id = self._stage_run(entry, operation.stage, min(time for _, _, time, _ in operation.rows))
         rows = [entities.Metric(name, value, time, step) for name, value, time, step in operation.rows]
         for some in _batches(rows, _METRICS_AT_ONCE):
-            self._client.log_batch(self.run_ids[operation.stage], metrics=some)
+            self._client.log_batch(run_id, metrics=some)
 
     def _record_verdicts(self, entry: RunEntry, operation: RecordVerdicts) -> None:
         tags = {}
@@ -323,20 +325,22 @@ class Book:
         for verdict in operation.verdicts:
             tags[f"vantage.gate.{verdict.metric}"] = str(verdict)
             tags[f"vantage.gate.{verdict.metric}.evidence"] = json.dumps(verdict.evidence, sort_keys=True)
+        self._stage_run(entry, operation.stage, operation.time)
         self._write_stage_note(entry, operation.stage, tags)
 
     def _finish_stage(self, entry: RunEntry, operation: FinishStage) -> None:
+        run_id = self._stage_run(entry, operation.stage, operation.time)
         tags: dict[str, str] = {"vantage.status": operation.outcome}
         tags |= {f"vantage.provenance.{part}": value for part, value in operation.provenance.items()}
         if operation.artifact is not None:
             self._record_artifact(entry, operation.stage, operation.artifact, operation.time)
         self._write_stage_note(entry, operation.stage, tags)
-        run_id = self.run_ids[operation.stage]
         self._client.set_terminated(run_id, _STAGE_STATUS[operation.outcome], operation.time)
 
     def _record_reuse(self, entry: RunEntry, operation: RecordReuse) -> None:
         stage, digest = operation.stage, operation.artifact.digest
-        run_id = self._open_child(operation, {})
+        run_id = self._stage_run(entry, stage, operation.time)
+        self._describe(run_id, entry.stages[stage], operation.params)
         outcome = entry.stages[stage].outcome
         maker = self._maker(digest)
         if outcome == "reused" and maker is not None and maker.run.info.run_id != run_id:
@@ -367,16 +371,37 @@ class Book:
         )
         self.versions[name, digest] = str(version)
 
-    # parts of them
+    # Parts of them
 
-    def _open_child(self, operation: OpenStage | RecordReuse, tags: dict[str, str]) -> str:
-        """The stage's run with its params, tags and inputs; made if there is none."""
-        run_id = self.run_ids.get(operation.stage)
-        if run_id is None:
-            run_id = self._create_run(operation.stage, operation.stage, operation.time, {})
-        tags = {**tags, "vantage.kind": operation.kind, "vantage.stage_key": operation.stage_key}
+    def _whole_run(self, entry: RunEntry, time: int) -> str:
+        """MLflow's id of the run above all stages, made if there is none."""
+        return self.run_ids.get(None) or self._create_run(None, time, {"vantage.recipe": entry.name})
+
+    def _stage_run(self, entry: RunEntry, stage: str, time: int) -> str:
+        """MLflow's id of the stage's run, made if there is none."""
+        if stage in self.run_ids:
+            return self.run_ids[stage]
+        tags = {"vantage.stage": stage, "mlflow.parentRunId": self._whole_run(entry, time)}
+        return self._create_run(stage, time, tags)
+
+    def _create_run(self, stage: str | None, time: int, tags: dict[str, str]) -> str:
+        tags = {
+            "vantage.run_id": self._run_id,
+            "mlflow.source.name": "vantage",
+            "mlflow.source.type": "LOCAL",
+            **tags,
+        }
+        run = self._client.create_run(
+            self._experiment.experiment_id, start_time=time, tags=tags, run_name=stage or self._run_id
+        )
+        self._run_ids = {**self.run_ids, stage: run.info.run_id}
+        return str(run.info.run_id)
+
+    def _describe(self, run_id: str, stage: StageEntry, params: Mapping[str, Any]) -> None:
+        """Params, and what the stage was made of: digests, runs, datasets and models."""
+        tags = {"vantage.kind": stage.kind, "vantage.stage_key": stage.stage_key}
         datasets, models = [], []
-        for role, given in operation.inputs.items():
+        for role, given in stage.inputs.items():
             tags[f"vantage.parent.{role}"] = given.artifact.digest
             maker = self._maker(given.artifact.digest)
             if maker is not None:
@@ -384,11 +409,10 @@ class Book:
                 if maker.model_id is not None:
                     models.append(entities.LoggedModelInput(maker.model_id))
             if isinstance(given.artifact, Dataset):
-                datasets.append(_dataset_input(role, given, operation.kind))
-        self._write(run_id, params=flatten(operation.params), tags=tags)
+                datasets.append(_dataset_input(role, given, stage.kind))
+        self._write(run_id, params=flatten(params), tags=tags)
         if datasets or models:
             self._client.log_inputs(run_id, datasets, models)
-        return run_id
 
     def _record_artifact(self, entry: RunEntry, stage: str, artifact: Artifact, time: int) -> None:
         """What the stage made: tags, headline metrics, and a logged model with its parents."""
@@ -498,26 +522,13 @@ class Book:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":
                 raise
 
-    def _close_running(self, our_run_id: str, reason: str, time: int) -> None:
-        for run in self._search(self._experiments, "vantage.run_id", our_run_id):
-            if run.info.status == "RUNNING":
-                self._client.set_tag(run.info.run_id, "vantage.closed", reason)
-                self._client.set_terminated(run.info.run_id, "KILLED", time)
+    def _running(self, our_run_id: str) -> list[entities.Run]:
+        runs = self._search(self._experiments, "vantage.run_id", our_run_id)
+        return [run for run in runs if run.info.status == "RUNNING"]
 
-    def _create_run(self, stage: str | None, name: str, time: int, tags: dict[str, str]) -> str:
-        tags = {
-            **tags,
-            "vantage.run_id": self._run_id,
-            "mlflow.source.name": "vantage",
-            "mlflow.source.type": "LOCAL",
-        }
-        if stage is not None:
-            tags |= {"vantage.stage": stage, "mlflow.parentRunId": self.run_ids[None]}
-        run = self._client.create_run(
-            self._experiment.experiment_id, start_time=time, tags=tags, run_name=name
-        )
-        self._run_ids = {**self.run_ids, stage: run.info.run_id}
-        return str(run.info.run_id)
+    def _close(self, run: entities.Run, reason: str, time: int) -> None:
+        self._client.set_tag(run.info.run_id, "vantage.interrupted", reason)
+        self._client.set_terminated(run.info.run_id, "KILLED", time)
 
     def _write(
         self, run_id: str, *, params: Mapping[str, str] | None = None, tags: Mapping[str, str] | None = None
@@ -539,7 +550,7 @@ class Book:
         note = stage_note(entry, stage, self.page(None) or "", self._links(entry))
         self._write(self.run_ids[stage], tags={**tags, _NOTE: note})
 
-    # looking things up
+    # Looking things up
 
     def _maker(self, digest: str) -> Maker | None:
         """The earliest run that made the artifact; this run's own, where it did."""
@@ -596,6 +607,17 @@ class Book:
         self._makers.clear()
 
 
+@contextmanager
+def _making(database: Path | None) -> Iterator[None]:
+    """One process at a time looks whether the database is there, and makes it or brings it up to date."""
+    if database is None:
+        yield
+        return
+    make_folder(database.parent)
+    with locked(database.with_name(f"{database.name}.lock")):
+        yield
+
+
 def _dataset_input(role: str, given: Input, kind: str) -> entities.DatasetInput:
     """A dataset with our own digest: MLflow keeps 36 characters of it, the tag keeps all."""
     artifact = given.artifact
@@ -620,7 +642,10 @@ def _sqlite_file(tracking_uri: str) -> Path | None:
 
 
 def _is_refusal(error: Exception) -> bool:
-    return not isinstance(error, MlflowException) or error.error_code in _REFUSALS
+    """Whether trying again is no use; what is neither MLflow's nor the network's error is our own."""
+    if isinstance(error, MlflowException):
+        return error.error_code in _REFUSALS
+    return not isinstance(error, OSError)
 
 
 def _fit_param(value: str) -> str:

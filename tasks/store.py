@@ -31,7 +31,7 @@ import shutil
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -155,10 +155,8 @@ class Store:
                 return found
         if ref is not None and os.path.lexists(self._object_path(ref.artifact.digest)):
             with self._object_lock(ref.artifact.digest):
-                problems = self.verify(
-                    ref.artifact
-                )  # by now another process may have put an intact one there
-                if problems:
+                problems = self.verify(ref.artifact)
+                if problems:  # else another process has put an intact one there by now
                     self._quarantine_object(ref.artifact.digest, problems)
         return found
 
@@ -248,7 +246,7 @@ class Store:
 
     def discard_scratch(self, stage_key: str) -> None:
         """Remove what the attempts shared, once the artifact is committed and its journal was sent."""
-        shutil.rmtree(self._scratch / _checked(stage_key), ignore_errors=True)
+        self._discard(self._scratch / _checked(stage_key))
 
     def commit(
         self,
@@ -344,13 +342,12 @@ class Store:
             return ref
 
     def _discard(self, folder: Path) -> None:
-        """Remove a staged folder, first by name at once, so that nobody commits what is half removed."""
-        removed = self._staging / f"{folder.name}.removed-{secrets.token_hex(8)}"
-        try:
-            os.rename(folder, removed)
-        except FileNotFoundError:
-            return  # another attempt was quicker
-        shutil.rmtree(removed, ignore_errors=True)
+        """Remove a folder, first by name at once, so that nobody uses what is half removed."""
+        # Another attempt may have been quicker.
+        with suppress(FileNotFoundError):
+            os.rename(folder, folder.with_name(f"{folder.name}.removed-{secrets.token_hex(8)}"))
+        for removed in folder.parent.glob(f"{folder.name}.removed-*"):
+            shutil.rmtree(removed, ignore_errors=True)
 
     def _quarantine_object(self, digest: str, problems: list[str]) -> None:
         """Move a damaged object aside; the caller holds its lock, and has just seen the problems."""

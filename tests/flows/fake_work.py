@@ -2,11 +2,14 @@
 
 A stage's "weights" are a hash chain over its configuration, its inputs' weights and its steps, so that a lost or
 doubled step, or a wrong input, shows in the artifact's digest. ``seconds.txt`` in the workspace says how long a
-step takes; ``events.txt`` there gets a line for each computation that starts and that finishes.
+step takes, ``lose.txt`` and ``refuse.txt`` which stage's first process is lost or which stage refuses its input;
+``events.txt`` there gets a line for each computation that starts and that finishes.
 """
 
 import hashlib
 import json
+import os
+import signal
 import time
 from pathlib import Path
 
@@ -36,6 +39,10 @@ def run_stage(job: StageJob) -> StageResult:
     pace = workspace_of(job) / "seconds.txt"
     seconds = float(pace.read_text()) if pace.exists() else 0.0
     mark(job, "started")
+    if _is_named(job, "lose.txt") and job.attempt == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if _is_named(job, "refuse.txt"):
+        refuse(job)
     if job.work.kind in ("import_model", "prepare_data"):
         weights = digest(job.name)
     else:
@@ -77,6 +84,11 @@ def train(job: StageJob, seconds: float) -> str:
     return weights
 
 
+def _is_named(job: StageJob, file: str) -> bool:
+    path = workspace_of(job) / file
+    return path.exists() and path.read_text() == job.name
+
+
 def mark(job: StageJob, event: str) -> None:
     with (workspace_of(job) / "events.txt").open("a") as file:
         file.write(f"{job.name} {event} {job.attempt}\n")
@@ -89,3 +101,7 @@ def workspace_of(job: StageJob) -> Path:
 
 def digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def refuse(job: StageJob) -> StageResult:
+    raise ValueError("data.prompts: row 7 has no prompt; remove it")

@@ -137,26 +137,10 @@ class TestShare:
         assert run_fake(tmp_path, "tell", share=Share(cpus=1)).samples[0]["gpus"] == ""
 
 
-class TestImports:
-    def test_a_models_folder_in_the_current_folder_does_not_stand_in_for_ours(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        (tmp_path / "models").mkdir()
-        (tmp_path / "models" / "__init__.py").write_text("raise SystemExit('the wrong models')")
-        monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(sys, "path", ["", str(tmp_path), *sys.path])  # as python -m leaves it
-        # Another fork server could have been started by an earlier test, in another folder.
-        launching.forkserver._forkserver._stop()
-
-        told = run_fake(tmp_path, "tell").samples[0]
-
-        assert told["models"] == str(ROOT / "models" / "__init__.py")
-        assert "" not in told["path"] and str(tmp_path) not in told["path"]
-
-    def test_the_orchestrators_environment_is_left_as_it_was(self) -> None:
-        before = dict(os.environ)
-        warm_up()
-        assert dict(os.environ) == before
+def test_the_orchestrators_environment_is_left_as_it_was() -> None:
+    before = dict(os.environ)
+    warm_up()
+    assert dict(os.environ) == before
 
 
 class TestFailure:
@@ -299,25 +283,29 @@ class TestStop:
 ORCHESTRATOR = """
 import sys, threading
 from pathlib import Path
-sys.path[:0] = [{root!r}, {here!r}, {here!r} + "/../.."]
+sys.path += [{root!r}, {here!r}]
 from test_launch import job_in
 from flows.launch import launch, warm_up
-Path({folder!r}, "main-ran").open("a").write("x")
+folder = Path({folder!r})
+(folder / "main-ran").open("a").write("x")
 warm_up()
 # From a thread that is not the main one, as the pipeline does.
-thread = threading.Thread(target=launch, args=(job_in(Path({folder!r})),), kwargs=dict(
-    log=Path({folder!r}, "log.txt"), stage="fake_stages.{stage}"))
+options = dict(log=folder / "log.txt", stage="fake_stages.{stage}")
+thread = threading.Thread(target=launch, args=(job_in(folder),), kwargs=options)
 thread.start()
 thread.join()
 """
 
 
 def start_orchestrator(folder: Path, stage: str) -> subprocess.Popen[bytes]:
-    script = folder / "orchestrator.py"
-    script.write_text(
+    """As ``python -m`` in a folder of the user, which comes first on the path."""
+    (folder / "orchestrator.py").write_text(
         ORCHESTRATOR.format(root=str(ROOT), here=str(Path(__file__).parent), folder=str(folder), stage=stage)
     )
-    return subprocess.Popen([sys.executable, str(script)], start_new_session=True)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "orchestrator"], cwd=folder, env=environment, start_new_session=True
+    )
 
 
 def descendants(pid: int) -> set[int]:
@@ -330,47 +318,46 @@ def descendants(pid: int) -> set[int]:
 
 
 class TestOrchestrator:
-    @pytest.mark.parametrize("whole_group", [False, True])
-    def test_killed_leaves_no_process(self, tmp_path: Path, whole_group: bool) -> None:
-        orchestrator = start_orchestrator(tmp_path, "save_when_asked")
-        try:
-            working = tmp_path / "scratch" / "working"
-            wait_for(lambda: working.exists() and working.read_text())
-            stage = int(working.read_text())
-            started = descendants(orchestrator.pid)
-            assert stage in started and len(started) == 3, "fork server, resource tracker and stage"
-        finally:
-            (os.killpg if whole_group else os.kill)(orchestrator.pid, signal.SIGKILL)
-            orchestrator.wait()
+    def test_has_its_main_module_run_once_and_a_users_models_folder_stands_in_for_ours_nowhere(
+        self, tmp_path: Path
+    ) -> None:
+        (tmp_path / "models").mkdir()
+        (tmp_path / "models" / "__init__.py").write_text("raise SystemExit('the wrong models')")
 
-        wait_for(lambda: not any(is_alive(pid) for pid in started), seconds=10)
-        assert not (tmp_path / "scratch" / "checkpoint").exists(), "it was killed, not asked"
+        assert start_orchestrator(tmp_path, "tell").wait(100) == 0
 
-    def test_has_its_main_module_run_once(self, tmp_path: Path) -> None:
-        orchestrator = start_orchestrator(tmp_path, "tell")
-
-        assert orchestrator.wait(60) == 0
+        result = (attempt_folder(job_in(tmp_path)) / "result.json").read_bytes()
+        told = StageResult.model_validate_json(result).samples[0]
+        assert told["models"] == str(ROOT / "models" / "__init__.py")
+        assert "" not in told["path"]
+        assert str(tmp_path) not in told["path"]
         assert (tmp_path / "main-ran").read_text() == "x"
 
-    def test_ctrl_c_and_terminate_of_the_group_reach_neither_stage_nor_fork_server(
-        self, tmp_path: Path
+    @pytest.mark.parametrize("whole_group", [False, True])
+    def test_alone_gets_the_groups_signals_and_leaves_no_process_when_killed(
+        self, tmp_path: Path, whole_group: bool
     ) -> None:
         orchestrator = start_orchestrator(tmp_path, "save_when_asked")
         try:
             working = tmp_path / "scratch" / "working"
-            wait_for(lambda: working.exists() and working.read_text())
-            stage = int(working.read_text())
+            wait_for(lambda: working.exists() and working.read_text(), seconds=100)
+            started = descendants(orchestrator.pid)
+            assert int(working.read_text()) in started
+            assert len(started) == 3, "fork server, resource tracker and stage"
+
+            # Ctrl-C and a terminated group reach neither stage nor fork server.
             os.kill(orchestrator.pid, signal.SIGSTOP)  # it shall not answer the signals itself
             wait_for(lambda: state(orchestrator.pid) == "T")
             os.killpg(orchestrator.pid, signal.SIGINT)
             os.killpg(orchestrator.pid, signal.SIGTERM)
             time.sleep(0.5)
-            assert is_alive(stage)
-            assert not (tmp_path / "scratch" / "checkpoint").exists()
+            assert all(is_alive(pid) for pid in started)
         finally:
-            orchestrator.kill()
+            (os.killpg if whole_group else os.kill)(orchestrator.pid, signal.SIGKILL)
             orchestrator.wait()
-        wait_for(lambda: not is_alive(stage), seconds=10)
+
+        wait_for(lambda: not any(is_alive(pid) for pid in started))
+        assert not (tmp_path / "scratch" / "checkpoint").exists(), "it was killed, not asked"
 
 
 class TestLastLine:

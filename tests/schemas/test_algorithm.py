@@ -52,7 +52,7 @@ def test_a_wrong_preset_is_the_only_complaint(value: Any) -> None:
 
 @pytest.mark.parametrize(
     "switches",
-    [{"gamma": 1.1}, {"lambda_policy": -0.1}, {"length_adaptive_alpha": 0}, {"clip_range_low": 1.5},
+    [{"gamma": 1.1}, {"lambda_policy": -0.1}, {"length_adaptive_alpha": 0}, {"clip_range_low": 1.5}, {"clip_range_low": 0}, {"clip_range_high": 0},
      {"kl_coef": -1}, {"samples_per_prompt": 0}, {"samples_per_prompt": 2.0}, {"aggregation": "mean"},
      {"value_clip_range": 0}, {"gamma": "1"}, {"gamma": True}, {"lamda": 1}],
 )  # fmt: skip

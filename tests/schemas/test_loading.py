@@ -287,6 +287,14 @@ def test_disagreement_has_its_line(text: str) -> None:
     ]
 
 
+def test_a_flood_of_stages_is_refused_without_looking_at_each(text: str) -> None:
+    flood = "".join(f"  s{i}: {{kind: sft, data: nothing, init: s{i + 1}}}\n" for i in range(1000))
+    problems = refused(text.replace("stages:\n", "stages:\n" + flood))
+    assert len(problems) == 1
+    assert problems[0].startswith("x.yaml:11: stages: {")
+    assert problems[0].endswith("… must be 200 or fewer in number")
+
+
 # -- files
 
 
@@ -404,7 +412,7 @@ def test_a_huge_sparse_file_is_refused_without_reading_it(tmp_path: Path) -> Non
     file = tmp_path / "huge.yaml"
     with file.open("wb") as stream:
         stream.truncate(10**12)
-    assert file_refusal(file).startswith(f"{file}: is longer than 1048576 bytes")
+    assert file_refusal(file).startswith(f"{file}: is longer than 262144 bytes")
 
 
 def test_a_pipe_is_no_file(tmp_path: Path) -> None:

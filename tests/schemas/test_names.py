@@ -80,9 +80,9 @@ POLICIES = "sft or policy_optimization stage, or the recipe's model"
         ("stages.value.gate.metric", "explained_varience", "a value_pretraining stage does not measure "
          "'explained_varience'; did you mean 'explained_variance'?"),
         ("stages.reward.gate", [{"metric": "pair_accuracy"}, {"metric": "win_rate"}],
-         "a reward_model stage does not measure 'win_rate'; use one of: mean_score_margin, pair_accuracy, "),
-        ("stages.evaluation.gate.metric", "win_rate", "an evaluation stage with a verifier as judge does not measure "
-         "'win_rate'; use one of: accuracy, "),
+         "a reward_model stage does not measure 'win_rate'; use one of: pair_accuracy, preference_loss, "),
+        ("stages.evaluation.gate.metric", "score", "an evaluation stage with a verifier as judge does not measure "
+         "'score'; use one of: accuracy, "),
         ("stages.evaluation.judge", {"reward": "main"}, "an evaluation stage with a reward as judge does not measure "
          "'accuracy_gain'; "),
         # -- publication
@@ -175,11 +175,11 @@ def test_every_separate_ring_is_found(plain: dict[str, Any]) -> None:
 
 
 def test_a_long_chain_is_no_ring_and_a_long_ring_is_one(plain: dict[str, Any]) -> None:
-    chain = {f"s{i}": {"kind": "sft", "data": "demos", "init": f"s{i + 1}"} for i in range(300)}
-    plain["stages"] = {**chain, "s300": {"kind": "sft", "data": "demos"}}
+    chain = {f"s{i}": {"kind": "sft", "data": "demos", "init": f"s{i + 1}"} for i in range(150)}
+    plain["stages"] = {**chain, "s150": {"kind": "sft", "data": "demos"}}
     plain |= {"rewards": {}, "publish": []}
     assert said(plain) == []
-    plain["stages"]["s300"]["init"] = "s0"
+    plain["stages"]["s150"]["init"] = "s0"
     assert len(said(plain)) == 1
 
 

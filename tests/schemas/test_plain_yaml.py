@@ -133,7 +133,7 @@ def test_comments_alone_are_no_recipe() -> None:
         ),
         (
             b"#" * (MAX_BYTES + 1),
-            "is longer than 1048576 bytes; a recipe is a short text; is this another file?",
+            "is longer than 262144 bytes; a recipe is a short text; is this another file?",
         ),
     ],
 )

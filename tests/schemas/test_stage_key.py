@@ -6,7 +6,7 @@ import types
 from typing import Annotated, Any, Union, get_args, get_origin
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
@@ -91,6 +91,7 @@ def test_canonical_json_is_one_text_written_out_by_hand() -> None:
     assert canonical_json(value) == r'{"a":{"\u00e9":"\n"},"b":[1,2.0,true,null],"c":1e-05}'
 
 
+@settings(deadline=None)
 @given(st.dictionaries(st.text(), JSON))
 def test_canonical_json_does_not_depend_on_the_order_of_insertion(value: dict[str, Any]) -> None:
     assert canonical_json(dict(reversed(value.items()))) == canonical_json(value)
@@ -369,6 +370,7 @@ def test_differences_are_told_by_path_old_and_new() -> None:
     ]
 
 
+@settings(deadline=None)
 @given(st.dictionaries(st.text(max_size=2), JSON), st.dictionaries(st.text(max_size=2), JSON))
 def test_there_is_a_difference_exactly_where_the_keys_differ(
     old: dict[str, Any], new: dict[str, Any]

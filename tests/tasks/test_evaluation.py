@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from models.sequences import collate
+from schemas.metrics import measured_by
 from schemas.recipe import Judge
 from tasks.evaluation import Judged, compare, run, shown
 from tasks.rollouts import Sampled
@@ -78,4 +79,4 @@ def test_a_reward_can_be_the_judge(pipeline: Any, tmp_path: Any) -> None:
     rewards = pipeline.job("policy").rewards
     metrics = run(job.model_copy(update={"inputs": inputs, "rewards": rewards})).metrics
     assert metrics["score_gain"] == pytest.approx(metrics["score"] - metrics["baseline_score"], abs=1e-5)
-    assert {"greedy_score", "baseline_greedy_score", "win_rate"} <= metrics.keys()
+    assert metrics.keys() == measured_by("evaluation", judge="reward")

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from schemas.metrics import curves_of, measured_by
 from tasks.attempt import Attempt
 from tasks.journal import read
 from tasks.scratch import JOURNAL
@@ -60,16 +61,20 @@ def test_the_same_job_gives_the_same_bytes_and_another_seed_does_not(
     assert contents(other.output)["model.safetensors"] != whole["model.safetensors"]
 
 
-def test_stages_measure_what_gates_may_ask_for(pipeline: Any) -> None:
-    from schemas.metrics import measured_by
+@pytest.mark.parametrize("name", ["demonstrations", "sft", "reward", "value", "policy"])
+def test_a_stage_reports_exactly_the_metrics_of_the_page(name: str, pipeline: Any) -> None:
+    kind = pipeline.job(name).work.kind
+    assert set(pipeline.metrics(name)) == measured_by(kind)
+    journal = pipeline.root / name / "scratch" / JOURNAL
+    written = {metric for entry in read(journal) for metric in entry.metrics} if journal.exists() else set()
+    if name == "policy":
+        written |= {"positive_nll"}  # absent where no response was held to be right
+    named = {metric.replace("score_mean_reward", "score_mean_TERM") for metric in written}
+    assert named == curves_of(kind)
 
-    for name, kind in {
-        "sft": "sft",
-        "reward": "reward_model",
-        "value": "value_pretraining",
-        "policy": "policy_optimization",
-    }.items():
-        assert set(pipeline.metrics(name)) == measured_by(kind), name
+
+def test_an_evaluation_reports_exactly_what_its_judge_can_tell(pipeline: Any) -> None:
+    assert set(pipeline.metrics("evaluation")) == measured_by("evaluation", judge="verifier")
 
 
 def test_no_artifact_holds_a_pickle(pipeline: Any) -> None:

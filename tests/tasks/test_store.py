@@ -30,6 +30,12 @@ OTHER_PARTS = {"kind": "sft", "seed": 2}
 OLD, NEW = b"old weights", b"new weights"
 
 
+@pytest.fixture(autouse=True)
+def _never_wait_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a power loss leaves is worked out from the order of the calls, so none has to be carried out."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     return Store(tmp_path / "store")
@@ -119,6 +125,9 @@ def test_scratch_outlives_attempts_until_it_is_discarded(store: Store) -> None:
     (store.scratch_folder(KEY) / "journal.jsonl").write_text("x")
     produce(store, OLD)
     assert (store.scratch_folder(KEY) / "journal.jsonl").read_text() == "x"
+    (store.root / "scratch" / f"{KEY}.removed-0").mkdir()  # a discard that was killed
+    store.discard_scratch(KEY)
+    assert os.listdir(store.root / "scratch") == []
     store.discard_scratch(KEY)
     assert list(store.scratch_folder(KEY).iterdir()) == []
 
@@ -603,18 +612,20 @@ def test_power_loss_after_any_operation_leaves_the_old_or_the_new(
     if equal is not None:  # whoever made the equal object died before its name was on the disk
         (root / "refs" / f"{stage_key(OTHER_PARTS)}.json").unlink()
         disk.forget(root / equal.uri)
-    for name in ("rename", "replace", "fsync", "mkdir", "unlink", "rmdir", "chmod"):
-        monkeypatch.setattr(os, name, disk.watching(getattr(os, name)))
-    store = Store(root)
-    folder, attempt = stage(store, NEW)
-    begun = len(disk.moments)
-    commit(store, folder, attempt)
-    monkeypatch.undo()
+    with monkeypatch.context() as recording:
+        for name in ("rename", "replace", "fsync", "mkdir", "unlink", "rmdir", "chmod"):
+            recording.setattr(os, name, disk.watching(name, getattr(os, name)))
+        store = Store(root)
+        folder, attempt = stage(store, NEW)
+        begun = len(disk.moments)
+        commit(store, folder, attempt)
 
-    survivors = 0
+    different = 0
     for number, moment in enumerate(disk.moments):
-        for variant, tree in enumerate(moment.survivors()):
-            survivors += 1
+        # what is staged decides nothing, so one variant of it is enough
+        trees = {repr({**tree, "staging": None}): tree for tree in moment.survivors()}
+        different += len(trees)
+        for variant, tree in enumerate(trees.values()):
             left = Store(_written(tree, tmp_path / f"left-{number}-{variant}"))
             assert content_of(left) in (OLD, NEW), (number, variant)
             if number >= begun - 1:
@@ -625,7 +636,7 @@ def test_power_loss_after_any_operation_leaves_the_old_or_the_new(
                 produce(left, NEW)
                 assert content_of(left) == NEW
             shutil.rmtree(left.root)
-    assert survivors > 2 * len(disk.moments) > 30
+    assert different > len(disk.moments) > 20
 
 
 class child:
@@ -701,11 +712,11 @@ class Disk:
             name: inode for name, inode in self._sure_names[folder].items() if name != path.name
         }
 
-    def watching(self, operation: Callable[..., Any]) -> Callable[..., Any]:
+    def watching(self, name: str, operation: Callable[..., Any]) -> Callable[..., Any]:
         def operate(*args: Any, **kwargs: Any) -> Any:
             names, contents = self._look()  # writes leave no trace of their own
             result = operation(*args, **kwargs)
-            if operation.__name__ == "fsync":
+            if name == "fsync":
                 inode = os.fstat(args[0]).st_ino
                 if inode in names:
                     self._sure_names[inode] = names[inode]

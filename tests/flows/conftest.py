@@ -1,0 +1,68 @@
+"""A small recipe, a workspace, and one MLflow database for all tests of the flows."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from flows.runs import Workspace
+
+# Fake stages are imported by name, by tests and by child processes, which get this process's path.
+sys.path.insert(0, str(Path(__file__).parent))
+
+RECIPE = """\
+recipe: fake
+seed: 17
+model: {source: "builtin:tiny"}
+data:
+  demonstrations: {source: "builtin:arithmetic/demonstrations"}
+  preferences: {source: "builtin:arithmetic/preferences"}
+  prompts: {source: "builtin:arithmetic/prompts"}
+rewards:
+  main: {terms: [{model: reward}]}
+stages:
+  sft: {kind: sft, data: demonstrations}
+  reward: {kind: reward_model, init: sft, data: preferences, gate: {metric: pair_accuracy, at_least: 0.75}}
+  value:
+    kind: value_pretraining
+    policy: sft
+    init: reward
+    reward: main
+    prompts: prompts
+    gate: {metric: explained_variance, at_least: 0.3}
+  policy:
+    kind: policy_optimization
+    algorithm: {preset: vapo, length_adaptive_alpha: 1.0}
+    init: sft
+    critic: value
+    reward: main
+    prompts: prompts
+  evaluation:
+    kind: evaluation
+    candidate: policy
+    baseline: sft
+    judge: {verifier: arithmetic}
+    prompts: prompts
+    gate: {metric: accuracy_gain, at_least: 0.0}
+"""
+
+
+@pytest.fixture(scope="session")
+def ledger_database(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The address of an MLflow database that the first test to use it makes."""
+    return f"sqlite:///{tmp_path_factory.mktemp('mlflow') / 'mlflow.db'}"
+
+
+@pytest.fixture
+def workspace(tmp_path: Path, ledger_database: str, monkeypatch: pytest.MonkeyPatch) -> Workspace:
+    """An empty workspace whose ledger writes to the shared database."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", ledger_database)
+    return Workspace(tmp_path / "workspace")
+
+
+@pytest.fixture
+def recipe_file(tmp_path: Path) -> Path:
+    """The small recipe as a file."""
+    path = tmp_path / "fake.yaml"
+    path.write_text(RECIPE)
+    return path

@@ -1,0 +1,73 @@
+"""Lives of fake stages without Prefect: what the tests of several modules drive."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from flows.runs import StageRecord, Workspace, drive
+from flows.stage_life import StageLife
+from schemas.loading import load_recipe
+from tasks.journal import StageProgress
+from tasks.ledger import Ledger
+from tasks.store import Store
+
+
+class Witness:
+    """Remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.seen: list[tuple[str, int]] = []
+
+    def say(self, text: str, style: str = "") -> None:
+        self.lines.append(text)
+
+    def started(self, step: str, attempt: int) -> None:
+        self.lines.append(f"{step} started {attempt}")
+
+    def progressed(self, step: str, report: StageProgress) -> None:
+        self.seen.append((step, report.step))
+
+    def ended(self, step: str, stage: StageRecord) -> None:
+        self.lines.append(f"{step} {stage.status}")
+
+
+@contextmanager
+def lives(workspace: Workspace, recipe: Path, *overrides: str) -> Iterator[StageLife]:
+    """The lives of a run of the recipe, as ``vantage run`` would make them."""
+    resolved = load_recipe(recipe, overrides)
+    with drive(workspace, resolved, source=str(recipe)) as run:
+        ledger = Ledger(None, workspace.root, resolved.recipe)
+        ledger.open_run(run.record.run_id, resolved.recipe, resolved.model_dump(mode="json"))
+        yield StageLife(
+            run,
+            store=Store(workspace.store),
+            ledger=ledger,
+            watcher=Witness(),
+            stage_function="fake_work.run_stage",
+        )
+
+
+def live_all(life: StageLife, *, until: str | None = None) -> dict[str, StageRecord]:
+    """Every step in order, as a run that has nothing to compute does it; up to and without ``until``."""
+    for step in life.inputs:
+        if step == until:
+            break
+        obstacle = life.obstacle(step)
+        if obstacle:
+            life.block(step, obstacle)
+        else:
+            life.live(step)
+    return life.run.record.stages
+
+
+def events(workspace: Workspace) -> list[str]:
+    """Which computations there were, as ``fake_work`` wrote them down."""
+    path = workspace.root / "events.txt"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def pace(workspace: Workspace, seconds: float) -> None:
+    """How long a step of a fake stage takes from now on."""
+    workspace.root.mkdir(parents=True, exist_ok=True)
+    (workspace.root / "seconds.txt").write_text(str(seconds))

@@ -1,0 +1,245 @@
+"""Runs ordered by a real Prefect server (one for the module), with fake stages in real child processes."""
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from flows.console import Screen
+from flows.execution import execute, exit_code
+from flows.exit_codes import ExitCode
+from flows.runs import RunRecord, Workspace, drive, read_runs
+from flows.servers import start
+from flows.status import look
+from lives import events, pace
+from schemas.loading import load_recipe
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def prefect_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A Prefect server, named to us and to our children as a user would name one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("PREFECT_API_URL", raising=False)
+        patch.setenv("PREFECT_HOME", str(tmp_path_factory.mktemp("home")))
+        server = start(tmp_path_factory.mktemp("prefect"))
+        yield server.wait_ready()
+        server.stop()
+
+
+def run_recipe(workspace: Workspace, recipe: Path, *overrides: str) -> tuple[RunRecord, str]:
+    """What ``vantage run`` does in this process, and what it printed."""
+    printed = io.StringIO()
+    screen = Screen(Console(file=printed, width=200))
+    with drive(workspace, load_recipe(recipe, overrides), source=str(recipe)) as run:
+        record = execute(run, screen, stage_function="fake_work.run_stage")
+    return record, printed.getvalue()
+
+
+def start_vantage(workspace: Workspace, recipe: Path, *options: str) -> subprocess.Popen[str]:
+    """The command line with fake stages, in a process group of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "fake_vantage", "run", str(recipe), "--workspace", str(workspace.root), *options],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(__file__).parent)])},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 90.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it never came"
+        time.sleep(0.05)
+
+
+def prefect_shows(flow_run_id: str) -> tuple[Any, dict[str, str | None]]:
+    """A flow run, and name → state of each of its task runs once the server has heard of their ends."""
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+    from prefect.client.schemas.objects import StateType
+
+    with get_client(sync_client=True) as client:
+        chosen = FlowRunFilter(id=FlowRunFilterId(any_=[flow_run_id]))
+        task_runs: list[Any] = []
+
+        def all_ended() -> bool:
+            task_runs[:] = client.read_task_runs(flow_run_filter=chosen)
+            return bool(task_runs) and all(
+                each.state_type not in (None, StateType.PENDING, StateType.RUNNING) for each in task_runs
+            )
+
+        wait_for(all_ended)  # task runs arrive as events, a moment after the flow has ended
+        flow_run = client.read_flow_run(flow_run_id)  # type: ignore[arg-type]
+    return flow_run, {each.name: each.state_name for each in task_runs}
+
+
+@pytest.fixture(scope="module")
+def pages() -> Callable[[], dict[str, str]]:
+    """Prefect's artifacts: key → data."""
+
+    def read() -> dict[str, str]:
+        from prefect.client.orchestration import get_client
+
+        with get_client(sync_client=True) as client:
+            return {artifact.key: str(artifact.data) for artifact in client.read_artifacts() if artifact.key}
+
+    return read
+
+
+@pytest.mark.usefixtures("prefect_url")
+def test_a_recipe_runs_once_and_is_then_only_verified(
+    workspace: Workspace, recipe_file: Path, pages: Callable[[], dict[str, str]]
+) -> None:
+    record, printed = run_recipe(workspace, recipe_file)
+    assert record.status == "completed"
+    assert exit_code(record) == ExitCode.OK
+    assert {stage.status for stage in record.stages.values()} == {"completed"}
+    assert "gate explained_variance 0.400 >= 0.3: passed" in printed
+    assert "1+1?" in printed
+    assert record.mlflow_run_id is not None
+
+    flow_run, task_runs = prefect_shows(record.prefect_flow_run_ids[0])
+    assert (flow_run.name, flow_run.state_name) == (record.run_id, "Completed")
+    assert flow_run.parameters == {"run_id": record.run_id, "life": "<StageLife>"}
+    assert task_runs == {f"{step} · attempt 1": "Completed" for step in record.stages}
+    assert '"metric": "pair_accuracy"' in pages()["gates"]
+
+    again, printed = run_recipe(workspace, recipe_file)
+    assert again.run_id != record.run_id
+    assert {stage.status for stage in again.stages.values()} == {"reused"}
+    assert again.prefect_flow_run_ids == (), "a run that only verifies does not start Prefect"
+    assert len(events(workspace)) == 18
+
+
+@pytest.mark.usefixtures("prefect_url")
+def test_a_closed_gate_stops_what_depends_on_it_and_nothing_else(
+    workspace: Workspace, recipe_file: Path
+) -> None:
+    recipe = recipe_file.read_text() + "  other: {kind: sft, data: demonstrations, seed: 3}\n"
+    recipe += "publish: [{stage: policy, registered_model: fake, after: evaluation}]\n"
+    recipe_file.write_text(recipe)
+    record, printed = run_recipe(workspace, recipe_file, "stages.value.gate.at_least=0.9")
+    assert record.status == "gate_closed"
+    assert exit_code(record) == ExitCode.GATE_CLOSED
+    statuses = {name: stage.status for name, stage in record.stages.items()}
+    assert statuses["value"] == "gate_closed"
+    assert statuses["policy"] == statuses["evaluation"] == "blocked"
+    assert statuses["other"] == "completed"
+    assert "policy is not published as fake: policy is blocked" in printed
+
+    flow_run, task_runs = prefect_shows(record.prefect_flow_run_ids[0])
+    assert flow_run.state_name == "GateClosed"
+    assert task_runs["value · attempt 1"] == "GateClosed"
+    assert not any(name.startswith(("policy", "evaluation")) for name in task_runs)
+
+
+@pytest.mark.usefixtures("prefect_url")
+def test_a_lost_process_is_begun_again_and_a_refusal_is_not(workspace: Workspace, recipe_file: Path) -> None:
+    workspace.root.mkdir()
+    (workspace.root / "lose.txt").write_text("sft")
+    record, _ = run_recipe(workspace, recipe_file)
+    assert record.status == "completed"
+    assert record.stages["sft"].attempt == 2
+    _, task_runs = prefect_shows(record.prefect_flow_run_ids[0])
+    assert task_runs["sft · attempt 1"] == "Resumable"
+    assert task_runs["sft · attempt 2"] == "Completed"
+
+    (workspace.root / "refuse.txt").write_text("policy")
+    record, printed = run_recipe(workspace, recipe_file, "stages.policy.epochs=2")
+    assert (record.status, exit_code(record)) == ("failed", ExitCode.BAD_INPUT)
+    assert record.stages["policy"].attempt == 1
+    assert record.stages["evaluation"].status == "blocked"
+    assert "row 7 has no prompt" in printed
+
+
+@pytest.mark.usefixtures("prefect_url")
+def test_killed_in_the_middle_of_a_stage_the_same_command_goes_on(
+    workspace: Workspace, recipe_file: Path, tmp_path: Path
+) -> None:
+    whole = Workspace(tmp_path / "whole")
+    expected, _ = run_recipe(whole, recipe_file)
+
+    pace(workspace, 0.2)
+    process = start_vantage(workspace, recipe_file)
+    wait_for(lambda: "policy started 1" in events(workspace))
+    key = read_runs(workspace)[0].stages["policy"].stage_key
+    wait_for((workspace.store / "scratch" / str(key) / "committed.json").exists)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    [record] = read_runs(workspace)
+    view = look(workspace, record)
+    assert (view.status, view.status_of("policy")) == ("interrupted", "interrupted")
+
+    pace(workspace, 0.0)
+    done = start_vantage(workspace, recipe_file, "--json")
+    printed, _ = done.communicate(timeout=120)
+    summary = json.loads(printed.splitlines()[-1])
+    assert done.returncode == 0
+    assert summary["run_id"] == record.run_id
+    assert summary["status"] == "completed"
+    stages = summary["stages"]
+    assert {name: stage["digest"] for name, stage in stages.items()} == {
+        name: stage.digest for name, stage in expected.stages.items()
+    }
+    assert set(stages["policy"]) == {"status", "stage_key", "digest", "metrics"}
+    assert [name for name, stage in stages.items() if stage["status"] != "reused"] == ["policy", "evaluation"]
+    assert [line for line in events(workspace) if line.startswith("policy")] == [
+        "policy started 1",
+        "policy started 2",
+        "policy finished 2",
+    ]
+
+    first, second = read_runs(workspace)[0].prefect_flow_run_ids
+    assert prefect_shows(first)[0].state_name == "Crashed"
+    assert prefect_shows(second)[1]["policy · attempt 2"] == "Completed"
+
+
+@pytest.mark.usefixtures("prefect_url")
+def test_asked_to_stop_a_run_saves_and_says_how_to_go_on(workspace: Workspace, recipe_file: Path) -> None:
+    pace(workspace, 0.2)
+    process = start_vantage(workspace, recipe_file)
+    wait_for(lambda: "sft started 1" in events(workspace))
+    process.send_signal(signal.SIGINT)
+    printed, errors = process.communicate(timeout=60)
+    assert process.returncode == ExitCode.RESUME
+    assert "run the same command again" in printed
+    assert "Traceback" not in errors
+    [record] = read_runs(workspace)
+    assert (record.status, record.stages["sft"].status) == ("resumable", "resumable")
+    assert record.stages["reward"].reason == "the run was stopped"
+
+    pace(workspace, 0.0)
+    record, _ = run_recipe(workspace, recipe_file)
+    assert record.status == "completed"
+    assert record.stages["sft"].attempt == 2
+
+
+@pytest.mark.usefixtures("prefect_url")
+def test_the_same_recipe_started_twice_at_once_trains_once(workspace: Workspace, recipe_file: Path) -> None:
+    pace(workspace, 0.1)
+    other = start_vantage(workspace, recipe_file)
+    wait_for(lambda: "sft started 1" in events(workspace))
+    record, printed = run_recipe(workspace, recipe_file)
+    other.communicate(timeout=60)
+    assert other.returncode == 0
+    assert record.status == "completed"
+    assert "waits for run" in printed
+    started = [line for line in events(workspace) if " started " in line]
+    assert len(started) == len(set(started)) == 9
+    first, second = read_runs(workspace)
+    assert {name: stage.digest for name, stage in first.stages.items()} == {
+        name: stage.digest for name, stage in second.stages.items()
+    }

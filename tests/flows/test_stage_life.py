@@ -1,0 +1,274 @@
+"""Real store, real outbox and real child processes; only what the stages compute is made up."""
+
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fake_work import STEPS
+from flows.exit_codes import ExitCode
+from flows.runs import Workspace
+from flows.stage_life import StageLife
+from lives import events, live_all, lives, pace
+from tasks.ledger import Ledger
+
+
+class Killed(BaseException):
+    """Stands for kill -9: nothing of ours may catch it, and nothing after it happens."""
+
+
+def told(workspace: Workspace, run_id: str, operation: str) -> list[dict[str, Any]]:
+    """Operations of one kind in the ledger's outbox."""
+    path = workspace.folder(run_id) / "ledger" / "outbox.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    return [line for line in lines if line["operation"] == operation]
+
+
+def kill_at(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, *, after: bool = False) -> None:
+    """Have the first call of a method be the moment of the kill; ``after``: when it has done its work."""
+    original: Callable[..., Any] = getattr(owner, name)
+
+    def deadly(*arguments: Any, **options: Any) -> Any:
+        if after:
+            original(*arguments, **options)
+        monkeypatch.undo()
+        raise Killed
+
+    monkeypatch.setattr(owner, name, deadly)
+
+
+def test_stages_are_made_once_and_reused_ever_after(workspace: Workspace, recipe_file: Path) -> None:
+    with lives(workspace, recipe_file) as life:
+        first = live_all(life)
+        life.run.update(status=life.run.outcome())
+    assert {stage.status for stage in first.values()} == {"completed"}
+    assert Counter(line.split()[1] for line in events(workspace)) == {"started": 9, "finished": 9}
+
+    with lives(workspace, recipe_file) as life:
+        assert life.run.record.number == 2
+        second = live_all(life)
+    assert {stage.status for stage in second.values()} == {"reused"}
+    assert len(events(workspace)) == 18
+    assert {name: stage.digest for name, stage in second.items()} == {
+        name: stage.digest for name, stage in first.items()
+    }
+    assert len(told(workspace, life.run.record.run_id, "record_reuse")) == 9
+    assert second["evaluation"].samples == ({"prompt": "1+1?", "baseline": "3", "candidate": "2"},)
+
+
+def test_a_switch_of_the_policy_changes_the_policy_and_what_reads_it(
+    workspace: Workspace, recipe_file: Path
+) -> None:
+    with lives(workspace, recipe_file) as life:
+        live_all(life)
+    with lives(workspace, recipe_file, "stages.policy.algorithm.clip_range_high=0.2") as life:
+        stages = live_all(life)
+    assert {name for name, stage in stages.items() if stage.status == "completed"} == {"policy", "evaluation"}
+    assert {name for name, stage in stages.items() if stage.status == "reused"} == set(stages) - {
+        "policy",
+        "evaluation",
+    }
+
+
+def test_a_closed_gate_keeps_what_depends_on_it_from_starting(workspace: Workspace, recipe_file: Path) -> None:
+    with lives(workspace, recipe_file, "stages.value.gate.at_least=0.9") as life:
+        stages = live_all(life)
+    assert stages["value"].status == "gate_closed"
+    assert str(stages["value"].verdicts[0]) == "explained_variance 0.400 >= 0.9: CLOSED"
+    assert stages["value"].digest is not None, "what the stage made is kept"
+    assert (stages["policy"].status, stages["policy"].reason) == ("blocked", "reads value, which is gate closed")
+    assert (stages["evaluation"].status, stages["evaluation"].reason) == (
+        "blocked",
+        "reads policy, which is blocked",
+    )
+    assert not any(line.startswith(("policy", "evaluation")) for line in events(workspace))
+    assert life.run.outcome() == "gate_closed"
+
+
+def test_the_verdict_is_recorded_before_the_stage_ends(workspace: Workspace, recipe_file: Path) -> None:
+    with lives(workspace, recipe_file, "stages.value.gate.at_least=0.9") as life:
+        live_all(life)
+        run_id = life.run.record.run_id
+    path = workspace.folder(run_id) / "ledger" / "outbox.jsonl"
+    operations = [json.loads(line) for line in path.read_text().splitlines()]
+    of_value = [line["operation"] for line in operations if line.get("stage") == "value"]
+    assert of_value == ["open_stage", "record_verdicts", "log_metrics", "finish_stage"]
+    assert told(workspace, run_id, "record_verdicts")[-1]["verdicts"][0]["evidence"] == {"explained_variance": 0.4}
+    assert told(workspace, run_id, "finish_stage")[-1]["outcome"] == "gate_closed"
+
+
+def test_a_moved_threshold_judges_again_and_makes_nothing_again(workspace: Workspace, recipe_file: Path) -> None:
+    with lives(workspace, recipe_file, "stages.value.gate.at_least=0.9") as life:
+        live_all(life)
+    with lives(workspace, recipe_file, "stages.value.gate.at_least=0.35") as life:
+        stages = live_all(life)
+    assert stages["value"].status == "reused"
+    assert stages["value"].verdicts[0].passed
+    assert stages["policy"].status == "completed"
+    with lives(workspace, recipe_file, "stages.value.gate.at_least=0.9") as life:
+        stages = live_all(life)
+    assert stages["value"].status == "gate_closed"
+    assert stages["policy"].status == "blocked"
+    assert sum(line.startswith("value started") for line in events(workspace)) == 1
+
+
+def test_a_gate_that_continues_only_records(workspace: Workspace, recipe_file: Path) -> None:
+    with lives(
+        workspace, recipe_file, "stages.value.gate.at_least=0.9", "stages.value.gate.on_fail=continue"
+    ) as life:
+        stages = live_all(life)
+    assert stages["value"].status == "completed"
+    assert not stages["value"].verdicts[0].passed
+    assert stages["evaluation"].status == "completed"
+
+
+@pytest.mark.parametrize(
+    "owner, method, after",
+    [
+        (StageLife, "_record", False),  # after the commit, before the run knows
+        (Ledger, "finish_stage", False),  # before the ledger knows
+        (Ledger, "finish_stage", True),  # the ledger knows, scratch is still there
+    ],
+)
+def test_killed_after_the_commit_the_artifact_is_adopted_and_told_once(
+    workspace: Workspace,
+    recipe_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    owner: type,
+    method: str,
+    after: bool,
+) -> None:
+    with lives(workspace, recipe_file) as life:
+        live_all(life, until="sft")
+        with monkeypatch.context() as patch:
+            kill_at(patch, owner, method, after=after)
+            with pytest.raises(Killed):
+                life.live("sft")
+        interrupted = life.run.record.run_id
+    with lives(workspace, recipe_file) as life:
+        assert life.run.record.run_id == interrupted
+        stages = live_all(life, until="reward")
+        key = stages["sft"].stage_key
+        assert not (workspace.store / "scratch" / str(key)).exists()
+    assert stages["sft"].status == "reused"
+    assert sum(line.startswith("sft started") for line in events(workspace)) == 1
+    rows = [row for line in told(workspace, interrupted, "log_metrics") for row in line["rows"]]
+    assert [row[3] for row in rows if row[0] == "loss"] == list(range(1, STEPS + 1))
+    artifacts = {
+        line["artifact"]["digest"] for line in told(workspace, interrupted, "finish_stage") if line["stage"] == "sft"
+    }
+    assert artifacts == {stages["sft"].digest}
+
+
+def test_a_stage_that_is_stopped_goes_on_from_its_checkpoint(workspace: Workspace, recipe_file: Path) -> None:
+    with lives(workspace, recipe_file) as whole:
+        expected = live_all(whole, until="reward")["sft"].digest
+
+    other = Workspace(workspace.root.with_name("other"))
+    pace(other, 0.1)
+    with lives(other, recipe_file) as life:
+        live_all(life, until="sft")
+        threading.Timer(0.8, life.request_stop).start()
+        stage = life.live("sft")
+        assert (stage.status, stage.exit_code) == ("resumable", ExitCode.RESUME)
+        assert "stopped after step" in str(stage.reason)
+        assert life.obstacle("reward") == "the run was stopped"
+        assert life.block("reward", "the run was stopped").status == "resumable"
+    pace(other, 0.0)
+    with lives(other, recipe_file) as life:
+        assert life.attempt("sft") == 2
+        stage = live_all(life, until="reward")["sft"]
+    assert (stage.status, stage.attempt, stage.digest) == ("completed", 2, expected)
+
+
+def test_metrics_reach_the_ledger_up_to_the_committed_checkpoint_only(
+    workspace: Workspace, recipe_file: Path
+) -> None:
+    pace(workspace, 0.25)
+    with lives(workspace, recipe_file) as life:
+        live_all(life, until="sft")
+        running = threading.Thread(target=life.live, args=("sft",))
+        running.start()
+        deadline = time.monotonic() + 60
+        while not (rows := told(workspace, life.run.record.run_id, "log_metrics")):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        steps = {row[3] for line in rows for row in line["rows"]}
+        life.stop.set()
+        running.join()
+    assert steps
+    assert max(steps) % 4 == 0, "checkpoints are at every fourth step"
+
+
+def test_a_damaged_artifact_is_made_again_loudly(workspace: Workspace, recipe_file: Path) -> None:
+    with lives(workspace, recipe_file) as life:
+        stages = live_all(life, until="reward")
+        (workspace.store / "objects" / str(stages["sft"].digest) / "weights.txt").write_text("flipped")
+        life.run.update(status="completed")
+    with lives(workspace, recipe_file) as life:
+        again = live_all(life, until="reward")
+        assert any("sft" in line and "damaged" in line for line in life.watcher.lines)  # type: ignore[attr-defined]
+    assert (again["sft"].status, again["sft"].digest) == ("completed", stages["sft"].digest)
+    assert again["model"].status == "reused"
+
+
+def test_a_failed_stage_names_its_cause_and_its_log(workspace: Workspace, recipe_file: Path) -> None:
+    with lives(workspace, recipe_file) as life:
+        life.stage_function = "fake_work.refuse"
+        stages = live_all(life)
+    assert (stages["model"].status, stages["model"].exit_code) == ("failed", ExitCode.BAD_INPUT)
+    assert "row 7 has no prompt" in str(stages["model"].reason)
+    assert str(life.log_of("model")) in str(stages["model"].reason)
+    assert stages["sft"].status == "blocked"
+    assert life.run.outcome() == "failed"
+
+
+def test_an_error_of_our_own_fails_its_stage_alone(workspace: Workspace, recipe_file: Path) -> None:
+    source = recipe_file.with_name("rows.jsonl")
+    source.write_text('{"prompt": "1+1?", "response": "2"}\n')
+    with lives(workspace, recipe_file, f"data.demonstrations.source={source}") as life:
+        source.unlink()
+        stages = live_all(life)
+    assert stages["data.demonstrations"].status == "failed"
+    assert "rows.jsonl" in str(stages["data.demonstrations"].reason)
+    assert "Traceback" in life.log_of("data.demonstrations").read_text()
+    assert stages["data.preferences"].status == "completed"
+
+
+def test_two_runs_at_once_make_each_artifact_once(workspace: Workspace, recipe_file: Path) -> None:
+    pace(workspace, 0.05)
+    with lives(workspace, recipe_file) as one, lives(workspace, recipe_file) as other:
+        assert one.run.record.run_id != other.run.record.run_id
+        threads = [
+            threading.Thread(target=live_all, args=(life,), kwargs={"until": "value"}) for life in (one, other)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        made = Counter(line.split()[0] for line in events(workspace) if line.split()[1] == "started")
+        assert made["sft"] == made["reward"] == made["model"] == 1
+        statuses = sorted(life.run.record.stages["sft"].status for life in (one, other))
+        assert statuses == ["completed", "reused"]
+        assert one.run.record.stages["reward"].digest == other.run.record.stages["reward"].digest
+
+
+def test_what_changed_since_the_attempt_that_is_resumed_is_recorded(
+    workspace: Workspace, recipe_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pace(workspace, 0.1)
+    with lives(workspace, recipe_file) as life:
+        live_all(life, until="sft")
+        threading.Timer(0.9, life.stop.set).start()
+        assert life.live("sft").status == "resumable"
+    pace(workspace, 0.0)
+    monkeypatch.setattr("flows.stage_life.provenance", lambda kind, *, threads: {"torch": "9.0"})
+    with lives(workspace, recipe_file) as life:
+        stage = live_all(life, until="reward")["sft"]
+    assert stage.provenance["resumed_across"].startswith("torch: 2.")
+    assert stage.provenance["resumed_across"].endswith("→ 9.0")

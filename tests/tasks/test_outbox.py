@@ -1,0 +1,71 @@
+"""The queue on disk: what is in it after kills at the worst places."""
+
+import fcntl
+import os
+from pathlib import Path
+
+import pytest
+
+from tasks.outbox import Outbox
+
+
+def values(outbox: Outbox, start: int = 0) -> list[int]:
+    return [operation["n"] for _, operation in outbox.read(start)]
+
+
+def test_operations_come_back_in_order_from_any_end(tmp_path: Path) -> None:
+    outbox = Outbox(tmp_path / "run" / "ledger")
+    for n in range(3):
+        outbox.append({"n": n})
+    ends = [end for end, _ in outbox.read()]
+    assert values(Outbox(outbox.folder)) == [0, 1, 2]
+    assert values(outbox, ends[0]) == [1, 2]
+    assert values(outbox, ends[2]) == []
+
+
+@pytest.mark.parametrize("half", ['{"n"', '{"n": 2}'])
+def test_a_line_without_its_end_is_not_there_and_the_next_writer_cuts_it_off(
+    tmp_path: Path, half: str
+) -> None:
+    outbox = Outbox(tmp_path)
+    outbox.append({"n": 1})
+    with (tmp_path / "outbox.jsonl").open("a") as file:
+        file.write(half)
+    after_the_kill = Outbox(tmp_path)
+    assert values(after_the_kill) == [1]
+    after_the_kill.append({"n": 3})
+    assert values(Outbox(tmp_path)) == [1, 3]
+
+
+def test_each_destination_has_its_own_end(tmp_path: Path) -> None:
+    outbox = Outbox(tmp_path)
+    outbox.append({"n": 1})
+    (end, _), *_ = outbox.read()
+    outbox.mark_sent("one server", end)
+    assert (outbox.is_pending("one server"), outbox.is_pending("another")) == (False, True)
+    outbox.append({"n": 2})
+    reopened = Outbox(tmp_path)
+    assert reopened.is_pending("one server")
+    assert values(reopened, reopened.sent("one server")) == [2]
+
+
+def test_one_process_sends_at_a_time(tmp_path: Path) -> None:
+    outbox = Outbox(tmp_path)
+    outbox.append({"n": 1})
+    other = os.open(tmp_path / "sending.lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(other, fcntl.LOCK_EX)
+    with outbox.sending(wait_seconds=0.05) as ours:
+        assert not ours
+    os.close(other)
+    with outbox.sending(wait_seconds=0.0) as ours:
+        assert ours
+
+
+def test_what_cannot_be_read_is_kept_beside_a_new_outbox(tmp_path: Path) -> None:
+    for n in (1, 2):
+        outbox = Outbox(tmp_path / "ledger")
+        outbox.append({"n": n})
+        outbox.set_aside()
+    kept = [values(Outbox(tmp_path / f"ledger-unreadable-{i}")) for i in (1, 2)]
+    assert kept == [[1], [2]]
+    assert values(Outbox(tmp_path / "ledger")) == []
