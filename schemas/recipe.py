@@ -1,7 +1,7 @@
 """The recipe: one frozen value that describes one whole run.
 
 The classes nest like the YAML does and use the same names. What a single field can say of itself is checked
-here; what only the whole recipe can say (references, agreement of rewards) is checked in ``schemas.references``.
+here; what only the whole recipe can say is checked when it is loaded (``schemas.names``, ``schemas.agreement``).
 """
 
 from typing import Annotated, Any, Literal, Self
@@ -57,7 +57,7 @@ class Data(Frozen):
     """A named dataset: where it comes from and how its columns are read."""
 
     source: str
-    """``builtin:NAME/KIND``, or a ``.json``, ``.jsonl``, ``.parquet`` or ``.csv`` file."""
+    """``builtin:NAME/KIND``, or a ``.json``, ``.jsonl``, ``.parquet`` or ``.csv`` file (from the recipe's folder on)."""
     columns: dict[Literal["prompt", "response", "chosen", "rejected"], str] = Field(default_factory=dict)
     """Our column → a column of the file (``chosen.value`` reaches into it) or a template ``"{instruction} {input}"``."""
     split: Split = Split()

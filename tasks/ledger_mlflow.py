@@ -285,6 +285,8 @@ class Book:
             case FinishRun():
                 run_id = self._whole_run(entry, operation.time)
                 self._write(run_id, tags={"vantage.status": operation.outcome})
+                self._note_is_stale = True
+                self.write_run_note(entry)  # now: nothing may come after that would write it
                 self._client.set_terminated(run_id, _RUN_STATUS[operation.outcome], operation.time)
             case CloseRun():
                 for run in self._running(operation.run_id):

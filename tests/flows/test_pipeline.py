@@ -104,7 +104,7 @@ def test_a_recipe_runs_once_and_is_then_only_verified(
     workspace: Workspace, recipe_file: Path, pages: Callable[[], dict[str, str]]
 ) -> None:
     record, printed = run_recipe(workspace, recipe_file)
-    assert record.status == "completed"
+    assert record.status == "completed", printed
     assert exit_code(record) == ExitCode.OK
     assert {stage.status for stage in record.stages.values()} == {"completed"}
     assert "gate explained_variance 0.400 >= 0.3: passed" in printed
@@ -129,7 +129,7 @@ def test_a_closed_gate_stops_what_depends_on_it_and_nothing_else(
     workspace: Workspace, recipe_file: Path
 ) -> None:
     recipe = recipe_file.read_text() + "  other: {kind: sft, data: demonstrations, seed: 3}\n"
-    recipe += "publish: [{stage: policy, registered_model: fake, after: evaluation}]\n"
+    recipe += "publish: [{stage: policy, registered_model: fake, alias: best, after: evaluation}]\n"
     recipe_file.write_text(recipe)
     record, printed = run_recipe(workspace, recipe_file, "stages.value.gate.at_least=0.9")
     assert record.status == "gate_closed"

@@ -1,0 +1,219 @@
+"""The command line as a user has it: in processes of its own, with fake stages where any are run."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flows.cli import summary
+from flows.exit_codes import ExitCode
+from flows.runs import Workspace
+from lives import live_all, lives
+
+ROOT = Path(__file__).parents[2]
+HEAVY = ("torch", "transformers", "prefect", "mlflow", "pandera", "datasets", "pyarrow")
+
+
+def vantage(*arguments: str | Path, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "fake_vantage", *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(__file__).parent)])},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.fixture
+def finished(workspace: Workspace, recipe_file: Path) -> Workspace:
+    """A workspace in which the recipe has run."""
+    with lives(workspace, recipe_file) as life:
+        live_all(life)
+        life.run.update(status=life.run.outcome())
+    return workspace
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["plan", "RECIPE"], ["plan", "RECIPE", "--json"], ["status"], ["schema"], ["run", "missing.yaml"]],
+)
+def test_answers_load_no_framework(arguments: list[str], recipe_file: Path, tmp_path: Path) -> None:
+    arguments = [str(recipe_file) if word == "RECIPE" else word for word in arguments]
+    code = (
+        "import sys\n"
+        "from flows.cli import main\n"
+        "try:\n    main()\n"
+        f"finally:\n    print('loaded:', sorted(set({HEAVY!r}) & set(sys.modules)), file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stderr.endswith("loaded: []\n")
+
+
+def test_a_finished_recipe_run_again_is_one_line_of_json(finished: Workspace, recipe_file: Path) -> None:
+    done = vantage("run", recipe_file, "--workspace", finished.root, "--json")
+    assert done.returncode == 0
+    [line] = done.stdout.splitlines()
+    told = json.loads(line)
+    assert set(told) == {"run_id", "status", "stages"}
+    assert told["run_id"].startswith("0002-fake-")
+    assert told["status"] == "completed"
+    assert list(told["stages"])[:2] == ["model", "data.demonstrations"]
+    assert {stage["status"] for stage in told["stages"].values()} == {"reused"}
+    assert told["stages"]["value"]["metrics"] == {"explained_variance": 0.4}
+    assert all(len(stage["stage_key"]) == len(stage["digest"]) == 64 for stage in told["stages"].values())
+    assert "reused" in done.stderr, "people read standard error then"
+
+
+def test_the_second_run_starts_neither_prefect_nor_a_child(finished: Workspace, recipe_file: Path) -> None:
+    code = (
+        "import sys, subprocess\n"
+        "def refuse(*_, **__): raise AssertionError('a process was started')\n"
+        "subprocess.Popen.__init__ = refuse\n"
+        "from flows.cli import main\n"
+        "try:\n    main()\n"
+        "finally:\n    print('loaded:', sorted({'prefect', 'torch'} & set(sys.modules)), file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "run", str(recipe_file), "--workspace", str(finished.root)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "loaded: []" in done.stderr
+
+
+def test_what_is_printed_to_a_file_has_no_control_codes(finished: Workspace, recipe_file: Path) -> None:
+    done = vantage("run", recipe_file, "--workspace", finished.root)
+    assert "\x1b" not in done.stdout + done.stderr
+    assert "gate explained_variance 0.400 >= 0.3: passed" in done.stdout
+    assert "--backend-store-uri" in done.stdout
+
+
+def test_a_closed_gate_has_an_exit_code_of_its_own(finished: Workspace, recipe_file: Path) -> None:
+    options = ["--workspace", str(finished.root), "--set", "stages.value.gate.at_least=0.9", "--json"]
+    done = vantage("run", recipe_file, *options)
+    assert done.returncode == ExitCode.GATE_CLOSED
+    told = json.loads(done.stdout)
+    assert told["status"] == "gate_closed"
+    assert told["stages"]["policy"]["status"] == "blocked"
+
+
+def test_plan_tells_a_program_why(finished: Workspace, recipe_file: Path) -> None:
+    options = ["--workspace", str(finished.root), "--set", "stages.policy.algorithm.clip_range_high=0.2", "--json"]
+    done = vantage("plan", recipe_file, *options)
+    assert done.returncode == 0
+    steps = {step["name"]: step for step in json.loads(done.stdout)["steps"]}
+    assert [name for name, step in steps.items() if step["action"] != "reuse"] == ["policy", "evaluation"]
+    assert steps["policy"]["reasons"] == ["configuration.algorithm.clip_range_high: 0.28 → 0.2"]
+    assert steps["evaluation"]["waits_for"] == ["policy"]
+    assert steps["value"]["verdicts"][0]["passed"] is True
+
+
+@pytest.mark.parametrize(
+    "old, new, said",
+    [
+        ("critic: value", "critic: sft", "stages.policy.critic"),
+        ("kind: sft", "kind: stf", "did you mean 'sft'?"),
+        ("data: demonstrations}", "data: demonstration}", "did you mean 'demonstrations'?"),
+        ("recipe: fake", "recipe: [", "fake.yaml:"),
+        ("seed: 17", "seed: !!python/object/apply:os.system [ls]", "fake.yaml:2"),
+        ("at_least: 0.75", "at_least: high", "stages.reward.gate"),
+    ],
+)
+@pytest.mark.parametrize("command", ["plan", "run"])
+def test_a_recipe_with_a_mistake_is_refused_without_a_traceback(
+    command: str, old: str, new: str, said: str, recipe_file: Path, tmp_path: Path
+) -> None:
+    text = recipe_file.read_text()
+    assert old in text
+    recipe_file.write_text(text.replace(old, new))
+    done = vantage(command, recipe_file, "--workspace", tmp_path / "workspace")
+    assert done.returncode == ExitCode.BAD_INPUT
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+    assert not (tmp_path / "workspace").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments, code, said",
+    [
+        (["run", "no-such-recipe"], ExitCode.BAD_INPUT, "is neither a file nor a built-in recipe"),
+        (["run", "."], ExitCode.BAD_INPUT, "is not a file"),
+        (["plan", "RECIPE", "--set", "stages.policy.epochs"], ExitCode.BAD_INPUT, "stages.policy.epochs"),
+        (["plan", "RECIPE", "--set", "stages.nobody.epochs=2"], ExitCode.BAD_INPUT, "nobody"),
+        (["resume", "0001-fake-0a1b2c"], ExitCode.BAD_INPUT, "there is no run 0001-fake-0a1b2c"),
+        (["resume", "../../etc"], ExitCode.BAD_INPUT, "is not one of Vantage's"),
+        (["status", "latest"], ExitCode.BAD_INPUT, "`vantage status` lists the runs"),
+        (["run", "RECIPE", "--workspace", "RECIPE"], ExitCode.BAD_INPUT, "name another with --workspace DIR"),
+        (["fly"], ExitCode.USAGE, "fly"),
+    ],
+)
+def test_bad_input_is_refused_without_a_traceback(
+    arguments: list[str], code: int, said: str, recipe_file: Path, tmp_path: Path
+) -> None:
+    done = vantage(*[str(recipe_file) if word == "RECIPE" else word for word in arguments], folder=tmp_path)
+    assert done.returncode == code
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_more_gpus_than_there_are_is_refused_before_anything_begins(
+    workspace: Workspace, recipe_file: Path
+) -> None:
+    done = vantage("run", recipe_file, "--workspace", workspace.root, "--set", "stages.policy.resources.gpus=64")
+    assert done.returncode == ExitCode.BAD_INPUT
+    assert "stages.policy.resources.gpus=64 is more than this machine's" in done.stderr
+    assert not (workspace.root / "events.txt").exists()
+
+
+def test_resume_goes_on_with_the_run_that_is_named(finished: Workspace, recipe_file: Path) -> None:
+    [run_id] = [path.name for path in finished.runs.iterdir() if path.is_dir()]
+    done = vantage("resume", run_id, "--workspace", finished.root, "--json")
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["run_id"] == run_id
+
+
+def test_status_lists_runs_and_shows_one(finished: Workspace) -> None:
+    [run_id] = [path.name for path in finished.runs.iterdir() if path.is_dir()]
+    assert run_id in vantage("status", "--workspace", finished.root).stdout
+    shown = vantage("status", run_id, "--workspace", finished.root).stdout
+    assert "explained_variance 0.4" in shown
+    told = json.loads(vantage("status", "--workspace", finished.root, "--json").stdout)
+    assert [run["run_id"] for run in told["runs"]] == [run_id]
+    told = json.loads(vantage("status", run_id, "--workspace", finished.root, "--json").stdout)
+    assert told["stages"]["value"]["status"] == "completed"
+    assert told["stages"]["value"]["progress"] is None
+
+
+def test_status_of_an_empty_workspace_is_no_error(tmp_path: Path) -> None:
+    done = vantage("status", "--workspace", tmp_path / "nothing")
+    assert done.returncode == 0
+    assert "no runs in" in done.stdout
+    assert not (tmp_path / "nothing").exists()
+
+
+def test_schema_describes_the_recipe() -> None:
+    told = json.loads(vantage("schema").stdout)
+    assert {"recipe", "stages", "rewards", "data"} <= set(told["properties"])
+
+
+def test_the_summary_holds_nothing_else(finished: Workspace) -> None:
+    from flows.runs import read_runs
+
+    told = summary(read_runs(finished)[0])
+    assert set(told["stages"]["sft"]) == {"status", "stage_key", "digest", "metrics"}

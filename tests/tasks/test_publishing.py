@@ -1,0 +1,230 @@
+"""Publishing: what MLflow loads back is the model that was stored, once, under the alias it was told."""
+
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import mlflow.pyfunc
+import mlflow.transformers
+import pytest
+import torch
+import yaml
+from mlflow.tracking import MlflowClient
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForSequenceClassification
+
+from models.builtin import build_tiny
+from schemas.artifacts import PolicyCheckpoint, RewardModel, ValueModel
+from tasks.ledger import Ledger
+from tasks.publishing import PublishingError, write_description
+
+RUN_ID = "0001-tiny-aaaaaa"
+PROMPT = "3 + 4 ="
+
+
+def sha(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def artifact(cls: type[Any], name: str) -> Any:
+    return cls(
+        uri=f"objects/{sha(name)}",
+        digest=sha(name),
+        stage_key=sha(f"key of {name}"),
+        parents={},
+        tokenizer_digest=sha("tokenizer"),
+    )
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A policy as the store has it: a Hugging Face folder, and the store's manifest beside."""
+    folder = tmp_path_factory.mktemp("models") / "policy"
+    build_tiny(folder, seed=3)
+    (folder / "manifest.json").write_text("{}")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def reward(policy: Path) -> Path:
+    folder = policy.with_name("reward")
+    config = LlamaConfig.from_pretrained(policy)
+    config.num_labels = 1
+    torch.manual_seed(0)
+    LlamaForSequenceClassification(config).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(policy).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    workspace = tmp_path_factory.mktemp("database")
+    assert Ledger(f"sqlite:///{workspace / 'mlflow.db'}", workspace, "tiny").flush(150.0)
+    return workspace / "mlflow.db"
+
+
+@pytest.fixture
+def workspace(tmp_path: Path, database: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setattr(os, "environ", os.environ.copy())
+    shutil.copy(database, tmp_path / "mlflow.db")
+    return tmp_path
+
+
+def make(ledger: Ledger, stage: str, kind: str, made: Any) -> None:
+    ledger.open_stage(stage, kind=kind, stage_key=made.stage_key, attempt=1, params={}, inputs={})
+    ledger.finish_stage(stage, "completed", artifact=made)
+
+
+def load(workspace: Path, uri: str) -> Any:
+    before = mlflow.get_tracking_uri()
+    mlflow.set_tracking_uri(f"sqlite:///{workspace / 'mlflow.db'}")
+    try:
+        return mlflow.transformers.load_model(uri)
+    finally:
+        mlflow.set_tracking_uri(before)
+
+
+def test_a_published_policy_loads_as_a_pipeline_that_answers_as_the_stored_one_does(
+    workspace: Path, policy: Path
+) -> None:
+    made = artifact(PolicyCheckpoint, "policy")
+    with Ledger(None, workspace, "tiny") as ledger:
+        ledger.open_run(RUN_ID, "tiny", {})
+        make(ledger, "policy", "policy_optimization", made)
+        assert ledger.publish("policy", made, policy, "quickstart", alias="champion") == "1"
+        run_id = ledger.mlflow_run_id("policy")
+        ledger.finish_run("completed")
+
+    pipeline = load(workspace, "models:/quickstart@champion")
+    tokenizer = AutoTokenizer.from_pretrained(policy)
+    stored = AutoModelForCausalLM.from_pretrained(policy)
+    ids = tokenizer(PROMPT, return_tensors="pt")
+    expected = tokenizer.decode(
+        stored.generate(**ids, max_new_tokens=8, do_sample=False)[0], skip_special_tokens=True
+    )
+    (answer,) = pipeline(PROMPT, max_new_tokens=8, do_sample=False)
+    assert answer["generated_text"] == expected
+    assert len(expected) > len(PROMPT)
+
+    client = MlflowClient(f"sqlite:///{workspace / 'mlflow.db'}")
+    version = client.get_model_version_by_alias("quickstart", "champion")
+    assert version.tags == {
+        "vantage.digest": made.digest,
+        "vantage.stage_key": made.stage_key,
+        "vantage.stage": "policy",
+        "vantage.run_id": RUN_ID,
+    }
+    assert version.run_id == run_id
+    assert version.description.startswith("Made by stage [policy](#/experiments/")
+    run = client.get_run(run_id)
+    assert run.data.tags["vantage.published"] == "quickstart@champion version 1"
+    model = client.get_logged_model(run.data.tags["vantage.model"])
+    assert json.loads(model.tags["mlflow.modelVersions"]) == [{"name": "quickstart", "version": 1}]
+
+
+def test_a_published_reward_model_loads_as_a_classifier_with_the_stored_score(
+    workspace: Path, reward: Path
+) -> None:
+    made = artifact(RewardModel, "reward")
+    with Ledger(None, workspace, "tiny") as ledger:
+        ledger.open_run(RUN_ID, "tiny", {})
+        make(ledger, "reward", "reward_model", made)
+        assert ledger.publish("reward", made, reward, "judge", alias=None) == "1"
+    pipeline = load(workspace, "models:/judge/1")
+    stored = LlamaForSequenceClassification.from_pretrained(reward)
+    with torch.no_grad():
+        expected = stored(**AutoTokenizer.from_pretrained(reward)(PROMPT, return_tensors="pt")).logits.item()
+    (answer,) = pipeline(PROMPT, function_to_apply="none")
+    assert answer["score"] == pytest.approx(expected, abs=1e-5)
+
+
+def test_the_same_artifact_is_one_version_and_an_alias_moves_only_when_told(
+    workspace: Path, policy: Path
+) -> None:
+    first, second = artifact(PolicyCheckpoint, "first"), artifact(PolicyCheckpoint, "second")
+    client = MlflowClient(f"sqlite:///{workspace / 'mlflow.db'}")
+
+    def champion() -> str:
+        return str(client.get_model_version_by_alias("quickstart", "champion").version)
+
+    with Ledger(None, workspace, "tiny") as ledger:
+        ledger.open_run(RUN_ID, "tiny", {})
+        make(ledger, "policy", "policy_optimization", first)
+        assert ledger.publish("policy", first, policy, "quickstart", alias="champion") == "1"
+    with Ledger(None, workspace, "tiny") as ledger:  # the next run reuses the first and makes the second
+        ledger.open_run("0002-tiny-bbbbbb", "tiny", {})
+        ledger.record_reuse(
+            "policy",
+            kind="policy_optimization",
+            stage_key=first.stage_key,
+            params={},
+            inputs={},
+            artifact=first,
+        )
+        assert ledger.publish("policy", first, policy, "quickstart", alias=None) == "1"
+        make(ledger, "other", "policy_optimization", second)
+        assert ledger.publish("other", second, policy, "quickstart", alias=None) == "2"
+        assert champion() == "1"
+        assert ledger.publish("other", second, policy, "quickstart", alias="champion") == "2"
+        assert champion() == "2"
+    assert len(client.search_model_versions("name = 'quickstart'")) == 2
+
+
+def test_what_could_not_be_published_is_published_by_the_next_run(workspace: Path, policy: Path) -> None:
+    made = artifact(PolicyCheckpoint, "policy")
+    with Ledger("http://127.0.0.1:9", workspace, "tiny") as ledger:  # nobody listens there
+        ledger.open_run(RUN_ID, "tiny", {})
+        make(ledger, "policy", "policy_optimization", made)
+        assert ledger.publish("policy", made, policy, "quickstart", alias="champion") is None
+    assert Ledger(None, workspace, "tiny").flush()
+    client = MlflowClient(f"sqlite:///{workspace / 'mlflow.db'}")
+    assert str(client.get_model_version_by_alias("quickstart", "champion").version) == "1"
+
+
+def test_only_a_policy_or_a_reward_model_can_be_published(workspace: Path, policy: Path) -> None:
+    with Ledger(None, workspace, "tiny") as ledger:
+        ledger.open_run(RUN_ID, "tiny", {})
+        with pytest.raises(
+            PublishingError, match="stage 'value' makes a value_model; only a policy or a reward"
+        ):
+            ledger.publish("value", artifact(ValueModel, "value"), policy, "critic", alias=None)
+
+
+def describe(folder: Path, target: Path) -> None:
+    write_description(folder, target, kind="policy", run_id="run", model_id="m-0", metadata={"digest": "d"})
+
+
+def test_the_description_names_no_place_on_this_machine_and_copies_no_weights(
+    tmp_path: Path, policy: Path
+) -> None:
+    describe(policy, tmp_path / "description")
+    files = {
+        str(path.relative_to(tmp_path / "description")): path.read_text()
+        for path in (tmp_path / "description").rglob("*")
+        if path.is_file()
+    }
+    assert {"MLmodel", "requirements.txt", "components/tokenizer/tokenizer.json"} <= set(files)
+    assert not any(name.endswith(".safetensors") for name in files)
+    assert not any(str(policy.parent) in text for text in files.values())
+    description = yaml.safe_load(files["MLmodel"])
+    assert (description["model_id"], description["metadata"]) == ("m-0", {"digest": "d"})
+    assert all("+" not in line for line in files["requirements.txt"].splitlines())
+
+
+@pytest.mark.parametrize("missing", ["config.json", "tokenizer_config.json"])
+def test_a_folder_that_is_no_whole_model_is_refused(tmp_path: Path, policy: Path, missing: str) -> None:
+    shutil.copytree(policy, tmp_path / "part")
+    (tmp_path / "part" / missing).unlink()
+    with pytest.raises(PublishingError, match=f"has no {missing}; only a whole model can be published"):
+        describe(tmp_path / "part", tmp_path / "description")
+
+
+def test_a_model_without_one_architecture_is_refused(tmp_path: Path, policy: Path) -> None:
+    shutil.copytree(policy, tmp_path / "model")
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    (tmp_path / "model" / "config.json").write_text(json.dumps({**config, "architectures": None}))
+    with pytest.raises(PublishingError, match=r"architectures=\[\]; it has to name one class"):
+        describe(tmp_path / "model", tmp_path / "description")
