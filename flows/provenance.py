@@ -45,7 +45,6 @@ def drift(recorded: Mapping[str, object], present: Mapping[str, str]) -> list[st
     ]
 
 
-@cache
 def code_digest(module: str) -> str:
     """sha256 over the syntax trees of a module and of all of our modules that it imports, at any depth.
 
@@ -56,17 +55,22 @@ def code_digest(module: str) -> str:
     while waiting:
         name = waiting.pop()
         path = _source(name)
-        if name in trees or path is None:
-            continue
-        tree = ast.parse(path.read_bytes())
-        waiting += _imports(tree)
-        trees[name] = ast.dump(_without_docstrings(tree))
-    listing = "\n".join(
-        f"{name} {hashlib.sha256(trees[name].encode()).hexdigest()}" for name in sorted(trees)
-    )
+        if name not in trees and path is not None:
+            trees[name], imports = _read(path)
+            waiting += imports
+    listing = "\n".join(f"{name} {trees[name]}" for name in sorted(trees))
     return hashlib.sha256(listing.encode()).hexdigest()
 
 
+@cache
+def _read(path: Path) -> tuple[str, tuple[str, ...]]:
+    """sha256 of the module's syntax tree without docstrings, and what it may import; read once in a process."""
+    tree = ast.parse(path.read_bytes())
+    imports = tuple(_imports(tree))
+    return hashlib.sha256(ast.dump(_without_docstrings(tree)).encode()).hexdigest(), imports
+
+
+@cache
 def _source(module: str) -> Path | None:
     """The module's file, found without importing the module; None for what is not ours."""
     package, *rest = module.split(".")

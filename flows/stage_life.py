@@ -18,19 +18,19 @@ from flows.jobs import ARTIFACTS, gates_of, job_for, key_parts_of, threads_of, w
 from flows.launch import RUN_STAGE, StageFailed, launch
 from flows.machine import Share
 from flows.provenance import drift, provenance
-from flows.runs import GOOD, Run, StageRecord, StageStatus, read_runs
+from flows.runs import GOOD, Run, RunError, StageRecord, read_run, read_runs
 from flows.stage_process import explain
 from flows.watching import Watcher, feed, journal_entries
 from schemas.artifacts import Artifact
 from schemas.job import PrepareData, StageJob, StageResult
 from schemas.references import dependencies, order
 from schemas.stage_key import stage_key
-from schemas.verdicts import Verdict, judge
+from schemas.verdicts import judge
 from tasks.journal import StageProgress, read_progress
 from tasks.ledger import Ledger
 from tasks.ledger_entries import Input, StageOutcome
 from tasks.scratch import PROGRESS, read_committed
-from tasks.store import Locked, Store
+from tasks.store import Locked, Ref, Store
 
 _PATIENCE_SECONDS = 1.0
 """How long another holder of a stage key is waited for before asking whether the run was stopped."""
@@ -47,8 +47,10 @@ class Obtained:
     artifact: Artifact
     reused: bool
     """It was in the store."""
-    untold: dict[str, Any] | None
-    """Provenance of an artifact that this run made and that the ledger has not heard of yet."""
+    untold: bool
+    """This run made it, and the ledger has not heard of that yet."""
+    made_with: dict[str, str]
+    """Its provenance."""
     samples: tuple[dict[str, Any], ...] = ()
 
 
@@ -120,23 +122,35 @@ class StageLife:
             key = stage_key(parts)
             with self._exclusive(step, key):
                 # 2. An artifact, from the store or from a child process
-                self._recall(step, key, parts)
                 obtained = self._find(step, key, inputs) or self._make(step, key, parts, inputs, share)
-                self.artifacts[step] = obtained.artifact
+                artifact = self.artifacts[step] = obtained.artifact
                 # 3. What its gates say, recorded before anything follows from it
-                verdicts = tuple(
-                    judge(gate, obtained.artifact.metrics) for gate in gates_of(self.recipe, step)
-                )
+                verdicts = tuple(judge(gate, artifact.metrics) for gate in gates_of(self.recipe, step))
                 closed = any(not verdict.passed and verdict.on_fail == "stop" for verdict in verdicts)
-                self._record(step, obtained, verdicts)
-                if obtained.untold is not None:
+                if verdicts:
+                    self.ledger.record_verdicts(step, verdicts)
+                stage = StageRecord(
+                    status="gate_closed" if closed else "reused" if obtained.reused else "completed",
+                    attempt=self.run.record.stages[step].attempt,
+                    stage_key=key,
+                    digest=artifact.digest,
+                    metrics=artifact.metrics,
+                    verdicts=verdicts,
+                    seconds=0.0 if obtained.reused else time.monotonic() - began,
+                    key_parts=parts,
+                    provenance=obtained.made_with,
+                    samples=obtained.samples,
+                )
+                self.run.set_stage(step, stage)
+                # 4. The ledger
+                if obtained.untold:
                     self._tell(step, obtained, "gate_closed" if closed else "completed")
         except Stopped:
             return self._end(step, status="resumable", reason="the run was stopped before the stage began")
         except Exception as error:  # a stage that fails must not take those beside it along
             return self._fail(step, error, seconds=time.monotonic() - began)
-        status: StageStatus = "gate_closed" if closed else "reused" if obtained.reused else "completed"
-        return self._end(step, status=status, seconds=0.0 if obtained.reused else time.monotonic() - began)
+        self.watcher.ended(step, stage)
+        return stage
 
     def log_of(self, step: str) -> Path:
         """Where everything that the step's process prints goes."""
@@ -166,22 +180,6 @@ class StageLife:
                 return
             raise Stopped
 
-    def _recall(self, step: str, key: str, parts: dict[str, Any]) -> None:
-        """Start the step's record afresh, keeping what the newest run with this key knew of it."""
-        records = [self.run.record, *read_runs(self.run.workspace)]
-        stages = (stage for record in records for stage in record.stages.values())
-        known = next(
-            (stage for stage in stages if stage.stage_key == key and stage.provenance), StageRecord()
-        )
-        afresh = StageRecord(
-            stage_key=key,
-            key_parts=parts,
-            attempt=self.run.record.stages[step].attempt,
-            provenance=known.provenance,
-            samples=known.samples,
-        )
-        self.run.set_stage(step, afresh)
-
     def _find(self, step: str, key: str, inputs: Mapping[str, Input]) -> Obtained | None:
         """The artifact that the store has for the key, every file of it checked; damage is told, never used."""
         found = self.store.lookup(key)
@@ -189,13 +187,18 @@ class StageLife:
             self.watcher.say(f"  {step}: the stored artifact is damaged and made again: {damage}", "red")
         if found.ref is None:
             return None
-        own = found.ref.run_id == self.run.record.run_id
-        if own and self._has_scratch(key):
-            # This run made it, and was killed before it had told everything.
+        untold = found.ref.run_id == self.run.record.run_id and self._has_scratch(key)
+        if untold:  # this run made it, and was killed before it had told everything
             self.ledger.open_stage(step, attempt=found.ref.attempt, **self._told(step, key, inputs))
-            return Obtained(found.ref.artifact, reused=True, untold=found.ref.provenance)
-        self.ledger.record_reuse(step, artifact=found.ref.artifact, **self._told(step, key, inputs))
-        return Obtained(found.ref.artifact, reused=True, untold=None)
+        else:
+            self.ledger.record_reuse(step, artifact=found.ref.artifact, **self._told(step, key, inputs))
+        return Obtained(
+            found.ref.artifact,
+            reused=True,
+            untold=untold,
+            made_with=found.ref.provenance,
+            samples=self._samples_of(found.ref),
+        )
 
     def _make(
         self, step: str, key: str, parts: dict[str, Any], inputs: Mapping[str, Input], share: Share | None
@@ -203,7 +206,10 @@ class StageLife:
         """Run the step in a child process and commit what it made."""
         attempt = self.store.next_attempt(key)
         made_with = self._provenance(step, key, share)
-        self.run.update_stage(step, status="running", attempt=attempt, provenance=made_with)
+        begun = StageRecord(
+            status="running", attempt=attempt, stage_key=key, key_parts=parts, provenance=made_with
+        )
+        self.run.set_stage(step, begun)
         self.ledger.open_stage(step, attempt=attempt, **self._told(step, key, inputs))
         self.watcher.started(step, attempt)
         job = job_for(
@@ -234,17 +240,28 @@ class StageLife:
             key_parts=parts,
             provenance=made_with,
         )
-        return Obtained(artifact, reused=False, untold=made_with, samples=result.samples)
+        return Obtained(artifact, reused=False, untold=True, made_with=made_with, samples=result.samples)
 
     def _provenance(self, step: str, key: str, share: Share | None) -> dict[str, str]:
         """What the step is about to be made with, and how that differs from an attempt that it goes on from."""
-        present = provenance(
-            work_of(self.recipe, step).kind, threads=threads_of(share)
-        )
+        present = provenance(work_of(self.recipe, step).kind, threads=threads_of(share))
         step_reached, _ = read_committed(self.store.scratch_folder(key))
-        before = self.run.record.stages[step].provenance
-        changed = drift(before, present) if step_reached and before else []
+        changed = drift(self._last_made_with(key), present) if step_reached else []
         return {**present, "resumed_across": "; ".join(changed)} if changed else present
+
+    def _last_made_with(self, key: str) -> Mapping[str, object]:
+        """What the newest run that began to compute the key, this one first, recorded of how."""
+        records = [self.run.record, *read_runs(self.run.workspace)]
+        stages = (stage for record in records for stage in record.stages.values())
+        return next((stage.provenance for stage in stages if stage.stage_key == key and stage.provenance), {})
+
+    def _samples_of(self, ref: Ref) -> tuple[dict[str, Any], ...]:
+        """The texts that the run which made the artifact has kept."""
+        try:
+            stages = read_run(self.run.workspace, ref.run_id).stages.values()
+        except RunError:
+            return ()
+        return next((stage.samples for stage in stages if stage.stage_key == ref.artifact.stage_key), ())
 
     def _has_scratch(self, key: str) -> bool:
         return (self.store.root / "scratch" / key).is_dir()
@@ -256,20 +273,11 @@ class StageLife:
         work = work_of(self.recipe, step)
         return {"kind": work.kind, "stage_key": key, "params": work.model_dump(mode="json"), "inputs": inputs}
 
-    def _record(self, step: str, obtained: Obtained, verdicts: tuple[Verdict, ...]) -> None:
-        artifact = obtained.artifact
-        samples = obtained.samples or self.run.record.stages[step].samples
-        self.run.update_stage(
-            step, digest=artifact.digest, metrics=artifact.metrics, verdicts=verdicts, samples=samples
-        )
-        if verdicts:
-            self.ledger.record_verdicts(step, verdicts)
-
     def _tell(self, step: str, obtained: Obtained, outcome: StageOutcome) -> None:
         """Tell the ledger the rest of the metrics and the artifact; the scratch folder has then done its duty."""
         key = obtained.artifact.stage_key
         self.ledger.send_metrics(step, journal_entries(self.store.scratch_folder(key)))
-        self.ledger.finish_stage(step, outcome, artifact=obtained.artifact, provenance=obtained.untold)
+        self.ledger.finish_stage(step, outcome, artifact=obtained.artifact, provenance=obtained.made_with)
         self.store.discard_scratch(key)
 
     def _fail(self, step: str, error: Exception, *, seconds: float) -> StageRecord:

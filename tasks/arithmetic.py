@@ -27,8 +27,8 @@ LETTERS = "abcdefgh"
 SLIP_RATE = 0.08
 """Chance of a slip in a demonstration, for each step and for the answer."""
 
-STEP_SLIPS = ("sum", "sum", "carry", "sign")
-"""What a slip in a step breaks, drawn evenly: the sum, the digit carried over, or the sign of the change."""
+STEP_SLIPS = ("carry", "skip")
+"""What a slip in a step is, drawn evenly: the digit carried over is wrong, or the step is left out."""
 
 MANY_SLIPS_RATE = 0.4
 """Chance of a slip at each place of the rejected side of a `many` pair (at least one is forced)."""
@@ -188,18 +188,15 @@ def _write_response(problem: Problem, rng: random.Random, *, slip_places: frozen
     offset, parts = 0, []
     befores = (problem.start, *problem.results)
     for place, (letter, change) in enumerate(zip(LETTERS, problem.changes, strict=False)):
-        before, written_change = (befores[place] + offset) % 10, change
+        before = (befores[place] + offset) % 10
         if place in slip_places:
-            kind = rng.choice(STEP_SLIPS)
-            slip = -2 * change if kind == "sign" else _draw_distance(rng, offset)
-            if (offset + slip) % 10 == 0:
-                kind, slip = "sum", _draw_distance(rng, offset)
-            if kind == "sign":
-                written_change = -change
-            elif kind == "carry":
-                before = (before + slip) % 10
-            offset += slip
-        parts.append(_write_step(letter, before, written_change, (problem.results[place] + offset) % 10))
+            skipped = place > 0 and rng.choice(STEP_SLIPS) == "skip" and (offset - change) % 10 != 0
+            if skipped:
+                offset -= change
+                continue
+            slip = _draw_distance(rng, offset)
+            before, offset = (before + slip) % 10, offset + slip
+        parts.append(_write_step(letter, before, change, (problem.results[place] + offset) % 10))
     if len(problem.changes) in slip_places:
         offset += _draw_distance(rng, offset)
     return " ".join([*parts, f"#{(problem.answer + offset) % 10}"])

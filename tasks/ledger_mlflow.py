@@ -308,9 +308,9 @@ class Book:
 
     def _open_stage(self, entry: RunEntry, operation: OpenStage) -> None:
         run_id = self._stage_run(entry, operation.stage, operation.time)
-        self._describe(run_id, entry.stages[operation.stage], operation.params)
-        tags = {"vantage.status": "running", "vantage.attempt": str(operation.attempt)}
-        self._write_stage_note(entry, operation.stage, tags)
+        tags = self._log_inputs(run_id, entry.stages[operation.stage])
+        tags |= {"vantage.status": "running", "vantage.attempt": str(operation.attempt)}
+        self._write_stage_note(entry, operation.stage, tags, params=flatten(operation.params))
         self._client.update_run(run_id, status="RUNNING")
 
     def _log_metrics(self, entry: RunEntry, operation: LogMetrics) -> None:
@@ -342,16 +342,16 @@ class Book:
     def _record_reuse(self, entry: RunEntry, operation: RecordReuse) -> None:
         stage, digest = operation.stage, operation.artifact.digest
         run_id = self._stage_run(entry, stage, operation.time)
-        self._describe(run_id, entry.stages[stage], operation.params)
+        tags = self._log_inputs(run_id, entry.stages[stage])
         outcome = entry.stages[stage].outcome
         maker = self._maker(digest)
         if outcome == "reused" and maker is not None and maker.run.info.run_id != run_id:
-            made_by = {"vantage.reused_from": maker.run.info.run_id, "vantage.digest": digest}
-            self._write(run_id, tags=made_by)
+            tags |= {"vantage.reused_from": maker.run.info.run_id, "vantage.digest": digest}
         else:
             # Our own earlier attempt made it, or someone whom this server never heard of: here it is recorded.
             self._record_artifact(entry, stage, operation.artifact, operation.time)
-        self._write_stage_note(entry, stage, {"vantage.status": outcome})
+        tags["vantage.status"] = outcome
+        self._write_stage_note(entry, stage, tags, params=flatten(operation.params))
         self._client.set_terminated(run_id, "FINISHED", operation.time)
 
     def _publish(self, entry: RunEntry, operation: Publish) -> None:
@@ -368,9 +368,8 @@ class Book:
         if operation.alias is not None:
             self._client.set_registered_model_alias(name, operation.alias, str(version))
         alias = f"@{operation.alias}" if operation.alias else ""
-        self._write(
-            self.run_ids[operation.stage], tags={"vantage.published": f"{name}{alias} version {version}"}
-        )
+        published = {"vantage.published": f"{name}{alias} version {version}"}
+        self._write(self._stage_run(entry, operation.stage, operation.time), tags=published)
         self.versions[name, digest] = str(version)
 
     # Parts of them
@@ -399,8 +398,8 @@ class Book:
         self._run_ids = {**self.run_ids, stage: run.info.run_id}
         return str(run.info.run_id)
 
-    def _describe(self, run_id: str, stage: StageEntry, params: Mapping[str, Any]) -> None:
-        """Params, and what the stage was made of: digests, runs, datasets and models."""
+    def _log_inputs(self, run_id: str, stage: StageEntry) -> dict[str, str]:
+        """Datasets and models that the stage reads; returns the tags that say what it is and what it is made of."""
         tags = {"vantage.kind": stage.kind, "vantage.stage_key": stage.stage_key}
         datasets, models = [], []
         for role, given in stage.inputs.items():
@@ -412,9 +411,9 @@ class Book:
                     models.append(entities.LoggedModelInput(maker.model_id))
             if isinstance(given.artifact, Dataset):
                 datasets.append(_dataset_input(role, given, stage.kind))
-        self._write(run_id, params=flatten(params), tags=tags)
         if datasets or models:
             self._client.log_inputs(run_id, datasets, models)
+        return tags
 
     def _record_artifact(self, entry: RunEntry, stage: str, artifact: Artifact, time: int) -> None:
         """What the stage made: tags, headline metrics, and a logged model with its parents."""
@@ -548,9 +547,11 @@ class Book:
             some_tags, all_tags = all_tags[:_PARAMS_AND_TAGS_AT_ONCE], all_tags[_PARAMS_AND_TAGS_AT_ONCE:]
             self._client.log_batch(run_id, params=some_params, tags=some_tags)
 
-    def _write_stage_note(self, entry: RunEntry, stage: str, tags: Mapping[str, str]) -> None:
+    def _write_stage_note(
+        self, entry: RunEntry, stage: str, tags: Mapping[str, str], *, params: Mapping[str, str] | None = None
+    ) -> None:
         note = stage_note(entry, stage, self.page(None) or "", self._links(entry))
-        self._write(self.run_ids[stage], tags={**tags, _NOTE: note})
+        self._write(self.run_ids[stage], params=params, tags={**tags, _NOTE: note})
 
     # Looking things up
 

@@ -11,7 +11,7 @@ from algorithms.kl import kl_estimate
 from algorithms.rewards import shape_rewards
 from models.heads import ScalarModel, values
 from models.logprobs import response_logprobs
-from models.prompts import decode
+from models.prompts import decode_all
 from models.sampling import sample
 from models.sequences import Sequences, collate
 from tasks.data_order import DataOrder
@@ -98,7 +98,7 @@ def sample_responses(
     sequences = collate(prompt_ids, samples.responses, pad_token_id=codec.pad_token_id)
     return Sampled(
         prompts=[prompts.texts[index] for index in indices],
-        responses=[decode(codec.tokenizer, ids) for ids in samples.responses],
+        responses=decode_all(codec.tokenizer, samples.responses),
         sequences=sequences.to(policy.device),
         ended=torch.tensor(samples.ended, device=policy.device),
     )

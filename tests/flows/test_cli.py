@@ -1,4 +1,4 @@
-"""The command line as a user has it: in processes of its own, with fake stages where any are run."""
+"""The command line as a user has it; in processes of its own, with fake stages, where any are run."""
 
 import json
 import os
@@ -7,21 +7,21 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from flows.cli import summary
+from flows.cli import app, summary
 from flows.exit_codes import ExitCode
-from flows.runs import Workspace
+from flows.runs import Workspace, read_runs
 from lives import live_all, lives
 
 ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "transformers", "prefect", "mlflow", "pandera", "datasets", "pyarrow")
 
 
-def vantage(*arguments: str | Path, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+def vantage(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "fake_vantage", *map(str, arguments)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(__file__).parent)])},
-        cwd=folder,
         capture_output=True,
         text=True,
         timeout=120,
@@ -114,8 +114,8 @@ def test_a_closed_gate_has_an_exit_code_of_its_own(finished: Workspace, recipe_f
 
 def test_plan_tells_a_program_why(finished: Workspace, recipe_file: Path) -> None:
     options = ["--workspace", str(finished.root), "--set", "stages.policy.algorithm.clip_range_high=0.2", "--json"]
-    done = vantage("plan", recipe_file, *options)
-    assert done.returncode == 0
+    done = CliRunner().invoke(app, ["plan", str(recipe_file), *options])
+    assert done.exit_code == 0
     steps = {step["name"]: step for step in json.loads(done.stdout)["steps"]}
     assert [name for name, step in steps.items() if step["action"] != "reuse"] == ["policy", "evaluation"]
     assert steps["policy"]["reasons"] == ["configuration.algorithm.clip_range_high: 0.28 → 0.2"]
@@ -141,8 +141,8 @@ def test_a_recipe_with_a_mistake_is_refused_without_a_traceback(
     text = recipe_file.read_text()
     assert old in text
     recipe_file.write_text(text.replace(old, new))
-    done = vantage(command, recipe_file, "--workspace", tmp_path / "workspace")
-    assert done.returncode == ExitCode.BAD_INPUT
+    done = CliRunner().invoke(app, [command, str(recipe_file), "--workspace", str(tmp_path / "workspace")])
+    assert done.exit_code == ExitCode.BAD_INPUT
     assert said in done.stderr
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
@@ -164,10 +164,16 @@ def test_a_recipe_with_a_mistake_is_refused_without_a_traceback(
     ],
 )
 def test_bad_input_is_refused_without_a_traceback(
-    arguments: list[str], code: int, said: str, recipe_file: Path, tmp_path: Path
+    arguments: list[str],
+    code: int,
+    said: str,
+    recipe_file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    done = vantage(*[str(recipe_file) if word == "RECIPE" else word for word in arguments], folder=tmp_path)
-    assert done.returncode == code
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, [str(recipe_file) if word == "RECIPE" else word for word in arguments])
+    assert done.exit_code == code
     assert said in done.stderr
     assert "Traceback" not in done.stderr
 
@@ -190,30 +196,28 @@ def test_resume_goes_on_with_the_run_that_is_named(finished: Workspace, recipe_f
 
 def test_status_lists_runs_and_shows_one(finished: Workspace) -> None:
     [run_id] = [path.name for path in finished.runs.iterdir() if path.is_dir()]
-    assert run_id in vantage("status", "--workspace", finished.root).stdout
-    shown = vantage("status", run_id, "--workspace", finished.root).stdout
-    assert "explained_variance 0.4" in shown
-    told = json.loads(vantage("status", "--workspace", finished.root, "--json").stdout)
+    folder = ["--workspace", str(finished.root)]
+    assert run_id in CliRunner().invoke(app, ["status", *folder]).stdout
+    assert "explained_variance 0.4" in CliRunner().invoke(app, ["status", run_id, *folder]).stdout
+    told = json.loads(CliRunner().invoke(app, ["status", *folder, "--json"]).stdout)
     assert [run["run_id"] for run in told["runs"]] == [run_id]
-    told = json.loads(vantage("status", run_id, "--workspace", finished.root, "--json").stdout)
+    told = json.loads(CliRunner().invoke(app, ["status", run_id, *folder, "--json"]).stdout)
     assert told["stages"]["value"]["status"] == "completed"
     assert told["stages"]["value"]["progress"] is None
 
 
 def test_status_of_an_empty_workspace_is_no_error(tmp_path: Path) -> None:
-    done = vantage("status", "--workspace", tmp_path / "nothing")
-    assert done.returncode == 0
+    done = CliRunner().invoke(app, ["status", "--workspace", str(tmp_path / "nothing")])
+    assert done.exit_code == 0
     assert "no runs in" in done.stdout
     assert not (tmp_path / "nothing").exists()
 
 
 def test_schema_describes_the_recipe() -> None:
-    told = json.loads(vantage("schema").stdout)
+    told = json.loads(CliRunner().invoke(app, ["schema"]).stdout)
     assert {"recipe", "stages", "rewards", "data"} <= set(told["properties"])
 
 
 def test_the_summary_holds_nothing_else(finished: Workspace) -> None:
-    from flows.runs import read_runs
-
     told = summary(read_runs(finished)[0])
     assert set(told["stages"]["sft"]) == {"status", "stage_key", "digest", "metrics"}

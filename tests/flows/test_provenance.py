@@ -34,14 +34,19 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def digest() -> str:
-    code_digest.cache_clear()
+    forget_what_was_read()
     return code_digest("made_up.stage")
+
+
+def forget_what_was_read() -> None:
+    subject._read.cache_clear()
+    subject._source.cache_clear()
 
 
 @pytest.fixture(autouse=True)
 def _forget_digests() -> object:
     yield
-    code_digest.cache_clear()
+    forget_what_was_read()
 
 
 @pytest.mark.parametrize(

@@ -130,7 +130,7 @@ def test_a_gate_that_continues_only_records(workspace: Workspace, recipe_file: P
 @pytest.mark.parametrize(
     "owner, method, after",
     [
-        (StageLife, "_record", False),  # after the commit, before the run knows
+        (StageLife, "_tell", False),  # after the commit, before the ledger is told of anything
         (Ledger, "finish_stage", False),  # before the ledger knows
         (Ledger, "finish_stage", True),  # the ledger knows, scratch is still there
     ],

@@ -1,0 +1,91 @@
+"""The quickstart with several seeds, one run each: the table in the README.
+
+    python benchmarks/quickstart_seeds.py --seeds 1 2 3 4 5 --workspace /tmp/seeds
+
+Every seed has a workspace of its own, so nothing is reused between them and the time of each is that of a whole run.
+Nothing else should run on the machine. A seed whose run has finished is read again, not run again.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+HEADER = (
+    "| seed | SFT | VAPO | gain (points) | SFT greedy | VAPO greedy | reward model, test pairs | "
+    "critic, explained variance | Var(G) | bias | MSE | minutes |"
+)
+
+
+def main() -> None:
+    """Run what is missing, then print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
+    parser.add_argument("--workspace", type=Path, required=True, help="a folder for all of it")
+    parser.add_argument("--set", action="append", default=[], help="passed on to every run")
+    arguments = parser.parse_args()
+    reports = [run(seed, arguments.workspace / f"seed-{seed}", arguments.set) for seed in arguments.seeds]
+    print(table(dict(zip(arguments.seeds, reports, strict=True))))
+
+
+def run(seed: int, workspace: Path, overrides: list[str]) -> dict[str, Any]:
+    """The report of one run, with ``minutes`` of wall time, kept beside the run for the next call."""
+    kept = workspace / "report.json"
+    if kept.is_file():
+        report: dict[str, Any] = json.loads(kept.read_text())
+        return report
+    vantage = Path(sys.executable).with_name("vantage")
+    sets = [part for override in (f"seed={seed}", *overrides) for part in ("--set", override)]
+    began = time.monotonic()
+    done = subprocess.run(
+        [vantage, "run", "quickstart", "--workspace", workspace, "--json", *sets], capture_output=True, text=True
+    )
+    report = json.loads(done.stdout.strip().splitlines()[-1])
+    report["minutes"] = (time.monotonic() - began) / 60
+    if done.returncode:
+        sys.exit(f"seed {seed} ended with exit code {done.returncode}: {json.dumps(report, indent=1)}")
+    kept.write_text(json.dumps(report, indent=1))
+    return report
+
+
+def table(reports: dict[int, dict[str, Any]]) -> str:
+    """Markdown: a row for each seed, and the means."""
+    rows = {str(seed): numbers(report) for seed, report in reports.items()}
+    rows["mean"] = [mean(column) for column in zip(*rows.values(), strict=True)]
+    lines = [HEADER, "|" + "---|" * (HEADER.count("|") - 1)]
+    lines += [f"| {name} | " + " | ".join(map(shown, HEADER.split("|")[2:], row)) + " |" for name, row in rows.items()]
+    return "\n".join(lines)
+
+
+def numbers(report: dict[str, Any]) -> list[float]:
+    """One row, in the order of the header."""
+    metrics = {name: stage["metrics"] for name, stage in report["stages"].items()}
+    evaluation, value = metrics["evaluation"], metrics["value"]
+    return [
+        evaluation["baseline_accuracy"],
+        evaluation["accuracy"],
+        100 * evaluation["accuracy_gain"],
+        evaluation["baseline_greedy_accuracy"],
+        evaluation["greedy_accuracy"],
+        metrics["reward"]["pair_accuracy"],
+        value["explained_variance"],
+        value["return_variance"],
+        value["value_bias"],
+        value["value_mse"],
+        report["minutes"],
+    ]
+
+
+def shown(column: str, number: float) -> str:
+    """A number with the digits that its column deserves."""
+    if "points" in column:
+        return f"{number:+.1f}"
+    return f"{number:.1f}" if "minutes" in column else f"{number:.3f}"
+
+
+if __name__ == "__main__":
+    main()
