@@ -246,7 +246,8 @@ class StageLife:
         """What the step is about to be made with, and how that differs from an attempt that it goes on from."""
         present = provenance(work_of(self.recipe, step).kind, threads=threads_of(share))
         step_reached, _ = read_committed(self.store.scratch_folder(key))
-        changed = drift(self._last_made_with(key), present) if step_reached else []
+        before = self._last_made_with(key) if step_reached else {}
+        changed = drift(before, present) if before else []
         return {**present, "resumed_across": "; ".join(changed)} if changed else present
 
     def _last_made_with(self, key: str) -> Mapping[str, object]:

@@ -22,6 +22,8 @@ from schemas.problems import Path, Problem, RecipeError, quote, suggest
 from schemas.recipe import Recipe
 
 DATA_FORMATS = (".json", ".jsonl", ".parquet", ".csv")
+OPEN = "?"
+"""A source that a recipe leaves for its user to give."""
 BUILTIN_MODELS = ("builtin:tiny",)
 BUILTIN_DATA = (
     "builtin:arithmetic/demonstrations",
@@ -177,12 +179,18 @@ def _is_overridden(path: Path, placed: dict[Path, Override]) -> bool:
     return any(path[:length] in placed for length in range(1, len(path) + 1))
 
 
+def _left_open(path: Path) -> Problem:
+    return Problem(path, "is left open by this recipe", f"give it with --set {'.'.join(map(str, path))}=…")
+
+
 def _absolute(path: str, start: File) -> File:
     return (start / File(path).expanduser()).resolve()
 
 
 def _model_source(source: str, start: File) -> tuple[str, list[Problem]]:
     path: Path = ("model", "source")
+    if source == OPEN:
+        return source, [_left_open(path)]
     scheme, _, rest = source.partition(":")
     if scheme == "builtin":
         known = source in BUILTIN_MODELS
@@ -212,6 +220,8 @@ def _model_source(source: str, start: File) -> tuple[str, list[Problem]]:
 
 def _data_source(name: str, source: str, start: File) -> tuple[str, list[Problem]]:
     path: Path = ("data", name, "source")
+    if source == OPEN:
+        return source, [_left_open(path)]
     if source.startswith("builtin:"):
         problem = Problem(path, f"there is no built-in data {quote(source)}", suggest(source, BUILTIN_DATA))
         return source, [] if source in BUILTIN_DATA else [problem]

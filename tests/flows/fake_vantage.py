@@ -5,7 +5,9 @@ from multiprocessing import forkserver
 import flows.launch
 
 flows.launch.RUN_STAGE = "fake_work.run_stage"
-forkserver.set_forkserver_preload = lambda modules: None  # fake stages need no torch, which takes seconds to load
+forkserver.set_forkserver_preload = lambda modules: (
+    None
+)  # fake stages need no torch, which takes seconds to load
 
 if __name__ == "__main__":
     from flows.cli import main

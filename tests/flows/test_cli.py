@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from lives import live_all, lives
 from typer.testing import CliRunner
 
 from flows.cli import app, summary
 from flows.exit_codes import ExitCode
 from flows.runs import Workspace, read_runs
-from lives import live_all, lives
 
 ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "transformers", "prefect", "mlflow", "pandera", "datasets", "pyarrow")
@@ -40,7 +40,14 @@ def finished(workspace: Workspace, recipe_file: Path) -> Workspace:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--help"], ["plan", "RECIPE"], ["plan", "RECIPE", "--json"], ["status"], ["schema"], ["run", "missing.yaml"]],
+    [
+        ["--help"],
+        ["plan", "RECIPE"],
+        ["plan", "RECIPE", "--json"],
+        ["status"],
+        ["schema"],
+        ["run", "missing.yaml"],
+    ],
 )
 def test_answers_load_no_framework(arguments: list[str], recipe_file: Path, tmp_path: Path) -> None:
     arguments = [str(recipe_file) if word == "RECIPE" else word for word in arguments]
@@ -113,7 +120,13 @@ def test_a_closed_gate_has_an_exit_code_of_its_own(finished: Workspace, recipe_f
 
 
 def test_plan_tells_a_program_why(finished: Workspace, recipe_file: Path) -> None:
-    options = ["--workspace", str(finished.root), "--set", "stages.policy.algorithm.clip_range_high=0.2", "--json"]
+    options = [
+        "--workspace",
+        str(finished.root),
+        "--set",
+        "stages.policy.algorithm.clip_range_high=0.2",
+        "--json",
+    ]
     done = CliRunner().invoke(app, ["plan", str(recipe_file), *options])
     assert done.exit_code == 0
     steps = {step["name"]: step for step in json.loads(done.stdout)["steps"]}
@@ -181,7 +194,9 @@ def test_bad_input_is_refused_without_a_traceback(
 def test_more_gpus_than_there_are_is_refused_before_anything_begins(
     workspace: Workspace, recipe_file: Path
 ) -> None:
-    done = vantage("run", recipe_file, "--workspace", workspace.root, "--set", "stages.policy.resources.gpus=64")
+    done = vantage(
+        "run", recipe_file, "--workspace", workspace.root, "--set", "stages.policy.resources.gpus=64"
+    )
     assert done.returncode == ExitCode.BAD_INPUT
     assert "stages.policy.resources.gpus=64 is more than this machine's" in done.stderr
     assert not (workspace.root / "events.txt").exists()

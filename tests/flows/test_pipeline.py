@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lives import events, pace
 from rich.console import Console
 
 from flows.console import Screen
@@ -20,7 +21,6 @@ from flows.exit_codes import ExitCode
 from flows.runs import RunRecord, Workspace, drive, read_runs
 from flows.servers import start
 from flows.status import look
-from lives import events, pace
 from schemas.loading import load_recipe
 
 ROOT = Path(__file__).parents[2]
@@ -49,7 +49,16 @@ def run_recipe(workspace: Workspace, recipe: Path, *overrides: str) -> tuple[Run
 def start_vantage(workspace: Workspace, recipe: Path, *options: str) -> subprocess.Popen[str]:
     """The command line with fake stages, in a process group of its own."""
     return subprocess.Popen(
-        [sys.executable, "-m", "fake_vantage", "run", str(recipe), "--workspace", str(workspace.root), *options],
+        [
+            sys.executable,
+            "-m",
+            "fake_vantage",
+            "run",
+            str(recipe),
+            "--workspace",
+            str(workspace.root),
+            *options,
+        ],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(__file__).parent)])},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from lives import live_all, lives, pace
 
 from flows.planning import Drifted, PlannedStep, needs_work, plan, refuse_drift
 from flows.runs import Workspace, read_runs
-from lives import live_all, lives, pace
 from schemas.loading import load_recipe
 from tasks.store import Store
 

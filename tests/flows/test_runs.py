@@ -65,7 +65,9 @@ def test_a_run_that_came_to_its_end_is_not_gone_on_with(
         assert second.record.run_id.startswith("0002-fake-")
 
 
-def test_another_recipe_gets_a_run_of_its_own(workspace: Workspace, recipe: Recipe, recipe_file: Path) -> None:
+def test_another_recipe_gets_a_run_of_its_own(
+    workspace: Workspace, recipe: Recipe, recipe_file: Path
+) -> None:
     other = load_recipe(recipe_file, ["stages.policy.algorithm.clip_range_high=0.2"])
     assert recipe_digest(other) != recipe_digest(recipe)
     with drive(workspace, recipe, source="a"):
@@ -78,9 +80,11 @@ def test_a_run_that_somebody_drives_is_left_to_him(workspace: Workspace, recipe:
     with drive(workspace, recipe, source="a") as first:
         with drive(workspace, recipe, source="a") as second:
             assert second.record.run_id != first.record.run_id
-        with pytest.raises(RunError, match="is being driven by another process"):
-            with drive_again(workspace, first.record.run_id):
-                pass
+        with (
+            pytest.raises(RunError, match="is being driven by another process"),
+            drive_again(workspace, first.record.run_id),
+        ):
+            pass
 
 
 def test_resuming_takes_a_run_whatever_its_status(workspace: Workspace, recipe: Recipe) -> None:
@@ -124,7 +128,9 @@ def test_changes_of_a_stage_are_on_disk_at_once(workspace: Workspace, recipe: Re
 
 def test_what_the_stages_add_up_to(workspace: Workspace, recipe: Recipe) -> None:
     def outcome(run: Run, *statuses: str) -> str:
-        run.update(stages={f"s{i}": StageRecord.model_validate({"status": s}) for i, s in enumerate(statuses)})
+        run.update(
+            stages={f"s{i}": StageRecord.model_validate({"status": s}) for i, s in enumerate(statuses)}
+        )
         return run.outcome()
 
     with drive(workspace, recipe, source="a") as run:
@@ -159,6 +165,8 @@ def test_a_damaged_record_is_named_and_does_not_hide_the_others(workspace: Works
 
 def test_a_workspace_that_cannot_be_made_is_refused(tmp_path: Path, recipe: Recipe) -> None:
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(RunError, match="name another with --workspace DIR"):
-        with drive(Workspace(tmp_path / "file"), recipe, source="a"):
-            pass
+    with (
+        pytest.raises(RunError, match="name another with --workspace DIR"),
+        drive(Workspace(tmp_path / "file"), recipe, source="a"),
+    ):
+        pass

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from fake_work import STEPS
+from lives import events, live_all, lives, pace
+
 from flows.exit_codes import ExitCode
 from flows.runs import Workspace
 from flows.stage_life import StageLife
-from lives import events, live_all, lives, pace
 from tasks.ledger import Ledger
 
 
@@ -75,13 +75,18 @@ def test_a_switch_of_the_policy_changes_the_policy_and_what_reads_it(
     }
 
 
-def test_a_closed_gate_keeps_what_depends_on_it_from_starting(workspace: Workspace, recipe_file: Path) -> None:
+def test_a_closed_gate_keeps_what_depends_on_it_from_starting(
+    workspace: Workspace, recipe_file: Path
+) -> None:
     with lives(workspace, recipe_file, "stages.value.gate.at_least=0.9") as life:
         stages = live_all(life)
     assert stages["value"].status == "gate_closed"
     assert str(stages["value"].verdicts[0]) == "explained_variance 0.400 >= 0.9: CLOSED"
     assert stages["value"].digest is not None, "what the stage made is kept"
-    assert (stages["policy"].status, stages["policy"].reason) == ("blocked", "reads value, which is gate closed")
+    assert (stages["policy"].status, stages["policy"].reason) == (
+        "blocked",
+        "reads value, which is gate closed",
+    )
     assert (stages["evaluation"].status, stages["evaluation"].reason) == (
         "blocked",
         "reads policy, which is blocked",
@@ -98,11 +103,15 @@ def test_the_verdict_is_recorded_before_the_stage_ends(workspace: Workspace, rec
     operations = [json.loads(line) for line in path.read_text().splitlines()]
     of_value = [line["operation"] for line in operations if line.get("stage") == "value"]
     assert of_value == ["open_stage", "record_verdicts", "log_metrics", "finish_stage"]
-    assert told(workspace, run_id, "record_verdicts")[-1]["verdicts"][0]["evidence"] == {"explained_variance": 0.4}
+    assert told(workspace, run_id, "record_verdicts")[-1]["verdicts"][0]["evidence"] == {
+        "explained_variance": 0.4
+    }
     assert told(workspace, run_id, "finish_stage")[-1]["outcome"] == "gate_closed"
 
 
-def test_a_moved_threshold_judges_again_and_makes_nothing_again(workspace: Workspace, recipe_file: Path) -> None:
+def test_a_moved_threshold_judges_again_and_makes_nothing_again(
+    workspace: Workspace, recipe_file: Path
+) -> None:
     with lives(workspace, recipe_file, "stages.value.gate.at_least=0.9") as life:
         live_all(life)
     with lives(workspace, recipe_file, "stages.value.gate.at_least=0.35") as life:
@@ -160,7 +169,9 @@ def test_killed_after_the_commit_the_artifact_is_adopted_and_told_once(
     rows = [row for line in told(workspace, interrupted, "log_metrics") for row in line["rows"]]
     assert [row[3] for row in rows if row[0] == "loss"] == list(range(1, STEPS + 1))
     artifacts = {
-        line["artifact"]["digest"] for line in told(workspace, interrupted, "finish_stage") if line["stage"] == "sft"
+        line["artifact"]["digest"]
+        for line in told(workspace, interrupted, "finish_stage")
+        if line["stage"] == "sft"
     }
     assert artifacts == {stages["sft"].digest}
 
@@ -245,7 +256,8 @@ def test_two_runs_at_once_make_each_artifact_once(workspace: Workspace, recipe_f
     with lives(workspace, recipe_file) as one, lives(workspace, recipe_file) as other:
         assert one.run.record.run_id != other.run.record.run_id
         threads = [
-            threading.Thread(target=live_all, args=(life,), kwargs={"until": "value"}) for life in (one, other)
+            threading.Thread(target=live_all, args=(life,), kwargs={"until": "value"})
+            for life in (one, other)
         ]
         for thread in threads:
             thread.start()

@@ -441,3 +441,16 @@ def test_no_value_of_any_shape_escapes_the_reports(plain: dict[str, Any]) -> Non
         for value in (None, True, 3, -1.5, "word", "", [], [3], ["sft"], {}, {"kind": "sft"}, [{}], [[]]):
             override = f"{'.'.join(map(str, path))}={json.dumps(value)}"
             assert all(problem.message for problem in problems_of(json.dumps(plain), override))
+
+
+def test_a_source_that_a_recipe_leaves_open_says_how_to_give_it(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError) as refused:
+        load_recipe("instruct")
+    assert [str(problem) for problem in refused.value.problems] == [
+        f"instruct:{line}: {field}: is left open by this recipe; give it with --set {field}=…"
+        for line, field in (
+            (12, "model.source"),
+            (16, "data.demonstrations.source"),
+            (21, "data.preferences.source"),
+        )
+    ]

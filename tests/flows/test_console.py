@@ -1,0 +1,122 @@
+"""What is printed, on a terminal and where there is none."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from flows.console import STYLES, Screen, facts_of, headline_of, show_plan
+from flows.planning import PlannedStep
+from flows.runs import RunStatus, StageRecord, StageStatus
+from schemas.recipe import Gate
+from schemas.verdicts import judge
+from tasks.journal import StageProgress
+
+
+def plain() -> tuple[Screen, io.StringIO]:
+    printed = io.StringIO()
+    return Screen(Console(file=printed, width=120)), printed
+
+
+def report(step: int, **changes: object) -> StageProgress:
+    told = {
+        "phase": "training",
+        "step": step,
+        "total": 400,
+        "metrics": {"loss": 0.6123},
+        "started": 0.0,
+        "updated": 1.0,
+    }
+    return StageProgress.model_validate({**told, **changes})
+
+
+def test_every_status_and_action_has_a_colour() -> None:
+    statuses = {*StageStatus.__args__, *RunStatus.__args__}  # type: ignore[attr-defined]
+    assert statuses | {"reuse", "resume", "run", "wait", "interrupted"} <= set(STYLES)
+
+
+def test_the_facts_of_a_running_stage() -> None:
+    assert facts_of(report(120, tokens_per_second=21034.4)) == "120/400  loss 0.6123  21,034 tokens/s"
+    chosen = report(3, headline="score", metrics={"loss": 1.0, "score": None})
+    assert facts_of(chosen) == "3/400  score undefined"
+
+
+def test_the_headline_is_what_the_gates_ask_for() -> None:
+    verdict = judge(Gate(metric="pair_accuracy", at_least=0.75), {"pair_accuracy": 0.8125, "bias": 3.0})
+    gated = StageRecord(metrics={"bias": 3.0, "pair_accuracy": 0.8125}, verdicts=(verdict,))
+    assert headline_of(gated) == "pair_accuracy 0.8125"
+    assert headline_of(StageRecord(metrics={"train_rows": 19210.0})) == "train_rows 19,210"
+
+
+def test_a_stage_without_a_terminal_is_said_in_lines() -> None:
+    screen, printed = plain()
+    with screen.live():
+        screen.started("sft", 1)
+        screen.progressed("sft", report(1))
+        screen.ended(
+            "sft", StageRecord(status="completed", digest="a" * 64, metrics={"test_nll": 0.5}, seconds=57.3)
+        )
+        screen.started("policy", 2)
+    lines = printed.getvalue().splitlines()
+    assert lines[0] == "  sft: started"
+    assert lines[1].split() == ["✓", "sft", "completed", "test_nll", "0.5", "57.3", "s"]
+    assert lines[2] == "  policy: started, attempt 2"
+    assert "\x1b" not in printed.getvalue()
+
+
+def test_the_same_facts_are_not_said_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flows.console.PLAIN_LINE_SECONDS", 0.0)
+    screen, printed = plain()
+    screen.started("sft", 1)
+    for step in (1, 1, 2, 2):
+        screen.progressed("sft", report(step))
+    assert printed.getvalue().splitlines() == [
+        "  sft: started",
+        "  sft: 1/400  loss 0.6123",
+        "  sft: 2/400  loss 0.6123",
+    ]
+
+
+def test_a_terminal_shows_a_bar_that_goes_when_the_stage_ends() -> None:
+    printed = io.StringIO()
+    screen = Screen(Console(file=printed, width=120, force_terminal=True))
+    with screen.live():
+        screen.started("sft", 1)
+        screen.progressed("sft", report(100, tokens_per_second=5000.0))
+        screen._bars.refresh()
+        assert "100/400" in printed.getvalue()
+        assert "5,000 tokens/s" in printed.getvalue()
+        screen.ended("sft", StageRecord(status="completed", digest="a" * 64))
+        assert not screen._bars.tasks
+
+
+def test_a_verdict_is_green_or_red() -> None:
+    printed = io.StringIO()
+    screen = Screen(Console(file=printed, width=120, force_terminal=True, color_system="standard"))
+    for measured, colour in ((0.2, "\x1b[31m"), (0.4, "\x1b[32m")):
+        verdict = judge(Gate(metric="explained_variance", at_least=0.3), {"explained_variance": measured})
+        screen.ended("value", StageRecord(status="completed", verdicts=(verdict,)))
+        assert f"{colour}explained_variance {measured:.3f} >= 0.3" in printed.getvalue()
+
+
+def test_a_plan_says_each_reason_and_every_drift() -> None:
+    printed = io.StringIO()
+    steps = [
+        PlannedStep("sft", "sft", "reuse", reasons=("made by run 7",), drift=("torch: 2.11.0 → 2.13.0",)),
+        PlannedStep("reward", "reward_model", "resume", reasons=("attempt 1 was interrupted",), at_step=50),
+    ]
+    show_plan(Console(file=printed, width=120), steps, heading="quickstart", warnings=["stages.policy: odd"])
+    text = printed.getvalue()
+    assert text.startswith("quickstart\n")
+    assert "drift: torch: 2.11.0 → 2.13.0" in text
+    assert "resume at 50" in text
+    assert "warning: stages.policy: odd" in text
+
+
+def test_text_of_a_model_is_never_taken_for_markup() -> None:
+    screen, printed = plain()
+    screen.samples(
+        [{"prompt": "[red]1+1?[/red]", "baseline": "[/]", "candidate": "2", "candidate_judgement": 1.0}]
+    )
+    assert "[red]1+1?[/red]" in printed.getvalue()
+    assert "[/]" in printed.getvalue()
