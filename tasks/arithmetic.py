@@ -73,7 +73,9 @@ class Problem:
 
     @property
     def prompt(self) -> str:
-        steps = "".join(f" {letter}{change:+d}" for letter, change in zip(LETTERS, self.changes, strict=False))
+        steps = "".join(
+            f" {letter}{change:+d}" for letter, change in zip(LETTERS, self.changes, strict=False)
+        )
         return f"{self.start}{steps}?"
 
 
@@ -112,7 +114,12 @@ def preferences(*, seed: int, count: int) -> Iterator[dict[str, str]]:
             rejected = _write_response(problem, rng, slip_places=drawn | forced)
         else:
             rejected = _write_false_step(clean, rng)
-        yield {"prompt": problem.prompt, "chosen": clean, "rejected": rejected, "split": split_of(problem.prompt)}
+        yield {
+            "prompt": problem.prompt,
+            "chosen": clean,
+            "rejected": rejected,
+            "split": split_of(problem.prompt),
+        }
 
 
 def prompts(*, seed: int, train: int, validation: int, test: int) -> Iterator[dict[str, str]]:
@@ -175,7 +182,9 @@ def _clean_response(problem: Problem) -> str:
     befores = (problem.start, *problem.results)
     steps = [
         _write_step(letter, before, change, after)
-        for letter, before, change, after in zip(LETTERS, befores, problem.changes, problem.results, strict=False)
+        for letter, before, change, after in zip(
+            LETTERS, befores, problem.changes, problem.results, strict=False
+        )
     ]
     return " ".join([*steps, f"#{problem.answer}"])
 

@@ -1,5 +1,7 @@
 """Metrics of a whole minibatch, added up over its micro-batches and divided once."""
 
+from collections.abc import Sequence
+from statistics import fmean
 from typing import Any
 
 from algorithms.metrics import SumCount, metrics_of
@@ -19,3 +21,9 @@ class MetricSums:
     def means(self) -> dict[str, float]:
         """The mean of each metric of which anything was counted."""
         return {name: metric.mean() for name, metric in self._sums.items() if metric.count.item()}
+
+
+def means_of(steps: Sequence[dict[str, float]]) -> dict[str, float]:
+    """The mean of each metric over the steps that report it (equal minibatches, so a mean of means is right)."""
+    names = dict.fromkeys(name for step in steps for name in step)
+    return {name: fmean(step[name] for step in steps if name in step) for name in names}

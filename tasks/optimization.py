@@ -8,6 +8,8 @@ from typing import Literal
 import torch
 from torch import nn
 
+from schemas.recipe import Training
+
 Schedule = Literal["constant", "linear", "cosine"]
 BETAS = (0.9, 0.95)
 
@@ -45,6 +47,37 @@ def learning_rate_at(
     if schedule == "linear":
         return peak * (1.0 - progress)
     return peak * 0.5 * (1.0 + math.cos(math.pi * progress))
+
+
+def update_weights(
+    optimizer: torch.optim.Optimizer,
+    module: nn.Module,
+    work: Training,
+    *,
+    step: int,
+    total_steps: int,
+    peak: float | None = None,
+) -> dict[str, float]:
+    """Take optimiser step ``step`` of ``total_steps`` as the recipe schedules it.
+
+    Args:
+        peak: highest learning rate; None: ``work.learning_rate``.
+
+    Returns:
+        ``grad_norm`` (before clipping) and ``learning_rate``.
+
+    Raises:
+        TrainingDiverged: the gradient is not finite; weights and optimiser are as they were.
+    """
+    learning_rate = learning_rate_at(
+        step,
+        peak=work.learning_rate if peak is None else peak,
+        warmup_steps=work.warmup_steps,
+        total_steps=total_steps,
+        schedule=work.schedule,
+    )
+    grad_norm = take_step(optimizer, module, learning_rate=learning_rate, max_grad_norm=work.max_grad_norm)
+    return {"grad_norm": grad_norm, "learning_rate": learning_rate}
 
 
 def take_step(

@@ -23,17 +23,16 @@ from schemas.job import StageJob, StageResult
 from schemas.recipe import PolicyOptimization
 from tasks.attempt import Attempt, weights_of
 from tasks.examples import Prompts, codec_of, read_prompts
-from tasks.metric_sums import MetricSums
+from tasks.metric_sums import MetricSums, means_of
 from tasks.minibatches import minibatches
 from tasks.optimization import (
     TrainingDiverged,
     autocast,
     chunks,
     frozen_dtype,
-    learning_rate_at,
     make_optimizer,
-    take_step,
     training_device,
+    update_weights,
 )
 from tasks.rollouts import (
     Actors,
@@ -178,32 +177,26 @@ def update(
     *,
     iteration: int,
 ) -> dict[str, float]:
-    """All optimiser steps of one rollout; returns the metrics of the last one, and of the first the ratio."""
-    steps_per_iteration = work.epochs * (work.batch_size // work.minibatch_size)
-    metrics: dict[str, float] = {}
-    ratio_deviation: float | None = None
-    for number, rows in enumerate(minibatches(rollout.sequences, work, seed=job.seed, iteration=iteration)):
+    """All optimiser steps of one rollout; returns the means of their metrics, and the first ratio's deviation."""
+    peaks = {"policy": (policy, work.learning_rate), "critic": (critic, work.critic_learning_rate)}
+    cut = list(minibatches(rollout.sequences, work, seed=job.seed, iteration=iteration))
+    steps: list[dict[str, float]] = []
+    for number, rows in enumerate(cut):
         metrics = accumulate_losses(policy, critic, rollout, estimates, rows, job, work)
-        if ratio_deviation is None:
-            ratio_deviation = abs(metrics["ratio"] - 1.0)
-            check_first_ratio(ratio_deviation, work.precision)
-        for name, module, peak in (
-            ("policy", policy, work.learning_rate),
-            ("critic", critic, work.critic_learning_rate),
-        ):
-            learning_rate = learning_rate_at(
-                iteration * steps_per_iteration + number,
+        if number == 0:
+            check_first_ratio(abs(metrics["ratio"] - 1.0), work.precision)
+        for name, (module, peak) in peaks.items():
+            rates = update_weights(
+                optimizers[name],
+                module,
+                work,
+                step=iteration * len(cut) + number,
+                total_steps=work.iterations * len(cut),
                 peak=peak,
-                warmup_steps=work.warmup_steps,
-                total_steps=work.iterations * steps_per_iteration,
-                schedule=work.schedule,
             )
-            metrics[f"grad_norm_{name}"] = take_step(
-                optimizers[name], module, learning_rate=learning_rate, max_grad_norm=work.max_grad_norm
-            )
-            metrics[f"learning_rate_{name}"] = learning_rate
-    assert ratio_deviation is not None
-    return {**metrics, "ratio_deviation_first": ratio_deviation}
+            metrics |= {f"{rate}_{name}": value for rate, value in rates.items()}
+        steps.append(metrics)
+    return {**means_of(steps), "ratio_deviation_first": abs(steps[0]["ratio"] - 1.0)}
 
 
 def accumulate_losses(

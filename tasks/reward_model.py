@@ -13,7 +13,7 @@ from tasks.attempt import Attempt
 from tasks.data_order import DataOrder
 from tasks.examples import Completions, codec_of, read_completions
 from tasks.metric_sums import MetricSums
-from tasks.optimization import autocast, chunks, learning_rate_at, make_optimizer, take_step, training_device
+from tasks.optimization import autocast, chunks, make_optimizer, training_device, update_weights
 from tasks.seeds import derive_seed
 from tasks.splits import TEST, TRAIN, VALIDATION
 
@@ -49,21 +49,8 @@ def run(job: StageJob) -> StageResult:
     ) as attempt:
         for step in attempt.remaining():
             metrics, num_tokens = accumulate_preferences(reward, train, order.batch(step), work)
-            learning_rate = learning_rate_at(
-                step,
-                peak=work.learning_rate,
-                warmup_steps=work.warmup_steps,
-                total_steps=num_steps,
-                schedule=work.schedule,
-            )
-            grad_norm = take_step(
-                optimizer, reward, learning_rate=learning_rate, max_grad_norm=work.max_grad_norm
-            )
-            attempt.finish_step(
-                {**metrics, "grad_norm": grad_norm, "learning_rate": learning_rate},
-                num_tokens=num_tokens,
-                headline="loss",
-            )
+            metrics |= update_weights(optimizer, reward, work, step=step, total_steps=num_steps)
+            attempt.finish_step(metrics, num_tokens=num_tokens, headline="loss")
 
     # 3. How well it ranks pairs that it has not seen
     held_out = measure_pairs(reward, test, batch_size=work.batch_size)

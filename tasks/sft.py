@@ -12,7 +12,7 @@ from schemas.recipe import SupervisedFineTuning
 from tasks.attempt import Attempt
 from tasks.data_order import DataOrder
 from tasks.examples import Completions, codec_of, read_completions
-from tasks.optimization import autocast, chunks, learning_rate_at, make_optimizer, take_step, training_device
+from tasks.optimization import autocast, chunks, make_optimizer, training_device, update_weights
 from tasks.splits import TEST, TRAIN, VALIDATION
 
 
@@ -45,20 +45,9 @@ def run(job: StageJob) -> StageResult:
         for step in attempt.remaining():
             batch = train.batch(order.batch(step)).to(device)
             loss = accumulate_nll(policy, batch, work)
-            learning_rate = learning_rate_at(
-                step,
-                peak=work.learning_rate,
-                warmup_steps=work.warmup_steps,
-                total_steps=num_steps,
-                schedule=work.schedule,
-            )
-            grad_norm = take_step(
-                optimizer, policy, learning_rate=learning_rate, max_grad_norm=work.max_grad_norm
-            )
+            rates = update_weights(optimizer, policy, work, step=step, total_steps=num_steps)
             attempt.finish_step(
-                {"loss": loss, "grad_norm": grad_norm, "learning_rate": learning_rate},
-                num_tokens=int(batch.attention_mask.sum()),
-                headline="loss",
+                {"loss": loss, **rates}, num_tokens=int(batch.attention_mask.sum()), headline="loss"
             )
 
     # 3. How well it predicts what it has not seen

@@ -25,10 +25,9 @@ from tasks.optimization import (
     autocast,
     chunks,
     frozen_dtype,
-    learning_rate_at,
     make_optimizer,
-    take_step,
     training_device,
+    update_weights,
 )
 from tasks.rollouts import Actors, Rollout, collect, prompts_of_iteration, rollout_values
 from tasks.scoring import load_scorer
@@ -74,7 +73,6 @@ def run(job: StageJob) -> StageResult:
     prompts = read_prompts(job.inputs["prompts"], TRAIN, codec)
     held_out = sample_held_out(job, work, actors)
 
-    steps_per_iteration = work.epochs * (work.batch_size // work.minibatch_size)
     with Attempt(
         job,
         total=work.iterations,
@@ -99,20 +97,13 @@ def run(job: StageJob) -> StageResult:
             returns = monte_carlo_returns(rollout.rewards, rollout.sequences.response_mask, gamma=work.gamma)
 
             # 4. Regress on them, without a value clip: the critic has far to go
-            step = iteration * steps_per_iteration
-            for rows in minibatches(rollout.sequences, work, seed=job.seed, iteration=iteration):
+            cut = list(minibatches(rollout.sequences, work, seed=job.seed, iteration=iteration))
+            for number, rows in enumerate(cut):
                 metrics = accumulate_value_loss(critic, rollout, returns, rows, work)
-                learning_rate = learning_rate_at(
-                    step,
-                    peak=work.learning_rate,
-                    warmup_steps=work.warmup_steps,
-                    total_steps=work.iterations * steps_per_iteration,
-                    schedule=work.schedule,
+                step = iteration * len(cut) + number
+                metrics |= update_weights(
+                    optimizer, critic, work, step=step, total_steps=work.iterations * len(cut)
                 )
-                metrics["grad_norm"] = take_step(
-                    optimizer, critic, learning_rate=learning_rate, max_grad_norm=work.max_grad_norm
-                )
-                step += 1
 
             # 5. Keep the critic that explains unseen prompts best; more steps are not always better
             if (iteration + 1) % work.validate_every == 0 or iteration + 1 == work.iterations:
@@ -122,7 +113,6 @@ def run(job: StageJob) -> StageResult:
             attempt.finish_step(
                 {
                     **metrics,
-                    "learning_rate": learning_rate,
                     "score_mean": rollout.scores.mean().item(),
                     "return_mean": returns[rollout.sequences.response_mask].mean().item(),
                 },
