@@ -1,6 +1,7 @@
 """The command line. Everything heavy is imported by the command that needs it: help and plans answer at once."""
 
 import json
+import os
 import sys
 import traceback
 from collections.abc import Iterator
@@ -216,18 +217,24 @@ def _explained(verbose: bool) -> Iterator[None]:
     except Exception as error:
         if verbose:
             traceback.print_exc()
-        print(f"vantage: {_told(error)}", file=sys.stderr)
-        raise typer.Exit(_code_of(error)) from None
+        code = _code_of(error)
+        print(f"vantage: {_told(error, code)}", file=sys.stderr)
+        if code == ExitCode.UNAVAILABLE:
+            # Prefect's own threads would go on for minutes to reach a server that has gone.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+        raise typer.Exit(code) from None
 
 
-def _told(error: Exception) -> str:
+def _told(error: Exception, code: int) -> str:
     """What a person reads of an error."""
-    if isinstance(error, ValueError | OSError):
+    if code != ExitCode.INTERNAL:
         return str(error)
     return f"{type(error).__name__}: {error} (this should not happen; -v shows the traceback)"
 
 
-def _code_of(error: Exception) -> int:
+def _code_of(error: Exception) -> ExitCode:
     """The exit code of an error that no stage reported."""
     if isinstance(error, FileNotFoundError | PermissionError | IsADirectoryError | ValueError):
         return ExitCode.BAD_INPUT

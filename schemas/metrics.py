@@ -73,6 +73,12 @@ METRICS: tuple[Metric, ...] = (
         "Bradley-Terry, −log σ(chosen − rejected), per pair.",
         curve=("sft", "reward_model"),
     ),
+    Metric(
+        "prompts_too_long", "rows",
+        "Rows left out because their prompt exceeds generation.max_prompt_tokens: of training, or of the test "
+        "prompts in an evaluation.",
+        headline=(*TRAINING, "evaluation"),
+    ),
     # -- sft
     Metric(
         "validation_nll", "nats/token",

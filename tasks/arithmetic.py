@@ -4,7 +4,7 @@ A problem is a start and up to eight signed changes, each with a letter; only th
 1-3=8). A response writes every step out:
 
     prompt      3 a+4 b-2?
-    response    a3+4=7 b7-2=5 #5
+    response    a34567 b765 #5
 
 A step is checkable on its own: its letter finds the change in the prompt, its first digit repeats the result
 before it, and the sum is one of eighty facts. A *slip* is a step that breaks one of the three, or an answer that
@@ -27,8 +27,8 @@ LETTERS = "abcdefgh"
 SLIP_RATE = 0.08
 """Chance of a slip in a demonstration, for each step and for the answer."""
 
-STEP_SLIPS = ("carry", "skip")
-"""What a slip in a step is, drawn evenly: the digit carried over is wrong, or the step is left out."""
+STEP_SLIPS = ("jump", "jump", "skip")
+"""What a slip in a step is, drawn evenly: the count jumps to a wrong digit, or the step is left out."""
 
 MANY_SLIPS_RATE = 0.4
 """Chance of a slip at each place of the rejected side of a `many` pair (at least one is forced)."""
@@ -174,17 +174,20 @@ def _draw_places(problem: Problem, rng: random.Random, *, rate: float) -> frozen
     return frozenset(place for place in range(len(problem.changes) + 1) if rng.random() < rate)
 
 
-def _write_step(letter: str, before: int, change: int, after: int) -> str:
-    return f"{letter}{before}{change:+d}={after}"
+def _count(before: int, change: int, *, jump: tuple[int, int] | None = None) -> str:
+    """The digits from `before` on, one by one; from the place `jump[0]` on they are `jump[1]` off."""
+    direction = 1 if change > 0 else -1
+    place, distance = jump or (0, 0)
+    return "".join(
+        str((before + direction * i + (distance if i >= place else 0)) % 10) for i in range(abs(change) + 1)
+    )
 
 
 def _clean_response(problem: Problem) -> str:
     befores = (problem.start, *problem.results)
     steps = [
-        _write_step(letter, before, change, after)
-        for letter, before, change, after in zip(
-            LETTERS, befores, problem.changes, problem.results, strict=False
-        )
+        letter + _count(before, change)
+        for letter, before, change in zip(LETTERS, befores, problem.changes, strict=False)
     ]
     return " ".join([*steps, f"#{problem.answer}"])
 
@@ -198,14 +201,15 @@ def _write_response(problem: Problem, rng: random.Random, *, slip_places: frozen
     befores = (problem.start, *problem.results)
     for place, (letter, change) in enumerate(zip(LETTERS, problem.changes, strict=False)):
         before = (befores[place] + offset) % 10
+        jump = None
         if place in slip_places:
             skipped = place > 0 and rng.choice(STEP_SLIPS) == "skip" and (offset - change) % 10 != 0
             if skipped:
                 offset -= change
                 continue
-            slip = _draw_distance(rng, offset)
-            before, offset = (before + slip) % 10, offset + slip
-        parts.append(_write_step(letter, before, change, (problem.results[place] + offset) % 10))
+            distance = _draw_distance(rng, offset)
+            jump, offset = (rng.randint(1, abs(change)), distance), offset + distance
+        parts.append(letter + _count(before, change, jump=jump))
     if len(problem.changes) in slip_places:
         offset += _draw_distance(rng, offset)
     return " ".join([*parts, f"#{(problem.answer + offset) % 10}"])
@@ -219,6 +223,7 @@ def _write_false_step(clean: str, rng: random.Random) -> str:
     """The clean response with one result replaced, although the step after it goes on from the right digit."""
     *steps, answer = clean.split(" ")
     place = rng.randrange(len(steps))
-    false_result = (int(steps[place][-1]) + rng.choice(SLIP_DISTANCES)) % 10
-    steps[place] = f"{steps[place][:-1]}{false_result}"
+    digit = rng.randrange(2, len(steps[place]))
+    false_digit = (int(steps[place][digit]) + rng.choice(SLIP_DISTANCES)) % 10
+    steps[place] = f"{steps[place][:digit]}{false_digit}{steps[place][digit + 1 :]}"
     return " ".join([*steps, answer])

@@ -55,6 +55,7 @@ def run(job: StageJob) -> StageResult:
 
     # 2. Compare
     metrics = compare(judged, name=name, num_prompts=len(prompts_of["baseline"]))
+    metrics["prompts_too_long"] = prompts_of["candidate"].num_too_long
     metrics[f"greedy_{name}"] = greedy["candidate"].judgements.mean().item()
     metrics[f"baseline_greedy_{name}"] = greedy["baseline"].judgements.mean().item()
 

@@ -49,6 +49,8 @@ class Prompts:
 
     texts: list[str]
     ids: list[list[int]]
+    num_too_long: int
+    """Prompts that did not fit and were left out."""
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -62,6 +64,8 @@ class Completions:
     response_ids: dict[str, list[list[int]]]
     """``response``, or ``chosen`` and ``rejected``: a list as long as the prompts'."""
     pad_token_id: int
+    num_too_long: int
+    """Rows whose prompt did not fit and that were left out."""
 
     def __len__(self) -> int:
         return len(self.prompt_ids)
@@ -84,7 +88,11 @@ def read_prompts(folder: Path, split: str, codec: Codec) -> Prompts:
     """The prompts of one split of a dataset as ids; those longer than the recipe's limit are left out."""
     rows = read_rows(folder, split)
     ids, fits = _encode_prompts(rows, codec)
-    return Prompts(texts=[rows[i]["prompt"] for i in fits], ids=[ids[i] for i in fits])
+    return Prompts(
+        texts=[rows[i]["prompt"] for i in fits],
+        ids=[ids[i] for i in fits],
+        num_too_long=len(rows) - len(fits),
+    )
 
 
 def read_completions(folder: Path, split: str, columns: Sequence[str], codec: Codec) -> Completions:
@@ -104,6 +112,7 @@ def read_completions(folder: Path, split: str, columns: Sequence[str], codec: Co
         prompt_ids=[ids[i] for i in fits],
         response_ids={column: [row for row, _ in encoded] for column, encoded in responses.items()},
         pad_token_id=codec.pad_token_id,
+        num_too_long=len(rows) - len(fits),
     )
 
 

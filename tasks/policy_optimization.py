@@ -128,7 +128,11 @@ def run(job: StageJob) -> StageResult:
     measured = measure(job, actors, validation)
     save_policy(policy, codec.tokenizer, job.output)
     return StageResult(
-        metrics={**measured, "best_iteration": attempt.state["best_iteration"]},
+        metrics={
+            **measured,
+            "best_iteration": attempt.state["best_iteration"],
+            "prompts_too_long": train.num_too_long,
+        },
         tokenizer_digest=tokenizer_digest(job.output),
     )
 

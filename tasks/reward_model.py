@@ -65,7 +65,8 @@ def run(job: StageJob) -> StageResult:
 
     save_reward(reward, codec.tokenizer, job.output, score_shift=score_shift)
     return StageResult(
-        metrics={**measured, "score_shift": score_shift}, tokenizer_digest=tokenizer_digest(job.output)
+        metrics={**measured, "score_shift": score_shift, "prompts_too_long": train.num_too_long},
+        tokenizer_digest=tokenizer_digest(job.output),
     )
 
 

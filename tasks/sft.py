@@ -54,6 +54,7 @@ def run(job: StageJob) -> StageResult:
     metrics = {
         "validation_nll": mean_nll(policy, validation, batch_size=work.batch_size),
         "test_nll": mean_nll(policy, test, batch_size=work.batch_size),
+        "prompts_too_long": train.num_too_long,
     }
     save_policy(policy, codec.tokenizer, job.output)
     return StageResult(metrics=metrics, tokenizer_digest=tokenizer_digest(job.output))

@@ -124,7 +124,11 @@ def run(job: StageJob) -> StageResult:
     measured = diagnose(critic, held_out, actors)
     save_value(critic, codec.tokenizer, job.output)
     return StageResult(
-        metrics={**headline_metrics(measured), "best_iteration": attempt.state["best_iteration"]},
+        metrics={
+            **headline_metrics(measured),
+            "best_iteration": attempt.state["best_iteration"],
+            "prompts_too_long": prompts.num_too_long,
+        },
         tokenizer_digest=tokenizer_digest(job.output),
     )
 

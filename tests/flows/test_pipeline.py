@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from flows.status import look
 from schemas.loading import load_recipe
 
 ROOT = Path(__file__).parents[2]
+Starter = Callable[..., subprocess.Popen[str]]
 
 
 @pytest.fixture(scope="module")
@@ -46,25 +48,29 @@ def run_recipe(workspace: Workspace, recipe: Path, *overrides: str) -> tuple[Run
     return record, printed.getvalue()
 
 
-def start_vantage(workspace: Workspace, recipe: Path, *options: str) -> subprocess.Popen[str]:
-    """The command line with fake stages, in a process group of its own."""
-    return subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "fake_vantage",
-            "run",
-            str(recipe),
-            "--workspace",
-            str(workspace.root),
-            *options,
-        ],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(__file__).parent)])},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+@pytest.fixture
+def start_vantage(workspace: Workspace, recipe_file: Path) -> Iterator[Starter]:
+    """Start the command line with fake stages, in a process group of its own, which does not outlive the test."""
+    processes: list[subprocess.Popen[str]] = []
+
+    def start_one(*options: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "fake_vantage", "run", str(recipe_file), "--workspace"]
+        process = subprocess.Popen(
+            [*command, str(workspace.root), *options],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(__file__).parent)])},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        processes.append(process)
+        return process
+
+    yield start_one
+    for process in processes:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        print(*process.communicate())
 
 
 def wait_for(condition: Callable[[], object], seconds: float = 90.0) -> None:
@@ -176,13 +182,13 @@ def test_a_lost_process_is_begun_again_and_a_refusal_is_not(workspace: Workspace
 
 @pytest.mark.usefixtures("prefect_url")
 def test_killed_in_the_middle_of_a_stage_the_same_command_goes_on(
-    workspace: Workspace, recipe_file: Path, tmp_path: Path
+    workspace: Workspace, recipe_file: Path, tmp_path: Path, start_vantage: Starter
 ) -> None:
     whole = Workspace(tmp_path / "whole")
     expected, _ = run_recipe(whole, recipe_file)
 
     pace(workspace, 0.2)
-    process = start_vantage(workspace, recipe_file)
+    process = start_vantage()
     wait_for(lambda: "policy started 1" in events(workspace))
     key = read_runs(workspace)[0].stages["policy"].stage_key
     wait_for((workspace.store / "scratch" / str(key) / "committed.json").exists)
@@ -193,7 +199,7 @@ def test_killed_in_the_middle_of_a_stage_the_same_command_goes_on(
     assert (view.status, view.status_of("policy")) == ("interrupted", "interrupted")
 
     pace(workspace, 0.0)
-    done = start_vantage(workspace, recipe_file, "--json")
+    done = start_vantage("--json")
     printed, _ = done.communicate(timeout=120)
     summary = json.loads(printed.splitlines()[-1])
     assert done.returncode == 0
@@ -217,9 +223,11 @@ def test_killed_in_the_middle_of_a_stage_the_same_command_goes_on(
 
 
 @pytest.mark.usefixtures("prefect_url")
-def test_asked_to_stop_a_run_saves_and_says_how_to_go_on(workspace: Workspace, recipe_file: Path) -> None:
+def test_asked_to_stop_a_run_saves_and_says_how_to_go_on(
+    workspace: Workspace, recipe_file: Path, start_vantage: Starter
+) -> None:
     pace(workspace, 0.2)
-    process = start_vantage(workspace, recipe_file)
+    process = start_vantage()
     wait_for(lambda: "sft started 1" in events(workspace))
     process.send_signal(signal.SIGINT)
     printed, errors = process.communicate(timeout=60)
@@ -237,9 +245,11 @@ def test_asked_to_stop_a_run_saves_and_says_how_to_go_on(workspace: Workspace, r
 
 
 @pytest.mark.usefixtures("prefect_url")
-def test_the_same_recipe_started_twice_at_once_trains_once(workspace: Workspace, recipe_file: Path) -> None:
+def test_the_same_recipe_started_twice_at_once_trains_once(
+    workspace: Workspace, recipe_file: Path, start_vantage: Starter
+) -> None:
     pace(workspace, 0.1)
-    other = start_vantage(workspace, recipe_file)
+    other = start_vantage()
     wait_for(lambda: "sft started 1" in events(workspace))
     record, printed = run_recipe(workspace, recipe_file)
     other.communicate(timeout=60)
