@@ -69,6 +69,38 @@ def bradley_terry(
     )
 
 
+@dataclass(frozen=True)
+class CentringLoss:
+    """`loss` is 0-d and differentiable; `pair_mean` is (chosen + rejected) / 2."""
+
+    loss: Tensor
+    pair_mean: SumCount
+
+
+def score_centring(
+    chosen_scores: Tensor, rejected_scores: Tensor, *, denominator: Denominator | None = None
+) -> CentringLoss:
+    """Σ_i (chosen_i + rejected_i)² / denominator, over N pairs: gives scores, whose zero Bradley-Terry leaves open, one.
+
+    arXiv 2312.09244 eq. 2. Scores (N,). `denominator` is the number of pairs of the whole global minibatch; None takes
+    this call's.
+
+    Raises ValueError for unequal shapes, a denominator that is not positive, and, when it is None, for no pair.
+    """
+    pairs = tuple(chosen_scores.shape)
+    check_shape("rejected_scores", rejected_scores, pairs)
+    if denominator is None:
+        if not chosen_scores.numel():
+            raise ValueError("there is no pair, so the mean over this minibatch is undefined")
+        denominator = chosen_scores.numel()
+    check_denominator(denominator)
+    total = chosen_scores + rejected_scores
+    return CentringLoss(
+        loss=total.square().sum() / denominator,
+        pair_mean=sum_count(0.5 * total, torch.ones_like(total, dtype=torch.bool)),
+    )
+
+
 def _kept_margin(margin: float | Tensor | None, counts: Tensor) -> float | Tensor:
     if margin is None:
         return 0.0

@@ -22,11 +22,16 @@ QUIET = {
     "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
     "PREFECT_LOGGING_INTERNAL_LEVEL": "CRITICAL",
     "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
-    "DO_NOT_TRACK": "1",
-    "MLFLOW_DISABLE_TELEMETRY": "true",
     "PYTHONWARNINGS": "ignore",
 }
-"""What Prefect, MLflow and children are told before they are loaded, unless the user has told them otherwise."""
+"""What Prefect, MLflow and children are told where nobody asked for their logs, unless the user's environment says otherwise."""
+
+SETTINGS = {
+    "DO_NOT_TRACK": "1",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "PREFECT_CLIENT_MAX_RETRIES": "3",  # a server that has gone is given up after seconds, not minutes
+}
+"""What they are told in any case, unless the user's environment says otherwise."""
 
 
 def execute(
@@ -91,7 +96,7 @@ def _verify(life: StageLife) -> None:
 
 def _order(life: StageLife, *, verbose: bool) -> None:
     """Have Prefect order the stages, while its server and the children's libraries load side by side."""
-    for name, value in ({} if verbose else QUIET).items():
+    for name, value in (SETTINGS if verbose else {**SETTINGS, **QUIET}).items():
         os.environ.setdefault(name, value)
     _refuse_what_does_not_fit(life.recipe)
     warm_up()

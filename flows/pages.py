@@ -26,6 +26,8 @@ from flows.runs import RunRecord
 from tasks.journal import StageProgress
 
 SECONDS_BETWEEN_UPDATES = 3.0
+PATIENCE_SECONDS = 10.0
+"""How long pages may hold a run up: a client would try for minutes to reach a server that has gone."""
 
 log = logging.getLogger(__name__)
 
@@ -84,13 +86,16 @@ async def show_run(record: RunRecord, *, mlflow: str) -> None:
         for name, stage in record.stages.items()
     ]
     try:
-        if verdicts:
-            await acreate_table_artifact(verdicts, key="gates", description=f"Gates of run {record.run_id}")
-        await acreate_table_artifact(stages, key="stages", description=f"Stages of run {record.run_id}")
-        if mlflow.startswith("http"):
-            await acreate_link_artifact(mlflow, link_text="MLflow", key="mlflow")
-        else:
-            await acreate_markdown_artifact(f"The ledger: `{mlflow}`", key="mlflow")
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            if verdicts:
+                await acreate_table_artifact(
+                    verdicts, key="gates", description=f"Gates of run {record.run_id}"
+                )
+            await acreate_table_artifact(stages, key="stages", description=f"Stages of run {record.run_id}")
+            if mlflow.startswith("http"):
+                await acreate_link_artifact(mlflow, link_text="MLflow", key="mlflow")
+            else:
+                await acreate_markdown_artifact(f"The ledger: `{mlflow}`", key="mlflow")
     except Exception:
         log.debug("no pages for run %s", record.run_id, exc_info=True)
 

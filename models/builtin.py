@@ -63,7 +63,9 @@ def tiny_config() -> LlamaConfig:
 
 def write_tokenizer(folder: Path) -> None:
     """Write `tokenizer.json` and `tokenizer_config.json`: one token a character, `<s>` before every text."""
-    tokenizer = Tokenizer(models.WordLevel({token: i for i, token in enumerate(VOCABULARY)}, unk_token=UNKNOWN))
+    tokenizer = Tokenizer(
+        models.WordLevel({token: i for i, token in enumerate(VOCABULARY)}, unk_token=UNKNOWN)
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
     tokenizer.decoder = decoders.Fuse()
     tokenizer.add_special_tokens([PAD, BOS, EOS, UNKNOWN])

@@ -35,7 +35,8 @@ from models.folders import (
     save_tokenizer,
     set_special_ids,
 )
-from models.output_head import trunk
+from models.logprobs import token_logprobs
+from models.output_head import OutputHead, output_head, trunk
 from models.sequences import Sequences
 
 SIDECAR = "scalar.json"
@@ -58,9 +59,15 @@ class ScalarModel(nn.Module):
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, positions: Tensor) -> Tensor:
         """Scalars (B, P) in float32 at `positions` (B, P) of right-padded `input_ids` (B, L)."""
-        hidden = self.backbone(
-            input_ids=input_ids, attention_mask=attention_mask, use_cache=False
-        ).last_hidden_state
+        return self.read(self.hidden(input_ids, attention_mask), positions)
+
+    def hidden(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Hidden states (B, L, H) of the trunk."""
+        output = self.backbone(input_ids=input_ids, attention_mask=attention_mask, use_cache=False)
+        return output.last_hidden_state
+
+    def read(self, hidden: Tensor, positions: Tensor) -> Tensor:
+        """Scalars (B, P) in float32 that the head reads from hidden states (B, L, H) at `positions` (B, P)."""
         hidden = hidden.gather(1, positions[:, :, None].expand(-1, -1, hidden.shape[-1]))
         # a scalar in bfloat16 has steps of 1/128 at 1: too coarse for advantages
         with torch.autocast(hidden.device.type, enabled=False):
@@ -74,10 +81,31 @@ def scores(model: ScalarModel, sequences: Sequences) -> Tensor:
     Raises:
         ValueError: a response has no token.
     """
+    return model(sequences.input_ids, sequences.attention_mask, _last_positions(sequences))[:, 0]
+
+
+def scores_and_logprobs(
+    model: ScalarModel, sequences: Sequences, language_head: OutputHead, *, rows: slice
+) -> tuple[Tensor, Tensor]:
+    """The score (B,) of each response, and log-probabilities (N, T) of the responses of `rows`, in one pass.
+
+    Raises:
+        ValueError: a response has no token.
+    """
+    hidden = model.hidden(sequences.input_ids, sequences.attention_mask)
+    mask, ids = sequences.response_mask[rows], sequences.response_ids[rows]
+    places = mask.nonzero(as_tuple=True)
+    chosen_hidden = hidden[rows][places[0], sequences.response_positions[rows][places]]
+    logprobs, _ = token_logprobs(chosen_hidden, ids[places], language_head, temperature=1.0)
+    spread = logprobs.new_zeros(mask.shape).index_put(places, logprobs)
+    return model.read(hidden, _last_positions(sequences))[:, 0], spread
+
+
+def _last_positions(sequences: Sequences) -> Tensor:
+    """Where (B, 1) the last valid token of each response stands."""
     lengths = sequences.lengths
     _refuse_empty(lengths)
-    last = sequences.prompt_lengths + lengths - 1
-    return model(sequences.input_ids, sequences.attention_mask, last[:, None])[:, 0]
+    return (sequences.prompt_lengths + lengths - 1)[:, None]
 
 
 def values(model: ScalarModel, sequences: Sequences) -> Tensor:
@@ -99,6 +127,22 @@ def reward_from_policy(folder: Path, *, seed: int, dtype: torch.dtype = torch.fl
     """
     backbone = trunk(load_policy(folder, dtype=dtype))
     return ScalarModel(backbone, _fresh_head(backbone, seed=seed, bias=False)).eval()
+
+
+def reward_with_language_head(
+    folder: Path, *, seed: int, device: torch.device
+) -> tuple[ScalarModel, OutputHead]:
+    """As `reward_from_policy`, on a device, with the policy's output head for a language-modelling loss beside.
+
+    A head that is tied to the embeddings is the trunk's own and trains with it; any other stays as it is.
+
+    Raises:
+        UnsafeModel: see `models.folders.check_folder`.
+    """
+    policy = load_policy(folder).to(device)
+    backbone = trunk(policy)
+    reward = ScalarModel(backbone, _fresh_head(backbone, seed=seed, bias=False)).to(device).eval()
+    return reward, output_head(policy)
 
 
 def value_from_policy(folder: Path, *, seed: int, dtype: torch.dtype = torch.float32) -> ScalarModel:

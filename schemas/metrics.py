@@ -70,7 +70,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "loss", "nats",
         "Training loss of the minibatch. sft: negative log-likelihood per response token; reward_model: "
-        "Bradley-Terry, −log σ(chosen − rejected), per pair.",
+        "Bradley-Terry, −log σ(chosen − rejected), per pair, with the parts that centre_coef and lm_coef add.",
         curve=("sft", "reward_model"),
     ),
     Metric(
@@ -96,6 +96,11 @@ METRICS: tuple[Metric, ...] = (
         "score_gap", "reward",
         "Mean of chosen score − rejected score: over the minibatch's pairs, and at the end over the test pairs.",
         headline=("reward_model",), curve=("reward_model",),
+    ),
+    Metric(
+        "chosen_nll", "nats/token",
+        "Negative log-likelihood per token of the minibatch's chosen responses, where lm_coef is above 0.",
+        curve=("reward_model",),
     ),
     Metric(
         "pair_accuracy", "1",
@@ -181,8 +186,9 @@ METRICS: tuple[Metric, ...] = (
     ),
     # -- policy: the rollout
     Metric(
-        "score_mean", "reward", "Mean score of the rollout's responses, before any KL penalty.",
-        curve=("value_pretraining", "policy_optimization"),
+        "score_mean", "reward",
+        "Mean score of the rollout's responses, before any KL penalty; of the minibatch's pairs in reward_model.",
+        curve=("reward_model", "value_pretraining", "policy_optimization"),
     ),
     Metric(
         "score_mean_TERM", "1", "The same of one term of the reward, unweighted; TERM is its model or verifier.",

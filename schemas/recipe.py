@@ -193,6 +193,10 @@ class RewardModelling(Training):
     epochs: Positive = 1.0
     batch_size: Count = 64
     """Pairs in one optimiser step."""
+    centre_coef: NonNegative = 0.0
+    """Weight of (chosen + rejected)², which keeps scores around 0 (arXiv 2312.09244)."""
+    lm_coef: NonNegative = 0.0
+    """Weight of the NLL of chosen responses, which keeps the trunk a language model (MOSS, arXiv 2401.06080 eq. 2)."""
     learning_rate: Positive = 1e-5
     group_by_length: bool = True
     """Batches of pairs of like length, in random order: less padding."""

@@ -1,15 +1,15 @@
-"""The built-in task: short chains of sums on a dial of ten digits, worked out step by step, and its verifier.
+"""The built-in task: sums on a dial of ten digits, counted out step by step, and the verifier for them.
 
-A problem is a start and up to eight signed changes, each with a letter; only the last digit is kept (7+4=1,
-1-3=8). A response writes every step out:
+A problem is a start and up to six changes, each with a letter; the dial goes from 9 on to 0. A response counts every
+change out, digit by digit, and repeats the last digit as its answer:
 
-    prompt      3 a+4 b-2?
-    response    a34567 b765 #5
+    prompt      3 a+2 b-3?
+    response    a+2:345 b-3:5432 #2
 
-A step is checkable on its own: its letter finds the change in the prompt, its first digit repeats the result
-before it, and the sum is one of eighty facts. A *slip* is a step that breaks one of the three, or an answer that
-does not repeat the last result; what follows a slip is worked out correctly from the wrong digit, so that a response
-with slips ends in a wrong answer. A slipped digit lies at least three places off on the dial.
+Nothing but neighbouring digits, the copied change and the repeated answer need be looked at to check a response: a
+model of a million parameters learns that in a minute, whereas it learns to check a table of sums in none. A *slip* is
+a count that jumps, a step left out, or an answer that does not repeat the last digit. What follows a slip is counted
+correctly from the wrong digit, so a response with slips ends in a wrong answer.
 
 Everything is a pure function of the seed. The split of a problem is a function of its prompt alone, so that no
 problem of `validation` or `test` is ever trained on, in any of the three datasets.
@@ -21,34 +21,39 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-MAX_STEPS = 8
-LETTERS = "abcdefgh"
+LETTERS = "abcdef"
+MAX_STEPS = len(LETTERS)
+MAX_CHANGE = 3
+NUM_PROBLEMS = sum(10 * (2 * MAX_CHANGE) ** num_steps for num_steps in range(1, MAX_STEPS + 1))
 
-SLIP_RATE = 0.08
-"""Chance of a slip in a demonstration, for each step and for the answer."""
+SLIP_RATES = (0.25, 0.12, 0.06, 0.04, 0.03, 0.02)
+"""Chance of a slip in the first, second, ... step of a demonstration.
+
+They fall from step to step, so that much of a response's fate is decided early: a critic that knows all that can be
+known has an explained variance of about 0.6. With an even rate it would be about 0.37, and a gate at 0.3 would
+say little."""
+
+ANSWER_SLIP_RATE = 0.03
+"""Chance that the answer of a demonstration does not repeat the last digit."""
 
 STEP_SLIPS = ("jump", "jump", "skip")
-"""What a slip in a step is, drawn evenly: the count jumps to a wrong digit, or the step is left out."""
+"""What a slip in a step is, drawn evenly. The first step is never left out, so that no response is without steps."""
 
 MANY_SLIPS_RATE = 0.4
 """Chance of a slip at each place of the rejected side of a `many` pair (at least one is forced)."""
 
 PAIR_KINDS = {"one": 0.35, "many": 0.45, "sloppy": 0.2}
-"""Share of each kind of preference pair: one slip, several slips, or a false step under the right answer."""
+"""Share of each kind of preference pair: one slip, several slips, or a false digit under the right answer."""
 
 SHORT_PAIR_SHARE = 0.4
 """Share of preference pairs with at most two steps: the place of their slip is easy to find, so they teach first."""
 
-TRAIN_SHARE = 0.8
-VALIDATION_SHARE = 0.1
-
-MAX_CHANGE = 4
-"""Changes are 1 to 4, up or down: 80 facts, and the wrong sign is never right by chance on a dial of ten."""
+SPLIT_SHARES = {"train": 0.8, "validation": 0.1, "test": 0.1}
 
 SLIP_DISTANCES = (3, 4, 5, 6, 7)
-"""By how many places of the dial a slipped digit is off."""
+"""By how many places of the dial a slipped digit is off: after a jump, two neighbours never differ by one."""
 
-_PROMPT = re.compile(r"([0-9])((?: [a-h][+-][1-9])+)\?")
+_PROMPT = re.compile(r"([0-9])((?: [a-f][+-][1-9])+)\?")
 _ANSWER = re.compile(r"(?:[^#]* )?#([0-9])")
 
 
@@ -82,17 +87,18 @@ class Problem:
 def split_of(prompt: str) -> str:
     """`train`, `validation` or `test`, from the sha256 of the prompt's text alone."""
     fraction = int.from_bytes(hashlib.sha256(prompt.encode()).digest()[:8]) / 2**64
-    if fraction < TRAIN_SHARE:
+    if fraction < SPLIT_SHARES["train"]:
         return "train"
-    return "validation" if fraction < TRAIN_SHARE + VALIDATION_SHARE else "test"
+    return "validation" if fraction < SPLIT_SHARES["train"] + SPLIT_SHARES["validation"] else "test"
 
 
 def demonstrations(*, seed: int, count: int) -> Iterator[dict[str, str]]:
-    """Rows `{prompt, response, split}`; each step and each answer slips with chance `SLIP_RATE`."""
+    """Rows `{prompt, response, split}`; steps slip with chance `SLIP_RATES`, answers `ANSWER_SLIP_RATE`."""
     rng = random.Random(f"arithmetic/demonstrations/{seed}")
     for _ in range(count):
         problem = _draw_problem(rng, num_steps=rng.randint(1, MAX_STEPS))
-        response = _write_response(problem, rng, slip_places=_draw_places(problem, rng, rate=SLIP_RATE))
+        slip_places = _draw_places(rng, rates=(*SLIP_RATES[: len(problem.changes)], ANSWER_SLIP_RATE))
+        response = _write_response(problem, rng, slip_places=slip_places)
         yield {"prompt": problem.prompt, "response": response, "split": split_of(problem.prompt)}
 
 
@@ -110,10 +116,10 @@ def preferences(*, seed: int, count: int) -> Iterator[dict[str, str]]:
             rejected = _write_response(problem, rng, slip_places=frozenset({rng.choice(places)}))
         elif kind == "many":
             forced = {rng.choice(places)}
-            drawn = _draw_places(problem, rng, rate=MANY_SLIPS_RATE)
+            drawn = _draw_places(rng, rates=(MANY_SLIPS_RATE,) * len(places))
             rejected = _write_response(problem, rng, slip_places=drawn | forced)
         else:
-            rejected = _write_false_step(clean, rng)
+            rejected = _write_false_digit(clean, rng)
         yield {
             "prompt": problem.prompt,
             "chosen": clean,
@@ -123,18 +129,18 @@ def preferences(*, seed: int, count: int) -> Iterator[dict[str, str]]:
 
 
 def prompts(*, seed: int, train: int, validation: int, test: int) -> Iterator[dict[str, str]]:
-    """Rows `{prompt, split, answer}`: exactly so many different prompts of each split, in the order drawn."""
-    rng = random.Random(f"arithmetic/prompts/{seed}")
+    """Rows `{prompt, split, answer}`: exactly so many different prompts of each split, in the order drawn.
+
+    Raises ValueError when a split is asked for more prompts than half of the problems that it has.
+    """
     wanted = {"train": train, "validation": validation, "test": test}
-    seen: set[str] = set()
-    while any(wanted.values()):
-        problem = _draw_problem(rng, num_steps=rng.randint(1, MAX_STEPS))
-        prompt = problem.prompt
-        split = split_of(prompt)
-        if wanted[split] and prompt not in seen:
-            seen.add(prompt)
-            wanted[split] -= 1
-            yield {"prompt": prompt, "split": split, "answer": str(problem.answer)}
+    for split, share in SPLIT_SHARES.items():
+        if wanted[split] > share * NUM_PROBLEMS / 2:
+            raise ValueError(
+                f"{split}={wanted[split]} prompts asked of the arithmetic task, which has about "
+                f"{round(share * NUM_PROBLEMS)} for this split; ask for half of them at most"
+            )
+    return _draw_prompts(random.Random(f"arithmetic/prompts/{seed}"), wanted)
 
 
 def verify(prompt: str, response: str) -> bool:
@@ -148,7 +154,7 @@ def verify(prompt: str, response: str) -> bool:
 
 
 def check_steps(prompt: str, response: str) -> bool:
-    """Whether every step is there, in order, copied and added correctly, and the answer repeats the last result."""
+    """Whether every step is there, in order, copied and counted correctly, and the answer repeats the last digit."""
     return response == _clean_response(parse_prompt(prompt))
 
 
@@ -158,8 +164,8 @@ def parse_prompt(prompt: str) -> Problem:
     steps = match[2].split() if match else []
     if match is None or "".join(step[0] for step in steps) != LETTERS[: len(steps)]:
         raise ValueError(
-            f"prompt={prompt!r} is not a problem of the arithmetic task; it must look like '3 a+4 b-2?' "
-            f"(one-digit numbers, at most {MAX_STEPS} steps lettered from a)"
+            f"prompt={prompt!r} is not a problem of the arithmetic task; it must look like '3 a+2 b-3?' "
+            f"(one digit, then at most {MAX_STEPS} one-digit changes lettered from a)"
         )
     return Problem(start=int(match[1]), changes=tuple(int(step[1:]) for step in steps))
 
@@ -169,31 +175,42 @@ def _draw_problem(rng: random.Random, *, num_steps: int) -> Problem:
     return Problem(start=rng.randint(0, 9), changes=changes)
 
 
-def _draw_places(problem: Problem, rng: random.Random, *, rate: float) -> frozenset[int]:
-    """Which places slip: 0 … n−1 are the steps, n is the answer."""
-    return frozenset(place for place in range(len(problem.changes) + 1) if rng.random() < rate)
+def _draw_prompts(rng: random.Random, wanted: dict[str, int]) -> Iterator[dict[str, str]]:
+    seen: set[str] = set()
+    while any(wanted.values()):
+        problem = _draw_problem(rng, num_steps=rng.randint(1, MAX_STEPS))
+        prompt = problem.prompt
+        split = split_of(prompt)
+        if wanted[split] and prompt not in seen:
+            seen.add(prompt)
+            wanted[split] -= 1
+            yield {"prompt": prompt, "split": split, "answer": str(problem.answer)}
 
 
-def _count(before: int, change: int, *, jump: tuple[int, int] | None = None) -> str:
-    """The digits from `before` on, one by one; from the place `jump[0]` on they are `jump[1]` off."""
+def _draw_places(rng: random.Random, *, rates: tuple[float, ...]) -> frozenset[int]:
+    """Which places slip: 0 ... n-1 are the steps, n is the answer."""
+    return frozenset(place for place, rate in enumerate(rates) if rng.random() < rate)
+
+
+def _write_step(letter: str, before: int, change: int, *, jump: tuple[int, int] | None = None) -> str:
+    """Letter, change and the digits from `before` on; from the place `jump[0]` on they are `jump[1]` off."""
     direction = 1 if change > 0 else -1
     place, distance = jump or (0, 0)
-    return "".join(
-        str((before + direction * i + (distance if i >= place else 0)) % 10) for i in range(abs(change) + 1)
-    )
+    digits = ((before + direction * i + (distance if i >= place else 0)) % 10 for i in range(abs(change) + 1))
+    return f"{letter}{change:+d}:" + "".join(map(str, digits))
 
 
 def _clean_response(problem: Problem) -> str:
     befores = (problem.start, *problem.results)
     steps = [
-        letter + _count(before, change)
+        _write_step(letter, before, change)
         for letter, before, change in zip(LETTERS, befores, problem.changes, strict=False)
     ]
     return " ".join([*steps, f"#{problem.answer}"])
 
 
 def _write_response(problem: Problem, rng: random.Random, *, slip_places: frozenset[int]) -> str:
-    """The worked-out response with a slip at each of the places.
+    """The counted-out response with a slip at each of the places.
 
     `offset` is by how much the running digit is wrong; a slip changes it, never to 0.
     """
@@ -209,7 +226,7 @@ def _write_response(problem: Problem, rng: random.Random, *, slip_places: frozen
                 continue
             distance = _draw_distance(rng, offset)
             jump, offset = (rng.randint(1, abs(change)), distance), offset + distance
-        parts.append(letter + _count(before, change, jump=jump))
+        parts.append(_write_step(letter, before, change, jump=jump))
     if len(problem.changes) in slip_places:
         offset += _draw_distance(rng, offset)
     return " ".join([*parts, f"#{(problem.answer + offset) % 10}"])
@@ -219,11 +236,12 @@ def _draw_distance(rng: random.Random, offset: int) -> int:
     return rng.choice([distance for distance in SLIP_DISTANCES if (offset + distance) % 10])
 
 
-def _write_false_step(clean: str, rng: random.Random) -> str:
-    """The clean response with one result replaced, although the step after it goes on from the right digit."""
+def _write_false_digit(clean: str, rng: random.Random) -> str:
+    """The clean response with one counted digit replaced, although the count goes on from the right one."""
     *steps, answer = clean.split(" ")
     place = rng.randrange(len(steps))
-    digit = rng.randrange(2, len(steps[place]))
-    false_digit = (int(steps[place][digit]) + rng.choice(SLIP_DISTANCES)) % 10
-    steps[place] = f"{steps[place][:digit]}{false_digit}{steps[place][digit + 1 :]}"
+    step = steps[place]
+    digit = rng.randrange(step.index(":") + 2, len(step))
+    false_digit = (int(step[digit]) + rng.choice(SLIP_DISTANCES)) % 10
+    steps[place] = f"{step[:digit]}{false_digit}{step[digit + 1 :]}"
     return " ".join([*steps, answer])

@@ -4,9 +4,17 @@ from collections.abc import Sequence
 
 import torch
 
-from algorithms.preference_loss import bradley_terry
+from algorithms.preference_loss import bradley_terry, score_centring
+from algorithms.supervised_loss import token_nll
 from models.folders import tokenizer_digest
-from models.heads import ScalarModel, reward_from_policy, save_reward, scores
+from models.heads import (
+    ScalarModel,
+    reward_with_language_head,
+    save_reward,
+    scores,
+    scores_and_logprobs,
+)
+from models.output_head import OutputHead
 from schemas.job import StageJob, StageResult
 from schemas.recipe import RewardModelling
 from tasks.attempt import Attempt
@@ -18,6 +26,8 @@ from tasks.seeds import derive_seed
 from tasks.splits import TEST, TRAIN, VALIDATION
 
 SIDES = ("chosen", "rejected")
+CURVES = {"pair_accuracy": "train_pair_accuracy", "nll": "chosen_nll", "pair_mean": "score_mean"}
+"""Metrics of the losses under the names that the ledger uses for a minibatch."""
 CENTRE_ROWS = 1024
 """Demonstrations whose mean score becomes 0."""
 
@@ -30,7 +40,9 @@ def run(job: StageJob) -> StageResult:
 
     # 1. The policy's trunk with a fresh head, and every pair as ids
     codec = codec_of(job, "init")
-    reward = reward_from_policy(job.inputs["init"], seed=derive_seed(job.seed, "init")).to(device)
+    reward, language_head = reward_with_language_head(
+        job.inputs["init"], seed=derive_seed(job.seed, "init"), device=device
+    )
     train, validation, test = (
         read_completions(job.inputs["data"], split, SIDES, codec) for split in (TRAIN, VALIDATION, TEST)
     )
@@ -48,7 +60,9 @@ def run(job: StageJob) -> StageResult:
         job, total=num_steps, modules={"reward": reward}, optimizers={"reward": optimizer}
     ) as attempt:
         for step in attempt.remaining():
-            metrics, num_tokens = accumulate_preferences(reward, train, order.batch(step), work)
+            metrics, num_tokens = accumulate_preferences(
+                reward, language_head, train, order.batch(step), work
+            )
             metrics |= update_weights(optimizer, reward, work, step=step, total_steps=num_steps)
             attempt.finish_step(metrics, num_tokens=num_tokens, headline="loss")
 
@@ -71,26 +85,40 @@ def run(job: StageJob) -> StageResult:
 
 
 def accumulate_preferences(
-    reward: ScalarModel, pairs: Completions, indices: Sequence[int], work: RewardModelling
+    reward: ScalarModel,
+    language_head: OutputHead,
+    pairs: Completions,
+    indices: Sequence[int],
+    work: RewardModelling,
 ) -> tuple[dict[str, float], int]:
     """Add the gradient of the minibatch's mean loss, micro-batch by micro-batch; returns its metrics and tokens."""
     sums, loss_sum, num_tokens = MetricSums(), 0.0, 0
+    num_pairs = float(len(indices))
+    num_chosen_tokens = float(sum(len(pairs.response_ids["chosen"][index]) for index in indices))
     for rows in chunks(len(indices), work.microbatch_size):
         batch = pairs.batch(indices[rows]).to(reward.head.weight.device)
+        chosen_rows = slice(0, len(batch) // 2)
         with autocast(work.precision, batch.input_ids.device):
-            chosen, rejected = scores(reward, batch).chunk(2)
-        result = bradley_terry(chosen, rejected, denominator=float(len(indices)))
-        result.loss.backward()
-        sums.add(result)
-        loss_sum += result.loss.item()
+            if work.lm_coef:
+                both, logprobs = scores_and_logprobs(reward, batch, language_head, rows=chosen_rows)
+            else:
+                both, logprobs = scores(reward, batch), None
+        chosen, rejected = both.chunk(2)
+
+        preference = bradley_terry(chosen, rejected, denominator=num_pairs)
+        centring = score_centring(chosen, rejected, denominator=num_pairs)
+        loss = preference.loss + work.centre_coef * centring.loss
+        sums.add(preference)
+        sums.add(centring)
+        if logprobs is not None:
+            language = token_nll(logprobs, batch.response_mask[chosen_rows], denominator=num_chosen_tokens)
+            loss = loss + work.lm_coef * language.loss
+            sums.add(language)
+        loss.backward()
+        loss_sum += loss.item()
         num_tokens += int(batch.attention_mask.sum())
-    means = sums.means()
-    metrics = {
-        "loss": loss_sum,
-        "train_pair_accuracy": means["pair_accuracy"],
-        "score_gap": means["score_gap"],
-    }
-    return metrics, num_tokens
+    means = {CURVES.get(name, name): mean for name, mean in sums.means().items()}
+    return {"loss": loss_sum, **means}, num_tokens
 
 
 @torch.no_grad()

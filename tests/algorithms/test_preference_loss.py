@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from algorithms.preference_loss import bradley_terry
+from algorithms.preference_loss import bradley_terry, score_centring
 
 
 def test_by_hand():
@@ -113,3 +113,25 @@ def test_refusals():
         bradley_terry(scores, scores, margin=torch.zeros(1))
     with pytest.raises(ValueError, match=r"denominator=0.0 is not positive"):
         bradley_terry(scores, scores, denominator=0)
+
+
+def test_centring_by_hand() -> None:
+    """(1 + 2)² = 9 and (−1 + 0)² = 1: mean 5, pair means 1.5 and −0.5. Gradient of each score: 2·(sum)/2."""
+    chosen = torch.tensor([1.0, -1.0], requires_grad=True)
+    rejected = torch.tensor([2.0, 0.0], requires_grad=True)
+    result = score_centring(chosen, rejected)
+    assert result.loss.item() == 5.0
+    assert result.pair_mean.mean() == 0.5
+    result.loss.backward()
+    assert chosen.grad is not None
+    assert rejected.grad is not None
+    assert chosen.grad.tolist() == rejected.grad.tolist() == [3.0, -1.0]
+
+
+def test_centring_over_micro_batches_adds_up() -> None:
+    chosen, rejected = torch.tensor([1.0, -1.0, 4.0]), torch.tensor([2.0, 0.0, -3.0])
+    parts = [score_centring(chosen[rows], rejected[rows], denominator=3.0).loss for rows in ([0], [1, 2])]
+    torch.testing.assert_close(sum(parts), score_centring(chosen, rejected).loss)
+    assert score_centring(chosen[:0], rejected[:0], denominator=3.0).loss.item() == 0.0
+    with pytest.raises(ValueError, match="there is no pair"):
+        score_centring(chosen[:0], rejected[:0])

@@ -53,6 +53,8 @@ WORK: dict[str, Work] = {
         epochs=0.25,
         learning_rate=1e-3,
         centre_on="demonstrations",
+        centre_coef=0.02,
+        lm_coef=0.3,
         checkpoint_every=2,
     ),
     "value": ValuePretraining(
