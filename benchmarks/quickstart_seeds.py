@@ -23,7 +23,9 @@ HEADER = (
 
 def main() -> None:
     """Run what is missing, then print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
     parser.add_argument("--workspace", type=Path, required=True, help="a folder for all of it")
     parser.add_argument("--set", action="append", default=[], help="passed on to every run")
@@ -42,7 +44,9 @@ def run(seed: int, workspace: Path, overrides: list[str]) -> dict[str, Any]:
     sets = [part for override in (f"seed={seed}", *overrides) for part in ("--set", override)]
     began = time.monotonic()
     done = subprocess.run(
-        [vantage, "run", "quickstart", "--workspace", workspace, "--json", *sets], capture_output=True, text=True
+        [vantage, "run", "quickstart", "--workspace", workspace, "--json", *sets],
+        capture_output=True,
+        text=True,
     )
     report = json.loads(done.stdout.strip().splitlines()[-1])
     report["minutes"] = (time.monotonic() - began) / 60
@@ -57,7 +61,10 @@ def table(reports: dict[int, dict[str, Any]]) -> str:
     rows = {str(seed): numbers(report) for seed, report in reports.items()}
     rows["mean"] = [mean(column) for column in zip(*rows.values(), strict=True)]
     lines = [HEADER, "|" + "---|" * (HEADER.count("|") - 1)]
-    lines += [f"| {name} | " + " | ".join(map(shown, HEADER.split("|")[2:], row)) + " |" for name, row in rows.items()]
+    lines += [
+        f"| {name} | " + " | ".join(map(shown, HEADER.split("|")[2:], row)) + " |"
+        for name, row in rows.items()
+    ]
     return "\n".join(lines)
 
 

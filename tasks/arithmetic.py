@@ -26,14 +26,13 @@ MAX_STEPS = len(LETTERS)
 MAX_CHANGE = 3
 NUM_PROBLEMS = sum(10 * (2 * MAX_CHANGE) ** num_steps for num_steps in range(1, MAX_STEPS + 1))
 
-SLIP_RATES = (0.25, 0.12, 0.06, 0.04, 0.03, 0.02)
+SLIP_RATES = (0.36, 0.04, 0.02, 0.02, 0.01, 0.01)
 """Chance of a slip in the first, second, ... step of a demonstration.
 
-They fall from step to step, so that much of a response's fate is decided early: a critic that knows all that can be
-known has an explained variance of about 0.6. With an even rate it would be about 0.37, and a gate at 0.3 would
-say little."""
+They fall, so that much of a response's fate is decided early: a critic that knew all that can be known would have an
+explained variance of 0.68. With an even rate of 0.1 it would be 0.37, and a gate at 0.3 would say little."""
 
-ANSWER_SLIP_RATE = 0.03
+ANSWER_SLIP_RATE = 0.02
 """Chance that the answer of a demonstration does not repeat the last digit."""
 
 STEP_SLIPS = ("jump", "jump", "skip")
@@ -42,16 +41,17 @@ STEP_SLIPS = ("jump", "jump", "skip")
 MANY_SLIPS_RATE = 0.4
 """Chance of a slip at each place of the rejected side of a `many` pair (at least one is forced)."""
 
-PAIR_KINDS = {"one": 0.35, "many": 0.45, "sloppy": 0.2}
+PAIR_KINDS = {"one": 0.5, "many": 0.3, "sloppy": 0.2}
 """Share of each kind of preference pair: one slip, several slips, or a false digit under the right answer."""
 
-SHORT_PAIR_SHARE = 0.4
+SHORT_PAIR_SHARE = 0.5
 """Share of preference pairs with at most two steps: the place of their slip is easy to find, so they teach first."""
 
 SPLIT_SHARES = {"train": 0.8, "validation": 0.1, "test": 0.1}
 
-SLIP_DISTANCES = (3, 4, 5, 6, 7)
-"""By how many places of the dial a slipped digit is off: after a jump, two neighbours never differ by one."""
+SLIP_DISTANCES = (4, 5)
+"""By how many places of the dial a slipped digit is off. Few, so that there are few wrong pairs of neighbours to know:
+a reward model of this size learns 20 of them within its minute, and misses some of 50."""
 
 _PROMPT = re.compile(r"([0-9])((?: [a-f][+-][1-9])+)\?")
 _ANSWER = re.compile(r"(?:[^#]* )?#([0-9])")

@@ -207,5 +207,10 @@ def test_the_ledger_leads_from_the_policy_to_its_parents(finished: tuple[Path, d
     assert done.returncode == 0, done.stderr[-2000:]
     (tags,) = json.loads(done.stdout)
     assert tags["vantage.stage_key"] == policy["stage_key"]
-    for role, parent in {"init": "sft", "critic": "value", "reference": "sft", "prompts": "data.prompts"}.items():
+    for role, parent in {
+        "init": "sft",
+        "critic": "value",
+        "reference": "sft",
+        "prompts": "data.prompts",
+    }.items():
         assert tags[f"vantage.parent.{role}"] == report["stages"][parent]["digest"]
