@@ -425,9 +425,10 @@ class Book:
         if artifact.kind in MODELS:
             model_id = self._logged_model(entry, stage, artifact)
             tags["vantage.model"] = model_id
+        # A headline metric is of the kept weights: it stands one step after the curve of its name, where there is one.
         last_steps = {name: step for (of, name), step in entry.last_steps.items() if of == stage}
         metrics = [
-            entities.Metric(name, value, time, last_steps.get(name, 0), model_id=model_id)
+            entities.Metric(name, value, time, last_steps.get(name, -1) + 1, model_id=model_id)
             for name, value in artifact.metrics.items()
             if value is not None
         ]
