@@ -96,7 +96,7 @@ def explain(error: BaseException) -> Failure:
             message=message,
             remedy="make room (or the disk writable) and run the same command again",
         )
-    if kind == "TrainingDiverged":
+    if kind in ("TrainingDiverged", "FloatingPointError"):
         return Failure(
             exit_code=ExitCode.BAD_INPUT,
             cause="diverged",

@@ -1,0 +1,80 @@
+"""A real pretrained model and real files through the whole chain, at reduced size, on the command line."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SHARED = Path(__file__).parents[2] / "shared" / "data"
+MODEL = SHARED / "stories260k"
+
+pytestmark = [
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(not MODEL.is_dir(), reason="the folder ../shared/data with real files is not here"),
+]
+
+REDUCED = [
+    "generation.max_response_tokens=16",
+    "stages.sft.epochs=0.1",
+    "stages.reward.epochs=0.1",
+    "stages.reward.gate.at_least=0.0",
+    "stages.value.iterations=2",
+    "stages.value.batch_size=16",
+    "stages.value.minibatch_size=8",
+    "stages.value.validation_samples=16",
+    "stages.value.gate.at_least=-1000",
+    "stages.policy.iterations=2",
+    "stages.policy.batch_size=16",
+    "stages.policy.minibatch_size=8",
+    "stages.policy.validation_samples=16",
+]
+
+
+def run(workspace: Path, *sources: str) -> dict[str, object]:
+    vantage = Path(sys.executable).with_name("vantage")
+    sets = [part for override in (*sources, *REDUCED) for part in ("--set", override)]
+    done = subprocess.run(
+        [str(vantage), "run", "instruct", "--workspace", str(workspace), "--json", *sets],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    report: dict[str, object] = json.loads(done.stdout.strip().splitlines()[-1])
+    return report
+
+
+def test_instructions_and_polite_preferences(tmp_path: Path) -> None:
+    report = run(
+        tmp_path / "workspace",
+        f"model.source={MODEL}",
+        f"data.demonstrations.source={SHARED / 'instruction_1100.json'}",
+        f"data.preferences.source={SHARED / 'preference_1100.json'}",
+    )
+    stages = report["stages"]
+    assert isinstance(stages, dict)
+    assert {stage["status"] for stage in stages.values()} == {"completed"}
+    assert 0.0 <= stages["evaluation"]["metrics"]["win_rate"] <= 1.0
+    # 1,100 rows, some of them repeated; nothing else may be lost
+    data = stages["data.demonstrations"]["metrics"]
+    assert data["train_rows"] + data["validation_rows"] + data["test_rows"] + data["dropped_rows"] == 1100
+    assert data["dropped_rows"] < 20
+
+
+def test_other_layouts_word_problems_and_chinese_conversations(tmp_path: Path) -> None:
+    """JSON Lines with other column names; preferences whose sides are messages, in Chinese."""
+    report = run(
+        tmp_path / "workspace",
+        f"model.source={MODEL}",
+        f"data.demonstrations.source={SHARED / 'gsm8k_train_3000.jsonl'}",
+        "data.demonstrations.columns={prompt: question, response: answer}",
+        "data.demonstrations.rows=200",
+        f"data.preferences.source={SHARED / 'dpo_zh_demo.json'}",
+        "data.preferences.columns={prompt: conversations, chosen: chosen, rejected: rejected}",
+        "generation.max_prompt_tokens=300",
+    )
+    stages = report["stages"]
+    assert isinstance(stages, dict)
+    assert {stage["status"] for stage in stages.values()} == {"completed"}
+    assert stages["reward"]["metrics"]["prompts_too_long"] > 0  # byte by byte, Chinese prompts are long
