@@ -78,8 +78,11 @@ def test_held_out_pairs_are_measured_over_the_whole_set(
     measured = measure_pairs(reward, data, batch_size=7)
     with torch.no_grad():
         chosen, rejected = scores(reward, data.batch(range(len(data)))).double().chunk(2)
-    assert measured["pair_accuracy"] == pytest.approx(float((chosen > rejected).double().mean()))
-    assert measured["score_gap"] == pytest.approx(float((chosen - rejected).mean()), rel=1e-3, abs=1e-6)
+    gap = chosen - rejected
+    # A pair whose scores agree to rounding may fall on either side when batches are padded otherwise.
+    certain, possible = (float((gap > bound).double().mean()) for bound in (1e-4, -1e-4))
+    assert certain <= measured["pair_accuracy"] <= possible
+    assert measured["score_gap"] == pytest.approx(float(gap.mean()), rel=1e-3, abs=1e-5)
 
 
 def test_scores_are_centred_on_demonstrations(pipeline: Any) -> None:
