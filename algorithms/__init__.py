@@ -4,15 +4,17 @@ Shapes are `B` sequences, `T` response tokens (right-padded) and `V` vocabulary.
 response tokens with the end of sequence included; what stands outside it, NaN included, changes neither value
 nor gradient.
 
-    advantages         GAE, Monte-Carlo returns, length-adaptive λ, whitening
-    kl                 estimates of KL(π‖ref) from sampled tokens
-    rewards            shaped token rewards, missing end of sequence
-    policy_loss        clipped surrogate, positive-example NLL
+    advantages         GAE, returns to go, group and greedy baselines, length-adaptive λ, whitening
+    kl                 KL(π‖ref) and KL(old‖new), estimated from sampled tokens or exact; adaptive coefficients
+    rewards            shaped token rewards, running moments and scaling, missing end of sequence, overlength
+    policy_loss        clipped surrogate with or without dual clip, plain policy gradient, positive-example NLL
+    kl_loss            KL to the reference, or to the policy that sampled, as a term of the loss
     value_loss         squared error of the critic, with or without value clipping
-    preference_loss    Bradley-Terry
+    preference_loss    Bradley-Terry, on pairs and on rankings with ties; centring; DPO
     supervised_loss    negative log-likelihood of given tokens
     aggregation        the four means over tokens and sequences, and their denominators
     diagnostics        explained variance and what must stand beside it
     metrics            sums and counts that add up over micro-batches and ranks
     masking            the one way in which masks are checked and applied
+    groups             which rows answer one prompt
 """

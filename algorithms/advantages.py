@@ -6,10 +6,14 @@ Nothing here passes a gradient: advantages and returns are targets.
 import torch
 from torch import Tensor
 
+from algorithms.groups import index_of_groups
 from algorithms.masking import check_response_mask, check_shape, keep
 
 WHITENING_EPSILON = 1e-8
 """Added to the standard deviation, in the advantages' own unit."""
+
+GROUP_EPSILON = 1e-6
+"""Added to a group's standard deviation, in the scores' own unit."""
 
 
 def gae(
@@ -55,14 +59,20 @@ def gae(
     return advantages
 
 
-def monte_carlo_returns(rewards: Tensor, response_mask: Tensor, *, gamma: float) -> Tensor:
+def returns_to_go(rewards: Tensor, response_mask: Tensor, *, gamma: float) -> Tensor:
     """Discounted reward from each token on, G_t = r_t + γ·G_{t+1}, over response tokens only.
 
-    `rewards` (B,T) → returns (B,T) in float32 or better, detached, 0 outside the mask. Masked positions and
-    errors are as for `gae`, of which this is the case V = 0, λ = 1.
+    `rewards` (B,T) → returns (B,T) in float32 or better, detached, 0 outside the mask. The advantage of
+    REINFORCE and REINFORCE++ (arXiv 2501.03262). Masked positions and errors are as for `gae`, of which this
+    is the case V = 0, λ = 1.
     """
     check_response_mask(response_mask, rewards=rewards)
     return gae(rewards, torch.zeros_like(rewards), response_mask, gamma=gamma, lam=1.0)
+
+
+def monte_carlo_returns(rewards: Tensor, response_mask: Tensor, *, gamma: float) -> Tensor:
+    """`returns_to_go` under the critic's name for it: what explained variance is measured against."""
+    return returns_to_go(rewards, response_mask, gamma=gamma)
 
 
 def length_adaptive_lambda(lengths: Tensor, *, alpha: float) -> Tensor:
@@ -97,6 +107,85 @@ def whiten(advantages: Tensor, response_mask: Tensor) -> Tensor:
     std, mean = torch.std_mean(valid, correction=0)
     whitened = (valid - mean) / (std + WHITENING_EPSILON)
     return whitened.new_zeros(response_mask.shape).masked_scatter(response_mask, whitened)
+
+
+def leave_one_out(scores: Tensor, group_ids: Tensor) -> Tensor:
+    """A_i = R_i − mean of the group's other K − 1 scores = K/(K − 1) · (R_i − mean): RLOO, arXiv 2402.14740.
+
+    `scores` (B,) of whole responses; `group_ids` (B,) the prompt of each, integers of any value in any order,
+    groups of any size → advantages (B,) in float32 or better, detached. A group of one gets 0: there is
+    nothing to compare it with.
+
+    Raises ValueError for unequal shapes, TypeError for ids that are not integers.
+    """
+    deviations, index, sizes = _deviations(scores, group_ids)
+    others = (sizes - 1).clamp(min=1)[index]
+    return (deviations * sizes[index] / others).to(_widened(scores))
+
+
+def group_mean_baseline(scores: Tensor, group_ids: Tensor) -> Tensor:
+    """A_i = R_i − mean of its group, without a division: Dr. GRPO, arXiv 2503.20783; REINFORCE++-baseline.
+
+    Shapes, types, groups of one and errors are as for `leave_one_out`.
+    """
+    return _deviations(scores, group_ids)[0].to(_widened(scores))
+
+
+def group_normalised(scores: Tensor, group_ids: Tensor) -> Tensor:
+    """A_i = (R_i − mean) / (std + 1e-6) within its group, std with ddof 1: GRPO, arXiv 2402.03300 §4.1.2.
+
+    Shapes, types and errors are as for `leave_one_out`. A group of one and a group of equal scores get
+    exactly 0. The paper leaves ddof and ε open; these are its widely used implementations'.
+    """
+    deviations, index, sizes = _deviations(scores, group_ids)
+    variance = _sum_by_group(deviations.square(), index, sizes) / (sizes - 1).clamp(min=1)
+    return (deviations / (variance.sqrt() + GROUP_EPSILON)[index]).to(_widened(scores))
+
+
+def greedy_baseline(scores: Tensor, greedy_scores: Tensor) -> Tensor:
+    """A_i = R_i − the score of the greedy response to the same prompt: ReMax, arXiv 2310.10505.
+
+    Both (B,) → (B,) in float32 or better, detached. Raises ValueError for unequal shapes.
+    """
+    _check_one_per_response(scores)
+    check_shape("greedy_scores", greedy_scores, tuple(scores.shape))
+    return scores.detach().to(_widened(scores)) - greedy_scores.detach().to(_widened(greedy_scores))
+
+
+def over_tokens(sequence_advantages: Tensor, response_mask: Tensor) -> Tensor:
+    """The advantage (B,) of a whole response on each of its tokens: (B,T), detached, 0 outside the mask.
+
+    Raises ValueError for unequal shapes.
+    """
+    check_response_mask(response_mask)
+    check_shape("sequence_advantages", sequence_advantages, tuple(response_mask.shape[:1]))
+    return keep(sequence_advantages.detach().unsqueeze(1).expand(response_mask.shape), response_mask)
+
+
+def _deviations(scores: Tensor, group_ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """R_i − mean of its group (B,) in float64, with the groups' index (B,) and sizes (G,)."""
+    _check_one_per_response(scores)
+    index, sizes = index_of_groups(group_ids, scores.shape[0])
+    exact = scores.detach().to(torch.float64)
+    # Counted from the group's lowest score, equal scores are exactly 0, and so is their mean: without the
+    # shift, rounding in the mean would leave a remainder, and a division by std + ε would amplify it.
+    lowest = exact.new_full(sizes.shape, torch.inf).scatter_reduce(0, index, exact, "amin")
+    above_lowest = exact - lowest[index]
+    means = _sum_by_group(above_lowest, index, sizes) / sizes
+    return above_lowest - means[index], index, sizes
+
+
+def _sum_by_group(per_row: Tensor, index: Tensor, sizes: Tensor) -> Tensor:
+    return per_row.new_zeros(sizes.shape).index_add(0, index, per_row)
+
+
+def _widened(tensor: Tensor) -> torch.dtype:
+    return torch.promote_types(tensor.dtype, torch.float32)
+
+
+def _check_one_per_response(scores: Tensor) -> None:
+    if scores.dim() != 1:
+        raise ValueError(f"scores has shape {tuple(scores.shape)}; it must be (B,), one score per response")
 
 
 def _check_no_reward_outside(rewards: Tensor, response_mask: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""What moves the policy: the clipped surrogate, and imitation of its own correct responses."""
+"""What moves the policy: the clipped surrogate, the plain gradient, imitation of its own correct responses."""
 
 import math
 from dataclasses import dataclass
@@ -15,13 +15,15 @@ from algorithms.metrics import SumCount, sum_count
 class PolicyLoss:
     """`loss` is 0-d and differentiable; the metrics are over valid tokens.
 
-    `clip_fraction`: tokens on which the clip binds, that is, whose gradient it takes away. `approx_kl`:
-    KL(old‖new) in nats by e^ℓ − 1 − ℓ with ℓ = logprobs − old_logprobs, samples from old. `ratio`: e^ℓ, 1 at
-    a rollout's first update.
+    `clip_fraction`: tokens on which the clip binds, that is, whose gradient it takes away.
+    `dual_clip_fraction`: tokens on which the dual clip does; none is counted in both. `approx_kl`: KL(old‖new)
+    in nats by e^ℓ − 1 − ℓ with ℓ = logprobs − old_logprobs, samples from old. `ratio`: e^ℓ, 1 at a rollout's
+    first update.
     """
 
     loss: Tensor
     clip_fraction: SumCount
+    dual_clip_fraction: SumCount
     approx_kl: SumCount
     ratio: SumCount
 
@@ -43,37 +45,98 @@ def clipped_surrogate(
     clip_range_low: float | None,
     clip_range_high: float | None,
     aggregation: Aggregation,
+    dual_clip: float | None = None,
     denominator: Denominator | None = None,
 ) -> PolicyLoss:
-    """PPO's clipped surrogate with one clip range for each side.
+    """PPO's clipped surrogate, with one clip range for each side.
 
         −min(ρ·A, clip(ρ, 1 − clip_range_low, 1 + clip_range_high)·A),   ρ = exp(logprobs − old_logprobs)
 
-    arXiv 1707.06347 eq. 7; two ranges as in DAPO, arXiv 2503.14476 eq. 10. All tensors (B,T),
-    log-probabilities in nats; a range of None does not clip on that side. The gradient flows through
-    `logprobs` only. `aggregation` and `denominator` are those of `algorithms.aggregation.aggregate`.
+    arXiv 1707.06347 eq. 7; two ranges as in DAPO, arXiv 2503.14476 eq. 10. With `dual_clip` = c, the loss of a
+    token of A < 0 is at most −c·A (arXiv 1912.09729 eq. 5). All tensors (B,T), log-probabilities in nats; a
+    range of None does not clip on that side. The gradient flows through `logprobs` only. `aggregation` and
+    `denominator` are those of `algorithms.aggregation.aggregate`.
 
-    Raises ValueError for a range that is not positive, `clip_range_low` above 1, unequal shapes, and as
-    `aggregate`.
+    Raises ValueError for a range that is not positive, `clip_range_low` above 1, `dual_clip` not above 1,
+    unequal shapes, and as `aggregate`.
     """
     check_response_mask(response_mask, logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages)
-    _check_clip_ranges(clip_range_low, clip_range_high)
+    _check_clip_ranges(clip_range_low, clip_range_high, dual_clip)
     kept_advantages = keep(advantages.detach(), response_mask)
     log_ratio = keep(logprobs, response_mask) - keep(old_logprobs.detach(), response_mask)
 
-    # The minimum is a one-sided clip: from above where A > 0, from below where A < 0. Clipping log ρ is the
-    # same, and keeps an overflowing ρ out of the graph, where a gradient of 0 · inf would be NaN.
+    # The minimum is a one-sided clip: from above where A > 0, from below where A < 0, and there the dual clip
+    # is one from above. Clipping log ρ is the same, and keeps an overflowing ρ out of the graph, where a
+    # product with 0 would be NaN. Where A = 0 the loss is 0 whatever ρ is, as long as it is finite.
     highest = math.inf if clip_range_high is None else math.log1p(clip_range_high)
     lowest = -math.inf if clip_range_low is None or clip_range_low == 1 else math.log1p(-clip_range_low)
-    clipped = torch.where(kept_advantages > 0, log_ratio.clamp(max=highest), log_ratio.clamp(min=lowest))
-    per_token = -kept_advantages * clipped.exp()
+    highest_of_losers = math.inf if dual_clip is None else math.log(dual_clip)
+    gains, loses = kept_advantages > 0, kept_advantages < 0
+    clipped = torch.where(
+        gains,
+        log_ratio.clamp(max=highest),
+        torch.where(loses, log_ratio.clamp(min=lowest, max=highest_of_losers), log_ratio.clamp(max=0.0)),
+    )
+    clip_binds = (gains & (log_ratio > highest)) | (loses & (log_ratio < lowest))
+    return _policy_loss(
+        -kept_advantages * clipped.exp(),
+        log_ratio.detach(),
+        response_mask,
+        clip_binds=clip_binds,
+        dual_clip_binds=loses & (log_ratio > highest_of_losers),
+        aggregation=aggregation,
+        denominator=denominator,
+    )
 
-    observed = log_ratio.detach()
+
+def policy_gradient(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    response_mask: Tensor,
+    *,
+    aggregation: Aggregation,
+    denominator: Denominator | None = None,
+) -> PolicyLoss:
+    """−log π · A, REINFORCE's and A2C's loss: no ratio, so right for one optimiser step on each rollout.
+
+    All tensors (B,T), log-probabilities in nats; the gradient flows through `logprobs` only. `old_logprobs`
+    enter the metrics `ratio` and `approx_kl` alone, which show how far the policy was from the one that
+    sampled; the clip metrics are 0. `aggregation` and `denominator` are those of
+    `algorithms.aggregation.aggregate`.
+
+    Raises ValueError for unequal shapes, and as `aggregate`.
+    """
+    check_response_mask(response_mask, logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages)
+    kept_logprobs = keep(logprobs, response_mask)
+    nothing = torch.zeros_like(response_mask)
+    return _policy_loss(
+        -kept_logprobs * keep(advantages.detach(), response_mask),
+        kept_logprobs.detach() - keep(old_logprobs.detach(), response_mask),
+        response_mask,
+        clip_binds=nothing,
+        dual_clip_binds=nothing,
+        aggregation=aggregation,
+        denominator=denominator,
+    )
+
+
+def _policy_loss(
+    per_token: Tensor,
+    log_ratio: Tensor,
+    response_mask: Tensor,
+    *,
+    clip_binds: Tensor,
+    dual_clip_binds: Tensor,
+    aggregation: Aggregation,
+    denominator: Denominator | None,
+) -> PolicyLoss:
     return PolicyLoss(
         loss=aggregate(per_token, response_mask, aggregation=aggregation, denominator=denominator),
-        clip_fraction=sum_count((clipped != log_ratio) & (kept_advantages != 0), response_mask),
-        approx_kl=sum_count(observed.expm1() - observed, response_mask),
-        ratio=sum_count(observed.exp(), response_mask),
+        clip_fraction=sum_count(clip_binds, response_mask),
+        dual_clip_fraction=sum_count(dual_clip_binds, response_mask),
+        approx_kl=sum_count(log_ratio.expm1() - log_ratio, response_mask),
+        ratio=sum_count(log_ratio.exp(), response_mask),
     )
 
 
@@ -104,11 +167,18 @@ def positive_example_nll(
     return PositiveExampleLoss(loss=total, positive_nll=sum_count(nll, positive_mask))
 
 
-def _check_clip_ranges(clip_range_low: float | None, clip_range_high: float | None) -> None:
+def _check_clip_ranges(
+    clip_range_low: float | None, clip_range_high: float | None, dual_clip: float | None
+) -> None:
     for name, clip_range in (("clip_range_low", clip_range_low), ("clip_range_high", clip_range_high)):
         if clip_range is not None and not clip_range > 0:
             raise ValueError(f"{name}={clip_range} is not positive; use None for no clip on that side")
     if clip_range_low is not None and clip_range_low > 1:
         raise ValueError(
             f"clip_range_low={clip_range_low} is above 1, where it clips nothing; use None for no clip"
+        )
+    if dual_clip is not None and not dual_clip > 1:
+        raise ValueError(
+            f"dual_clip={dual_clip} is not above 1, where it would bind on every token that loses; "
+            "the paper uses 3, and None is none"
         )

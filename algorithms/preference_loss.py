@@ -1,4 +1,4 @@
-"""What moves the reward model: pairs of which one was preferred."""
+"""What moves the reward model, or a policy without one: pairs of which one was preferred, and rankings."""
 
 from dataclasses import dataclass
 
@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from algorithms.aggregation import Denominator, check_denominator
+from algorithms.groups import index_of_groups
 from algorithms.masking import check_shape, keep
 from algorithms.metrics import SumCount, sum_count
 
@@ -69,6 +70,88 @@ def bradley_terry(
     )
 
 
+def ranking_loss(
+    scores: Tensor, ranks: Tensor, group_ids: Tensor, *, denominator: Denominator | None = None
+) -> PreferenceLoss:
+    """Bradley-Terry over all untied pairs of each prompt, weighted 1/(their number): a mean over prompts.
+
+    InstructGPT, arXiv 2203.02155 eq. 1 (whose 1/(K choose 2) is this where no ranks are tied). `scores` (N,)
+    of one completion each; `ranks` (N,), the lower the better, equal for a tie; `group_ids` (N,) the prompt
+    of each, integers of any value in any order. All completions of a prompt belong into one call. A prompt
+    whose completions are all tied contributes nothing. `denominator` is the number of prompts with an untied
+    pair, `rankable`, of the whole global minibatch; None takes this call's. `pair_accuracy` and `score_gap`
+    count each untied pair once, whatever its weight.
+
+    Raises ValueError for unequal shapes, ranks that are NaN, a denominator that is not positive, and, when it
+    is None, for no untied pair; TypeError for ids that are not integers.
+    """
+    if scores.dim() != 1:
+        raise ValueError(f"scores has shape {tuple(scores.shape)}; it must be (N,), one score per completion")
+    check_shape("ranks", ranks, tuple(scores.shape))
+    better, worse, prompt = _untied_pairs(ranks, group_ids)
+    pairs_of_prompt = torch.bincount(prompt, minlength=1)
+    if denominator is None and better.numel():
+        denominator = int((pairs_of_prompt > 0).sum())
+    widened = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    weights = 1 / pairs_of_prompt[prompt].to(widened.dtype)
+    return bradley_terry(widened[better], widened[worse], weights=weights, denominator=denominator)
+
+
+def rankable(ranks: Tensor, group_ids: Tensor) -> int:
+    """Prompts with at least one untied pair: what these completions contribute to `ranking_loss`'s denominator.
+
+    Shapes and errors are as for `ranking_loss`.
+    """
+    return int((torch.bincount(_untied_pairs(ranks, group_ids)[2]) > 0).sum())
+
+
+@dataclass(frozen=True)
+class DPOLoss:
+    """`loss` is 0-d and differentiable; the metrics count each pair.
+
+    `pair_accuracy`: the chosen response's implicit reward is strictly above the rejected one's. `reward_gap`:
+    chosen − rejected.
+    """
+
+    loss: Tensor
+    pair_accuracy: SumCount
+    reward_gap: SumCount
+
+
+def dpo(
+    chosen_logprobs: Tensor,
+    rejected_logprobs: Tensor,
+    ref_chosen_logprobs: Tensor,
+    ref_rejected_logprobs: Tensor,
+    *,
+    beta: float,
+    denominator: Denominator | None = None,
+) -> DPOLoss:
+    """−log σ(r_chosen − r_rejected) by the implicit reward r = beta · (log π − log π_ref): arXiv 2305.18290 eq. 7.
+
+    All tensors (N,): the log-probability of a whole response, the **sum** over its tokens, in nats. The
+    gradient flows through the first two. `denominator` is the number of pairs of the whole global minibatch;
+    None takes this call's.
+
+    Raises ValueError for a beta that is not positive, unequal shapes, a denominator that is not positive,
+    and, when it is None, for no pair.
+    """
+    if not beta > 0:
+        raise ValueError(f"beta={beta} is not positive; the paper uses 0.1 to 0.5")
+    pairs = tuple(chosen_logprobs.shape)
+    if len(pairs) != 1:
+        raise ValueError(f"chosen_logprobs has shape {pairs}; it must be (N,), one sum per response")
+    check_shape("rejected_logprobs", rejected_logprobs, pairs)
+    check_shape("ref_chosen_logprobs", ref_chosen_logprobs, pairs)
+    check_shape("ref_rejected_logprobs", ref_rejected_logprobs, pairs)
+    result = bradley_terry(
+        _implicit_reward(chosen_logprobs, ref_chosen_logprobs, beta),
+        _implicit_reward(rejected_logprobs, ref_rejected_logprobs, beta),
+        denominator=denominator,
+    )
+    return DPOLoss(loss=result.loss, pair_accuracy=result.pair_accuracy, reward_gap=result.score_gap)
+
+
 @dataclass(frozen=True)
 class CentringLoss:
     """`loss` is 0-d and differentiable; `pair_mean` is (chosen + rejected) / 2."""
@@ -108,3 +191,22 @@ def _kept_margin(margin: float | Tensor | None, counts: Tensor) -> float | Tenso
         return float(margin)
     check_shape("margin", margin, tuple(counts.shape))
     return keep(margin.detach(), counts)
+
+
+def _untied_pairs(ranks: Tensor, group_ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Of each pair (P,) of one prompt's completions whose ranks differ: the better, the worse, the prompt."""
+    if ranks.dim() != 1:
+        raise ValueError(f"ranks has shape {tuple(ranks.shape)}; it must be (N,), one rank per completion")
+    if bool((ranks != ranks).any()):
+        raise ValueError(
+            "ranks has a NaN, which is neither better, worse nor a tie; leave the completion out"
+        )
+    prompts, _ = index_of_groups(group_ids, ranks.shape[0])
+    of_one_prompt = prompts.unsqueeze(1) == prompts
+    better, worse = (of_one_prompt & (ranks.unsqueeze(1) < ranks)).nonzero(as_tuple=True)
+    return better, worse, prompts[better]
+
+
+def _implicit_reward(logprobs: Tensor, ref_logprobs: Tensor, beta: float) -> Tensor:
+    precise = torch.promote_types(torch.promote_types(logprobs.dtype, ref_logprobs.dtype), torch.float32)
+    return beta * (logprobs.to(precise) - ref_logprobs.detach().to(precise))

@@ -1,4 +1,4 @@
-"""Chunked log-probabilities against full logits: time and peak memory of one forward and backward pass.
+"""Chunked log-probabilities, entropies and full KL against full logits: time and peak memory of one training pass.
 
     python benchmarks/logprobs.py [--vocabulary 49152] [--hidden 576] [--layers 2] [--batch 8] [--response 128]
 
@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -22,26 +23,53 @@ from models.logprobs import response_logprobs
 from models.sequences import Sequences, collate
 
 PROMPT = 32
-WAYS = ("full", "chunked", "full with entropy", "chunked with entropy")
+WAYS = (
+    "full", "chunked", "full with entropy", "chunked with entropy", "full with KL", "chunked with KL"
+)  # fmt: skip
 
 
-def full_logits(model: LlamaForCausalLM, sequences: Sequences, *, with_entropy: bool) -> Tensor:
+@dataclass(frozen=True)
+class Case:
+    """What every way is run on."""
+
+    model: LlamaForCausalLM
+    reference: LlamaForCausalLM
+    sequences: Sequences
+
+
+def full_logits(case: Case, *, with_entropy: bool, with_kl: bool) -> Tensor:
     """What `response_logprobs` replaces: logits of every position at once."""
+    sequences = case.sequences
+    log_p = full_log_p(case.model, sequences)
+    result = log_p.gather(2, sequences.response_ids[:, :, None])[:, :, 0]
+    if with_entropy:
+        result = result - (log_p.exp() * log_p).sum(dim=-1)
+    if with_kl:
+        with torch.no_grad():
+            log_q = full_log_p(case.reference, sequences)
+        result = result + (log_p.exp() * (log_p - log_q)).sum(dim=-1)
+    return torch.where(sequences.response_mask, result, 0.0)
+
+
+def full_log_p(model: LlamaForCausalLM, sequences: Sequences) -> Tensor:
+    """Log-probabilities (B, T, V) of every token at every position of a response."""
     logits = model(
         input_ids=sequences.input_ids, attention_mask=sequences.attention_mask, use_cache=False
     ).logits.float()
     positions = sequences.response_positions[:, :, None].expand(-1, -1, logits.shape[-1])
-    log_p = logits.gather(1, positions).log_softmax(dim=-1)
-    result = log_p.gather(2, sequences.response_ids[:, :, None])[:, :, 0]
-    if with_entropy:
-        result = result - (log_p.exp() * log_p).sum(dim=-1)
-    return torch.where(sequences.response_mask, result, 0.0)
+    return logits.gather(1, positions).log_softmax(dim=-1)
 
 
-def chunked(model: LlamaForCausalLM, sequences: Sequences, *, with_entropy: bool) -> Tensor:
-    """The same sum of log-probability and entropy through `response_logprobs`."""
-    result = response_logprobs(model, sequences, temperature=1.0, with_entropy=with_entropy)
-    return result.logprobs if result.entropy is None else result.logprobs + result.entropy
+def chunked(case: Case, *, with_entropy: bool, with_kl: bool) -> Tensor:
+    """The same sum of log-probability, entropy and KL through `response_logprobs`."""
+    result = response_logprobs(
+        case.model,
+        case.sequences,
+        temperature=1.0,
+        with_entropy=with_entropy,
+        reference=case.reference if with_kl else None,
+    )
+    return sum((each for each in (result.entropy, result.full_kl) if each is not None), result.logprobs)
 
 
 def main() -> None:
@@ -62,28 +90,32 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.peak_of:
-        model, sequences = build(options)
+        case = build(options)
         before = peak_mib()
-        run(options.peak_of, model, sequences)
+        run(options.peak_of, case)
         print(peak_mib() - before)
         return
     # before anything large is made here: a child starts with its parent's peak
     peaks = {way: peak_of_child(way) for way in WAYS}
-    model, sequences = build(options)
+    case = build(options)
     seconds: dict[str, list[float]] = {way: [] for way in WAYS}
     for repeat in range(options.repeats + 1):
         for way in WAYS:
             start = time.perf_counter()
-            run(way, model, sequences)
+            run(way, case)
             if repeat:  # the first round warms up
                 seconds[way].append(time.perf_counter() - start)
     print(f"B={options.batch} T={options.response} V={options.vocabulary} H={options.hidden}, 1 thread")
+    medians = {way: statistics.median(seconds[way]) for way in WAYS}
     for way in WAYS:
-        print(f"{way:22} {statistics.median(seconds[way]):7.3f} s   peak +{peaks[way]:6.0f} MiB")
+        print(f"{way:22} {medians[way]:7.3f} s   peak +{peaks[way]:6.0f} MiB")
+    for full, way in zip(WAYS[::2], WAYS[1::2], strict=True):
+        time_ratio, peak_ratio = medians[way] / medians[full], peaks[way] / peaks[full]
+        print(f"{way} / {full}: time {time_ratio:.2f}, peak {peak_ratio:.2f}")
 
 
-def build(options: argparse.Namespace) -> tuple[LlamaForCausalLM, Sequences]:
-    """A random model and responses of varied length."""
+def build(options: argparse.Namespace) -> Case:
+    """A random model, another as its reference and responses of varied length."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=options.vocabulary,
@@ -96,14 +128,15 @@ def build(options: argparse.Namespace) -> tuple[LlamaForCausalLM, Sequences]:
     lengths = torch.linspace(options.response // 4, options.response, options.batch).int().tolist()
     prompts = torch.randint(options.vocabulary, (options.batch, PROMPT)).tolist()
     responses = [torch.randint(options.vocabulary, (length,)).tolist() for length in lengths]
-    return LlamaForCausalLM(config), collate(prompts, responses, pad_token_id=0)
+    sequences = collate(prompts, responses, pad_token_id=0)
+    return Case(LlamaForCausalLM(config), LlamaForCausalLM(config), sequences)
 
 
-def run(way: str, model: LlamaForCausalLM, sequences: Sequences) -> None:
+def run(way: str, case: Case) -> None:
     """One forward and backward pass."""
     function: Callable[..., Tensor] = full_logits if way.startswith("full") else chunked
-    function(model, sequences, with_entropy="entropy" in way).sum().backward()
-    model.zero_grad(set_to_none=True)
+    function(case, with_entropy="entropy" in way, with_kl="KL" in way).sum().backward()
+    case.model.zero_grad(set_to_none=True)
 
 
 def peak_of_child(way: str) -> float:

@@ -37,6 +37,7 @@ from models.folders import (
 )
 from models.logprobs import token_logprobs
 from models.output_head import OutputHead, output_head, trunk
+from models.scalar_head import read_scalars
 from models.sequences import Sequences
 
 SIDECAR = "scalar.json"
@@ -69,10 +70,7 @@ class ScalarModel(nn.Module):
     def read(self, hidden: Tensor, positions: Tensor) -> Tensor:
         """Scalars (B, P) in float32 that the head reads from hidden states (B, L, H) at `positions` (B, P)."""
         hidden = hidden.gather(1, positions[:, :, None].expand(-1, -1, hidden.shape[-1]))
-        # a scalar in bfloat16 has steps of 1/128 at 1: too coarse for advantages
-        with torch.autocast(hidden.device.type, enabled=False):
-            scalar = self.head(hidden.to(self.head.weight.dtype))
-        return scalar[:, :, 0] - self.score_shift
+        return read_scalars(hidden, self.head) - self.score_shift
 
 
 def scores(model: ScalarModel, sequences: Sequences) -> Tensor:
@@ -153,6 +151,11 @@ def value_from_policy(folder: Path, *, seed: int, dtype: torch.dtype = torch.flo
     """
     backbone = trunk(load_policy(folder, dtype=dtype))
     return ScalarModel(backbone, _fresh_head(backbone, seed=seed, bias=True)).eval()
+
+
+def fresh_value_head(policy: PreTrainedModel, *, seed: int) -> nn.Linear:
+    """The head that `value_from_policy` begins with, in float32 on the policy's device, to stand on its own trunk."""
+    return _fresh_head(trunk(policy), seed=seed, bias=True).to(policy.device)
 
 
 def value_from_reward(folder: Path, *, dtype: torch.dtype = torch.float32) -> ScalarModel:

@@ -1,19 +1,24 @@
-"""Log-probabilities and entropies of response tokens, without ever holding logits of the whole batch."""
+"""What a policy says of response tokens, without ever holding logits of the whole batch."""
 
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
+from models.chunked_logits import (
+    HeadGradients,
+    chunks,
+    default_chunk_tokens,
+    in_autocast_type,
+    logits_and_slope,
+)
+from models.full_kl import token_full_kl
 from models.output_head import OutputHead, output_head, trunk
+from models.scalar_head import read_scalars
 from models.sequences import Sequences
-
-CHUNK_ELEMENTS = 2**23
-"""Logits held at once when `chunk_tokens` is not given: 32 MiB of float32."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,6 +29,10 @@ class LogProbs:
     """(B, T) float32, nats: log π(token t | everything before it)."""
     entropy: Tensor | None
     """(B, T) float32, nats: exact over the vocabulary; None unless asked for."""
+    full_kl: Tensor | None = None
+    """(B, T) float32, nats: KL(π‖reference) exact over the vocabulary; None without a reference."""
+    values: Tensor | None = None
+    """(B, T) float32: V_t read where the logits of token t are; None without a value head."""
 
 
 def response_logprobs(
@@ -32,6 +41,8 @@ def response_logprobs(
     *,
     temperature: float,
     with_entropy: bool = False,
+    reference: PreTrainedModel | None = None,
+    value_head: nn.Linear | None = None,
     chunk_tokens: int | None = None,
 ) -> LogProbs:
     """Score each response token under softmax(logits / temperature), the distribution that `sample` draws from.
@@ -39,16 +50,20 @@ def response_logprobs(
     One forward pass of the trunk; then logits of `chunk_tokens` valid response tokens at a time, computed again in
     the backward pass, so that no tensor has B·T·V elements. Differentiable once with respect to every parameter.
 
+    With a `reference`, also Σ_v π(v)·(log π(v) − log π_ref(v)) at each token, both under the temperature; no gradient
+    reaches the reference. With a `value_head`, also what it reads from the policy's own last hidden states, with
+    gradients to head and trunk.
+
     Raises:
-        ValueError: temperature is not above 0.
+        ValueError: temperature is not above 0, or the reference has another number of logits than the policy.
     """
     if not temperature > 0:
         raise ValueError(f"temperature={temperature} is not above 0")
-    hidden = trunk(model)(
-        input_ids=sequences.input_ids, attention_mask=sequences.attention_mask, use_cache=False
-    ).last_hidden_state
+    if reference is not None:
+        _check_same_vocabulary(model, reference)
     rows, steps = sequences.response_mask.nonzero(as_tuple=True)
-    hidden = hidden[rows, sequences.response_positions[rows, steps]]
+    places = rows, sequences.response_positions[rows, steps]
+    hidden = _hidden_states(model, sequences)[places]
     logprobs, entropy = token_logprobs(
         hidden,
         sequences.response_ids[rows, steps],
@@ -57,12 +72,30 @@ def response_logprobs(
         with_entropy=with_entropy,
         chunk_tokens=chunk_tokens,
     )
+    full_kl = None
+    if reference is not None:
+        with torch.no_grad():
+            ref_hidden = _hidden_states(reference, sequences)[places]
+        full_kl = token_full_kl(
+            hidden,
+            output_head(model),
+            ref_hidden,
+            output_head(reference),
+            temperature=temperature,
+            chunk_tokens=chunk_tokens,
+        )
+    values = None if value_head is None else read_scalars(hidden, value_head)
 
-    def spread(values: Tensor) -> Tensor:
-        zeros = values.new_zeros(sequences.response_mask.shape)
-        return zeros.index_put((rows, steps), values)
+    def spread(tokens: Tensor) -> Tensor:
+        zeros = tokens.new_zeros(sequences.response_mask.shape)
+        return zeros.index_put((rows, steps), tokens)
 
-    return LogProbs(spread(logprobs), spread(entropy) if with_entropy else None)
+    return LogProbs(
+        logprobs=spread(logprobs),
+        entropy=spread(entropy) if with_entropy else None,
+        full_kl=None if full_kl is None else spread(full_kl),
+        values=None if values is None else spread(values),
+    )
 
 
 def token_logprobs(
@@ -78,20 +111,24 @@ def token_logprobs(
 
     Logits come in the weights' type (or autocast's) as the model itself would give them; what follows is float32.
     """
-    weight, bias, device = head.weight, head.bias, hidden.device.type
-    if torch.is_autocast_enabled(device):
-        # cast here, where autograd sees it: inside the function below there is no autocast
-        dtype = torch.get_autocast_dtype(device)
-        hidden, weight, bias = hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+    hidden, head = in_autocast_type(hidden, head)
     if chunk_tokens is None:
-        chunk_tokens = max(1, CHUNK_ELEMENTS // weight.shape[0])
+        chunk_tokens = default_chunk_tokens(head)
     return _ChunkedLogProbs.apply(
-        hidden, weight, bias, targets, head.scale, head.softcap, temperature, with_entropy, chunk_tokens
+        hidden,
+        head.weight,
+        head.bias,
+        targets,
+        head.scale,
+        head.softcap,
+        temperature,
+        with_entropy,
+        chunk_tokens,
     )
 
 
 class _ChunkedLogProbs(torch.autograd.Function):
-    """z = cap·tanh(scale·(W·h + b)/cap) / temperature;  log p(a) = z_a − lse(z);  H = lse(z) − Σ p·z."""
+    """With z of `logits_and_slope`: log p(a) = z_a − lse(z);  H = lse(z) − Σ p·z."""
 
     @staticmethod
     def forward(
@@ -107,13 +144,14 @@ class _ChunkedLogProbs(torch.autograd.Function):
         chunk_tokens: int,
     ) -> tuple[Tensor, Tensor]:
         ctx.settings = scale, softcap, temperature, with_entropy, chunk_tokens
+        head = OutputHead(weight, bias, scale, softcap)
         dtype = torch.promote_types(hidden.dtype, torch.float32)
         logprobs = torch.empty(targets.shape, dtype=dtype, device=hidden.device)
         entropy = torch.zeros_like(logprobs)
         normaliser = torch.empty_like(logprobs)
         with torch.autocast(hidden.device.type, enabled=False):
-            for chunk in _chunks(len(targets), chunk_tokens):
-                logits, _ = _logits(hidden[chunk], weight, bias, scale, softcap, temperature)
+            for chunk in chunks(len(targets), chunk_tokens):
+                logits, _ = logits_and_slope(hidden[chunk], head, temperature)
                 normaliser[chunk] = logits.logsumexp(dim=-1)
                 logprobs[chunk] = logits.gather(1, targets[chunk, None])[:, 0] - normaliser[chunk]
                 if with_entropy:
@@ -127,15 +165,11 @@ class _ChunkedLogProbs(torch.autograd.Function):
     def backward(ctx: Any, grad_logprobs: Tensor, grad_entropy: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, targets, normaliser, entropy = ctx.saved_tensors
         scale, softcap, temperature, with_entropy, chunk_tokens = ctx.settings
-        dtype = normaliser.dtype
-        needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-        grad_hidden = torch.empty_like(hidden) if needs_hidden else None
-        # sums over chunks are kept in float32 even where the weights are not
-        grad_weight = torch.zeros_like(weight, dtype=dtype) if needs_weight else None
-        grad_bias = torch.zeros_like(bias, dtype=dtype) if bias is not None and needs_bias else None
+        head = OutputHead(weight, bias, scale, softcap)
+        gradients = HeadGradients(hidden, head, needs=ctx.needs_input_grad[:3], dtype=normaliser.dtype)
         with torch.autocast(hidden.device.type, enabled=False):
-            for chunk in _chunks(len(targets), chunk_tokens):
-                logits, slope = _logits(hidden[chunk], weight, bias, scale, softcap, temperature)
+            for chunk in chunks(len(targets), chunk_tokens):
+                logits, slope = logits_and_slope(hidden[chunk], head, temperature)
                 log_p = logits.sub_(normaliser[chunk, None])
                 p = log_p.exp()
                 # d log p(a) / dz = 1[a] − p ;  dH / dz = −p·(log p + H)
@@ -145,46 +179,26 @@ class _ChunkedLogProbs(torch.autograd.Function):
                 else:
                     grad = p.mul_(-grad_logprobs[chunk, None])
                 grad.scatter_add_(1, targets[chunk, None], grad_logprobs[chunk, None])
-                grad = grad.mul_(scale / temperature if slope is None else slope.mul_(scale / temperature))
-                grad = grad.to(weight.dtype)
-                if grad_hidden is not None:
-                    grad_hidden[chunk] = grad @ weight
-                if grad_weight is not None:
-                    _add_product(grad_weight, grad.T, hidden[chunk])
-                if grad_bias is not None:
-                    grad_bias += grad.sum(dim=0)
-        return (
-            grad_hidden,
-            None if grad_weight is None else grad_weight.to(weight.dtype),
-            None if grad_bias is None else grad_bias.to(weight.dtype),
-            *[None] * 6,
+                gradients.add(chunk, grad, slope)
+        return (*gradients.result(), *[None] * 6)
+
+
+def _hidden_states(model: PreTrainedModel, sequences: Sequences) -> Tensor:
+    """Last hidden states (B, L, H) of the trunk."""
+    output = trunk(model)(
+        input_ids=sequences.input_ids, attention_mask=sequences.attention_mask, use_cache=False
+    )
+    return output.last_hidden_state
+
+
+def _check_same_vocabulary(model: PreTrainedModel, reference: PreTrainedModel) -> None:
+    size, ref_size = (len(output_head(each).weight) for each in (model, reference))
+    if size != ref_size:
+        raise ValueError(
+            f"the policy {_name(model)} has {size} logits a token and the reference {_name(reference)} has {ref_size}; "
+            "full KL sums over one vocabulary: take a reference with the policy's tokenizer and embedding size"
         )
 
 
-def _logits(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    scale: float,
-    softcap: float | None,
-    temperature: float,
-) -> tuple[Tensor, Tensor | None]:
-    """Logits (n, V) over the temperature, and with a cap the derivative of capping (n, V)."""
-    logits = linear(hidden, weight, bias)
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).mul_(scale)
-    if softcap is None:
-        return logits.div_(temperature), None
-    tanh = logits.div_(softcap).tanh_()
-    return tanh * (softcap / temperature), 1 - tanh.square()
-
-
-def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """total += a @ b, in place and without a second (V, H) tensor where the types allow it."""
-    if a.dtype == total.dtype:
-        total.addmm_(a, b)
-    else:
-        total += a @ b
-
-
-def _chunks(length: int, size: int) -> list[slice]:
-    return [slice(start, start + size) for start in range(0, length, size)]
+def _name(model: PreTrainedModel) -> str:
+    return model.name_or_path or type(model).__name__

@@ -97,6 +97,24 @@ def collate(
     )
 
 
+def join(batches: Sequence[Sequences], *, pad_token_id: int) -> Sequences:
+    """The sequences of several batches as one, in order.
+
+    Raises:
+        ValueError: nothing to join.
+    """
+    prompts, responses = [], []
+    for batch in batches:
+        lengths = zip(batch.prompt_lengths.tolist(), batch.lengths.tolist(), strict=True)
+        for row, response, (prompt_length, length) in zip(
+            batch.input_ids, batch.response_ids, lengths, strict=True
+        ):
+            prompts.append(row[:prompt_length].tolist())
+            responses.append(response[:length].tolist())
+    joined = collate(prompts, responses, pad_token_id=pad_token_id)
+    return joined.to(batches[0].input_ids.device)
+
+
 def _pad(rows: Sequence[Sequence[int]], pad_token_id: int) -> Tensor:
     width = max(map(len, rows))
     padded = [[*row, *[pad_token_id] * (width - len(row))] for row in rows]

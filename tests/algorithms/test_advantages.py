@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from algorithms.advantages import gae, length_adaptive_lambda, monte_carlo_returns, whiten
+from algorithms.advantages import gae, length_adaptive_lambda, monte_carlo_returns, returns_to_go, whiten
 
 seeds = st.integers(0, 2**32 - 1)
 unit = st.floats(0, 1)
@@ -171,18 +171,25 @@ def test_float32_keeps_a_long_response_accurate():
     np.testing.assert_allclose(single.numpy(), expected, atol=2e-4)
 
 
-def test_monte_carlo_returns_by_hand():
+by_both_names = pytest.mark.parametrize(
+    "returns", [monte_carlo_returns, returns_to_go], ids=lambda returns: returns.__name__
+)
+
+
+@by_both_names
+def test_returns_by_hand(returns):
     # γ = 0.5, one masked token in the middle: G_3 = 4, G_1 = 2 + 0.5·4 = 4, G_0 = 1 + 0.5·4 = 3.
     rewards = torch.tensor([[1.0, 2.0, float("nan"), 4.0]])
     mask = torch.tensor([[True, True, False, True]])
-    assert monte_carlo_returns(rewards, mask, gamma=0.5).tolist() == [[3.0, 4.0, 0.0, 4.0]]
+    assert returns(rewards, mask, gamma=0.5).tolist() == [[3.0, 4.0, 0.0, 4.0]]
 
 
+@by_both_names
 @settings(deadline=None, max_examples=30)
 @given(seed=seeds, gamma=unit)
-def test_monte_carlo_returns_are_the_discounted_sum(seed, gamma):
+def test_returns_are_the_discounted_sum(returns, seed, gamma):
     rewards, _, mask, _, _ = random_batch(seed)
-    measured = monte_carlo_returns(rewards, mask, gamma=gamma)
+    measured = returns(rewards, mask, gamma=gamma)
     for row in range(mask.shape[0]):
         kept = mask[row].nonzero().flatten().tolist()
         for i, t in enumerate(kept):

@@ -8,9 +8,6 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,158 +15,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loss_cases import CASES, NUM_FEATURES, Batch, initial_weights, random_batch, result_and_gradient
 
-from algorithms.aggregation import aggregate, denominator_of
-from algorithms.kl import kl_estimate
 from algorithms.metrics import metrics_of
-from algorithms.policy_loss import clipped_surrogate, positive_example_nll
-from algorithms.preference_loss import bradley_terry
-from algorithms.supervised_loss import token_nll
-from algorithms.value_loss import value_loss
 
-MAX_LENGTH = 9
-NUM_FEATURES = 3
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Rows for every loss. `features` (B,T,F) feed a linear model, whose outputs (B,T) the losses see."""
-
-    features: torch.Tensor
-    old: torch.Tensor
-    targets: torch.Tensor
-    mask: torch.Tensor
-    is_positive: torch.Tensor
-    pair_weights: torch.Tensor
-
-    def rows(self, indices):
-        """Some rows, trimmed to the longest among them, as a micro-batch would be."""
-        mask = self.mask[indices]
-        width = max(1, int(mask.any(dim=0).nonzero().max()) + 1 if mask.any() else 1)
-        per_token = (
-            tensor[indices][:, :width] for tensor in (self.features, self.old, self.targets, self.mask)
-        )
-        return Batch(*per_token, self.is_positive[indices], self.pair_weights[indices])
-
-
-def random_batch(seed, num_rows=6):
-    """Ragged rows with gaps, an empty row among them, right-padded to MAX_LENGTH."""
-    rng = np.random.default_rng(seed)
-    shape = (num_rows, MAX_LENGTH)
-    mask = (np.arange(MAX_LENGTH) < rng.integers(1, MAX_LENGTH + 1, size=(num_rows, 1))) & (
-        rng.random(shape) < 0.85
-    )
-    mask[0, 0], mask[-1] = True, False
-    is_positive = rng.random(num_rows) < 0.5
-    is_positive[0] = True
-    return Batch(
-        features=torch.tensor(rng.normal(size=(*shape, NUM_FEATURES))),
-        old=torch.tensor(rng.normal(size=shape)),
-        targets=torch.tensor(rng.normal(size=shape)),
-        mask=torch.tensor(mask),
-        is_positive=torch.tensor(is_positive),
-        pair_weights=torch.tensor(mask.any(axis=1) * rng.integers(1, 4, size=num_rows) / 2),
-    )
-
-
-@dataclass(frozen=True)
-class Case:
-    """A loss on (model outputs, batch, denominator), and what a batch contributes to its denominator."""
-
-    loss: Callable
-    denominator: Callable
-    whole_minibatch_by_default: bool = True
-
-
-def surrogate(outputs, batch, denominator, *, aggregation, clip_range=0.2):
-    return clipped_surrogate(
-        outputs,
-        batch.old,
-        batch.targets,
-        batch.mask,
-        clip_range_low=clip_range,
-        clip_range_high=clip_range,
-        aggregation=aggregation,
-        denominator=denominator,
-    )
-
-
-@dataclass(frozen=True)
-class BareLoss:
-    loss: torch.Tensor
-
-
-def kl_loss(outputs, batch, denominator, *, kind, aggregation):
-    per_token = kl_estimate(outputs, batch.old, kind=kind)
-    return BareLoss(aggregate(per_token, batch.mask, aggregation=aggregation, denominator=denominator))
-
-
-def preference(outputs, batch, denominator):
-    """Each row is a pair: its summed outputs against its first old value; an empty row has weight 0."""
-    chosen = torch.where(batch.mask, outputs, 0.0).sum(dim=1)
-    return bradley_terry(
-        chosen,
-        batch.old[:, 0],
-        margin=batch.targets[:, 0],
-        weights=batch.pair_weights,
-        denominator=denominator,
-    )
-
-
-def count(aggregation):
-    return lambda batch: denominator_of(batch.mask, aggregation=aggregation, max_length=MAX_LENGTH)
-
-
-TOKENS = count("token")
-CASES = {
-    **{
-        f"clipped_surrogate by {aggregation}": Case(
-            partial(surrogate, aggregation=aggregation), count(aggregation), aggregation != "constant"
-        )
-        for aggregation in ("token", "sequence", "sequence_sum", "constant")
-    },
-    "unclipped surrogate": Case(partial(surrogate, aggregation="token", clip_range=None), TOKENS),
-    "k2 loss by token": Case(partial(kl_loss, kind="k2", aggregation="token"), TOKENS),
-    "k3 loss by sequence": Case(partial(kl_loss, kind="k3", aggregation="sequence"), count("sequence")),
-    "abs loss by constant": Case(
-        partial(kl_loss, kind="abs", aggregation="constant"), count("constant"), False
-    ),
-    "positive_example_nll": Case(
-        lambda outputs, batch, denominator: positive_example_nll(
-            outputs, batch.mask, batch.is_positive, denominator=denominator
-        ),
-        lambda batch: denominator_of(batch.mask & batch.is_positive[:, None], aggregation="token"),
-    ),
-    "value_loss": Case(
-        lambda outputs, batch, denominator: value_loss(
-            outputs, None, batch.targets, batch.mask, denominator=denominator
-        ),
-        TOKENS,
-    ),
-    "clipped value_loss": Case(
-        lambda outputs, batch, denominator: value_loss(
-            outputs, batch.old, batch.targets, batch.mask, value_clip_range=0.5, denominator=denominator
-        ),
-        TOKENS,
-    ),
-    "bradley_terry": Case(preference, lambda batch: float(batch.pair_weights.sum())),
-    "token_nll": Case(
-        lambda outputs, batch, denominator: token_nll(outputs, batch.mask, denominator=denominator), TOKENS
-    ),
-}
 every_loss = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 seeds = st.integers(0, 2**32 - 1)
 few = settings(deadline=None, max_examples=15)
-
-
-def initial_weights():
-    return torch.tensor([0.5, -0.3, 0.2], dtype=torch.float64, requires_grad=True)
-
-
-def result_and_gradient(case, batch, denominator):
-    weights = initial_weights()
-    result = case.loss(batch.features @ weights, batch, denominator)
-    return result, torch.autograd.grad(result.loss, weights)[0]
 
 
 def assert_close(measured, expected):
@@ -215,7 +67,7 @@ def test_masked_positions_leave_no_trace_in_loss_gradient_or_metrics(case, seed,
 
     dirty_leaf = torch.where(batch.mask, outputs, garbage).requires_grad_()
     dirty_batch = batch
-    if case is not CASES["bradley_terry"]:  # whose old and targets stand for scores, one for each row
+    if not case.of_pairs:
         dirty_batch = Batch(
             features=batch.features,
             old=torch.where(batch.mask, batch.old, garbage),
@@ -260,9 +112,15 @@ def test_more_padding_and_another_row_order_change_nothing(case, seed):
 def test_gradient_by_finite_differences(case):
     batch = random_batch(12)
     outputs = (batch.features @ initial_weights()).detach().requires_grad_()
-    assert torch.autograd.gradcheck(
-        lambda leaf: case.loss(leaf, batch, case.denominator(batch)).loss, outputs
-    )
+    denominator = case.denominator(batch)
+    if case.held is None:
+        assert torch.autograd.gradcheck(lambda leaf: case.loss(leaf, batch, denominator).loss, outputs)
+        return
+    at = outputs.detach().clone()  # gradcheck moves its input in place
+    assert torch.autograd.gradcheck(lambda leaf: case.held(leaf, at, batch, denominator), outputs)
+    measured, held = case.loss(outputs, batch, denominator).loss, case.held(outputs, at, batch, denominator)
+    assert_close(measured, held)
+    assert_close(torch.autograd.grad(measured, outputs)[0], torch.autograd.grad(held, outputs)[0])
 
 
 @every_loss

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from algorithms.aggregation import aggregate
-from algorithms.kl import kl_estimate
+from algorithms.kl import kl_estimate, old_kl_estimate
 
 KINDS = ["k1", "abs", "k2", "k3"]
 
@@ -150,3 +150,72 @@ def test_refusals():
         ValueError, match=r"ref_logprobs has shape \(3,\); it must be that of logprobs, \(2,\)"
     ):
         kl_estimate(torch.zeros(2), torch.zeros(3), kind="k1")
+
+
+def test_old_kl_by_hand():
+    # ℓ = ln 2 and ℓ = −ln 2: k1 is −ℓ; k3 is 2 − 1 − ln 2 and ½ − 1 + ln 2.
+    log2 = math.log(2)
+    old = torch.tensor([-1.0, -3.0], dtype=torch.float64)
+    new = old + torch.tensor([log2, -log2], dtype=torch.float64)
+    np.testing.assert_allclose(old_kl_estimate(new, old, kind="k1").numpy(), [-log2, log2], rtol=1e-12)
+    np.testing.assert_allclose(
+        old_kl_estimate(new, old, kind="k3").numpy(), [1 - log2, log2 - 0.5], rtol=1e-12
+    )
+
+
+@pytest.mark.parametrize("kind", ["k1", "k3"])
+def test_old_kl_and_its_gradient_are_those_of_kl_old_new_in_expectation_over_old(distributions, kind):
+    logits, old = distributions
+    estimate = old_kl_estimate(torch.log_softmax(logits, 0), old, kind=kind)
+    expected = expectation(old, estimate)  # log-probabilities are logits of the same distribution
+    exact = exact_kl(old, logits)
+    assert expected.item() == pytest.approx(exact.item(), rel=1e-12)
+    measured = torch.autograd.grad(expected, logits)[0].numpy()
+    np.testing.assert_allclose(measured, torch.autograd.grad(exact, logits)[0].numpy(), rtol=1e-10)
+    # It is neither KL(new‖old) nor what the estimates against a reference give on the same tokens.
+    swapped = expectation(old, kl_estimate(torch.log_softmax(logits, 0), old, kind=kind)).item()
+    assert abs(exact_kl(logits, old).item() - exact.item()) > 0.01 and abs(swapped - exact.item()) > 0.01
+
+
+@settings(deadline=None, max_examples=60)
+@given(log_ratio=st.floats(-20, 20), kind=st.sampled_from(["k1", "k3"]))
+def test_old_kl_value_and_gradient_are_the_definition(log_ratio, kind):
+    old = torch.tensor([-21.0], dtype=torch.float64)
+    leaf = (old + log_ratio).requires_grad_()
+    exact = (leaf.detach() - old).item()
+    value, slope = {"k1": (-exact, -1.0), "k3": (math.expm1(exact) - exact, math.expm1(exact))}[kind]
+    estimate = old_kl_estimate(leaf, old, kind=kind)
+    assert estimate.item() == pytest.approx(value, rel=1e-12, abs=1e-15)
+    assert torch.autograd.grad(estimate.sum(), leaf)[0].item() == pytest.approx(slope, rel=1e-12, abs=1e-15)
+
+
+@pytest.mark.parametrize("kind", ["k1", "k3"])
+@pytest.mark.parametrize("garbage", [math.nan, math.inf, -math.inf, 1e30])
+def test_old_kl_keeps_a_value_that_is_not_finite_and_passes_no_gradient_of_it(kind, garbage):
+    leaf = torch.tensor([-1.0, garbage, -1.0], requires_grad=True)
+    estimate = old_kl_estimate(leaf, torch.tensor([-1.5, -1.0, math.nan]), kind=kind)
+    shown = estimate.detach()
+    assert shown[2].isnan() and (shown[1].isnan() or shown[1].abs() > 1e29)
+    gradient = torch.autograd.grad(torch.where(torch.tensor([True, False, False]), estimate, 0).sum(), leaf)
+    assert gradient[0].isfinite().all() and gradient[0][1:].tolist() == [0.0, 0.0]
+
+
+def test_old_kl_is_never_negative_as_k3_and_keeps_its_digits():
+    tiny = torch.logspace(-12, 0, 5_000)
+    assert (old_kl_estimate(torch.cat([tiny, -tiny]), torch.zeros(10_000), kind="k3") >= 0).all()
+    near = old_kl_estimate(torch.tensor([1e-4]), torch.zeros(1), kind="k3").item()
+    assert near == pytest.approx(0.5e-8, rel=1e-3)
+
+
+def test_old_kl_refusals_and_types():
+    old = torch.tensor([-1.0], requires_grad=True)
+    assert not old_kl_estimate(torch.tensor([-2.0]), old, kind="k3").requires_grad
+    assert old_kl_estimate(old.bfloat16(), torch.zeros(1), kind="k1").dtype == torch.float32
+    with pytest.raises(
+        ValueError, match="kind='k2' is not an estimate from sampled tokens; use one of k1, k3"
+    ):
+        old_kl_estimate(torch.zeros(2), torch.zeros(2), kind="k2")
+    with pytest.raises(
+        ValueError, match=r"old_logprobs has shape \(3,\); it must be that of logprobs, \(2,\)"
+    ):
+        old_kl_estimate(torch.zeros(2), torch.zeros(3), kind="k1")

@@ -6,25 +6,29 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from algorithms.policy_loss import clipped_surrogate, positive_example_nll
+from algorithms.policy_loss import clipped_surrogate, policy_gradient, positive_example_nll
 
 seeds = st.integers(0, 2**32 - 1)
 ranges = st.one_of(st.none(), st.floats(0.01, 1.0))
 
 
-def surrogate_by_definition(logprobs, old_logprobs, advantages, mask, low, high):
+def surrogate_by_definition(logprobs, old_logprobs, advantages, mask, low, high, dual):
     """Loss and gradient with respect to logprobs by token mean, one token at a time."""
     num_tokens = sum(sum(row) for row in mask.tolist())
-    loss, num_clipped, gradient = 0.0, 0, np.zeros(mask.shape)
+    loss, num_clipped, num_dual_clipped, gradient = 0.0, 0, 0, np.zeros(mask.shape)
     for row, t in zip(*np.nonzero(mask), strict=True):
         ratio, advantage = math.exp(logprobs[row, t] - old_logprobs[row, t]), advantages[row, t]
         clipped = min(max(ratio, 1 - low if low else 0.0), 1 + high if high else math.inf)
-        loss += -min(ratio * advantage, clipped * advantage) / num_tokens
-        if clipped * advantage < ratio * advantage:
+        per_token = max(-ratio * advantage, -clipped * advantage)
+        dual_binds = dual is not None and advantage < 0 and per_token > -dual * advantage
+        loss += (-dual * advantage if dual_binds else per_token) / num_tokens
+        if dual_binds:
+            num_dual_clipped += 1
+        elif clipped * advantage < ratio * advantage:
             num_clipped += 1  # the clipped term is the smaller one, and a constant
         else:
             gradient[row, t] = -ratio * advantage / num_tokens
-    return loss, gradient, num_clipped
+    return loss, gradient, num_clipped, num_dual_clipped
 
 
 def random_batch(seed):
@@ -37,8 +41,8 @@ def random_batch(seed):
 
 
 @settings(deadline=None, max_examples=80)
-@given(seed=seeds, low=ranges, high=ranges)
-def test_value_gradient_and_clip_count_are_the_definition(seed, low, high):
+@given(seed=seeds, low=ranges, high=ranges, dual=st.one_of(st.none(), st.floats(1.01, 3.0)))
+def test_value_gradient_and_clip_counts_are_the_definition(seed, low, high, dual):
     logprobs, old, advantages, mask = random_batch(seed)
     leaf = torch.tensor(logprobs, requires_grad=True)
     result = clipped_surrogate(
@@ -48,14 +52,19 @@ def test_value_gradient_and_clip_count_are_the_definition(seed, low, high):
         torch.tensor(mask),
         clip_range_low=low,
         clip_range_high=high,
+        dual_clip=dual,
         aggregation="token",
     )
-    loss, gradient, num_clipped = surrogate_by_definition(logprobs, old, advantages, mask, low, high)
+    loss, gradient, num_clipped, num_dual_clipped = surrogate_by_definition(
+        logprobs, old, advantages, mask, low, high, dual
+    )
     assert result.loss.item() == pytest.approx(loss, rel=1e-10, abs=1e-12)
     np.testing.assert_allclose(
         torch.autograd.grad(result.loss, leaf)[0].numpy(), gradient, rtol=1e-10, atol=1e-14
     )
     assert (result.clip_fraction.sum.item(), result.clip_fraction.count.item()) == (num_clipped, mask.sum())
+    assert result.dual_clip_fraction.sum == num_dual_clipped
+    assert result.dual_clip_fraction.count == mask.sum()
 
 
 def test_by_hand_with_clip_higher():
@@ -87,6 +96,69 @@ def test_by_hand_with_clip_higher():
     np.testing.assert_allclose(gradient.numpy(), [[0, 3 / 5, -1 / 5, 0, -2.5 / 5]])
 
 
+def test_dual_clip_by_hand():
+    # ε 0.2, c = 3. min(max(−ρA, −clip(ρ)A), −cA) where A < 0; A > 0 knows no c:
+    #   ρ = 4,   A = −2: min(max(8, 2.4), 6)     = 6, dual-clipped
+    #   ρ = 2,   A = −2: min(max(4, 2.4), 6)     = 4
+    #   ρ = 0.5, A = −2: min(max(1, 1.6), 6)     = 1.6, clipped
+    #   ρ = 4,   A = +2: max(−8, −2.4)           = −2.4, clipped
+    #   ρ = 0.5, A = +2: max(−1, −1.6)           = −1
+    # Gradient −ρA/5 where nothing binds.
+    ratio = torch.tensor([[4.0, 2.0, 0.5, 4.0, 0.5]], dtype=torch.float64)
+    advantages = torch.tensor([[-2.0, -2.0, -2.0, 2.0, 2.0]], dtype=torch.float64)
+    leaf = ratio.log().requires_grad_()
+    result = clipped_surrogate(
+        leaf,
+        torch.zeros_like(ratio),
+        advantages,
+        ratio > 0,
+        clip_range_low=0.2,
+        clip_range_high=0.2,
+        dual_clip=3.0,
+        aggregation="token",
+    )
+    assert result.loss.item() == pytest.approx((6 + 4 + 1.6 - 2.4 - 1) / 5)
+    assert (result.dual_clip_fraction.sum.item(), result.clip_fraction.sum.item()) == (1, 2)
+    np.testing.assert_allclose(
+        torch.autograd.grad(result.loss, leaf)[0].numpy(), [[0, 4 / 5, 0, 0, -1 / 5]], rtol=1e-12
+    )
+
+
+@pytest.mark.parametrize("clip_range", [None, 0.2])
+def test_dual_clip_takes_an_overflowing_ratio_out_of_value_and_gradient(clip_range):
+    # log ρ = 200 overflows float32. A < 0: at most 3·2; A = 0: nothing. The last token keeps its own.
+    leaf = torch.tensor([[0.0, 0.0, -1.0]], requires_grad=True)
+    result = clipped_surrogate(
+        leaf,
+        torch.tensor([[-200.0, -200.0, -1.0]]),
+        torch.tensor([[-2.0, 0.0, 3.0]]),
+        torch.ones(1, 3).bool(),
+        clip_range_low=clip_range,
+        clip_range_high=clip_range,
+        dual_clip=3.0,
+        aggregation="token",
+    )
+    assert result.loss.item() == pytest.approx((6 + 0 - 3) / 3)
+    assert torch.autograd.grad(result.loss, leaf)[0].tolist() == [[0.0, 0.0, -1.0]]
+    assert (result.dual_clip_fraction.sum.item(), result.clip_fraction.sum.item()) == (1, 0)
+
+
+@pytest.mark.parametrize("dual_clip", [1.0, 0.5, -3.0, math.nan])
+def test_a_dual_clip_that_would_bind_everywhere_is_refused(dual_clip):
+    ones = torch.ones(1, 2)
+    with pytest.raises(ValueError, match=f"dual_clip={dual_clip} is not above 1.*None is none"):
+        clipped_surrogate(
+            ones,
+            ones,
+            ones,
+            ones.bool(),
+            clip_range_low=0.2,
+            clip_range_high=0.2,
+            dual_clip=dual_clip,
+            aggregation="token",
+        )
+
+
 def test_at_ratio_1_the_gradient_is_the_plain_policy_gradient():
     generator = torch.Generator().manual_seed(0)
     logprobs = -torch.rand(3, 4, generator=generator, dtype=torch.float64)
@@ -97,9 +169,10 @@ def test_at_ratio_1_the_gradient_is_the_plain_policy_gradient():
         leaf, logprobs, advantages, mask, clip_range_low=0.2, clip_range_high=0.2, aggregation="token"
     )
     plain = -(leaf * advantages)[mask].mean()
-    assert torch.allclose(
-        torch.autograd.grad(result.loss, leaf)[0], torch.autograd.grad(plain, leaf)[0], rtol=1e-14
-    )
+    expected = torch.autograd.grad(plain, leaf)[0]
+    assert torch.allclose(torch.autograd.grad(result.loss, leaf)[0], expected, rtol=1e-14)
+    without_ratio = policy_gradient(leaf, logprobs, advantages, mask, aggregation="token")
+    assert torch.allclose(torch.autograd.grad(without_ratio.loss, leaf)[0], expected, rtol=1e-14)
     assert result.ratio.mean() == 1
     assert result.approx_kl.sum == 0 and result.clip_fraction.sum == 0
 
@@ -144,6 +217,48 @@ def test_an_overflowing_ratio_is_clipped_without_a_nan_in_the_gradient():
     )
     assert result.loss.item() == pytest.approx(-(1.2 + 3) / 2)
     assert torch.autograd.grad(result.loss, leaf)[0].tolist() == [[0.0, -1.5]]
+
+
+def test_policy_gradient_by_hand():
+    # −log π·A: rows (1·2 + 2·2) and 3·(−1), summed over each and averaged over both: (6 − 3)/2 = 1.5. ρ is e^½
+    # on the first token and 1 on the others, and is in the metrics alone.
+    leaf = torch.tensor([[-1.0, -2.0], [-3.0, math.nan]], dtype=torch.float64, requires_grad=True)
+    old = torch.tensor([[-1.5, -2.0], [-3.0, math.inf]], dtype=torch.float64, requires_grad=True)
+    advantages = torch.tensor([[2.0, 2.0], [-1.0, math.nan]], dtype=torch.float64, requires_grad=True)
+    mask = torch.tensor([[True, True], [True, False]])
+    result = policy_gradient(leaf, old, advantages, mask, aggregation="sequence_sum")
+    assert result.loss.item() == pytest.approx(1.5)
+    assert result.ratio.mean() == pytest.approx((math.exp(0.5) + 2) / 3)
+    assert result.approx_kl.mean() == pytest.approx((math.exp(0.5) - 1.5) / 3)
+    for fraction in (result.clip_fraction, result.dual_clip_fraction):
+        assert (fraction.sum.item(), fraction.count.item()) == (0, 3)
+    result.loss.backward()
+    assert leaf.grad.tolist() == [[-1.0, -1.0], [0.5, 0.0]]
+    assert old.grad is None and advantages.grad is None
+
+
+def test_policy_gradient_is_reinforce_in_expectation():
+    # One token from three, probabilities (½, ¼, ¼): the rows 0, 0, 1, 2 are its expectation. The gradient of
+    # the loss is that of −E[R], by differentiating E[R] = Σ_v π(v)·R(v) itself.
+    logits = torch.tensor([0.5, 0.25, 0.25], dtype=torch.float64).log().requires_grad_()
+    rewards, tokens = torch.tensor([1.0, -2.0, 5.0], dtype=torch.float64), torch.tensor([[0], [0], [1], [2]])
+    logprobs = torch.log_softmax(logits, 0)[tokens]
+    loss = policy_gradient(
+        logprobs, logprobs.detach(), rewards[tokens], torch.ones(4, 1).bool(), aggregation="sequence_sum"
+    ).loss
+    expected = torch.autograd.grad(-(torch.softmax(logits, 0) @ rewards), logits)[0]
+    np.testing.assert_allclose(torch.autograd.grad(loss, logits)[0].numpy(), expected.numpy(), rtol=1e-12)
+
+
+def test_policy_gradient_hides_no_nan_and_refuses_shapes_and_empty_masks():
+    ones, mask = torch.ones(1, 2), torch.ones(1, 2).bool()
+    broken = torch.tensor([[0.0, math.nan]])
+    assert policy_gradient(broken, ones, ones, mask, aggregation="token").loss.isnan()
+    assert policy_gradient(ones, ones, broken, mask, aggregation="token").loss.isnan()
+    with pytest.raises(ValueError, match=r"advantages has shape \(1, 3\); it must be \(1, 2\)"):
+        policy_gradient(ones, ones, torch.ones(1, 3), mask, aggregation="token")
+    with pytest.raises(ValueError, match="response_mask has no True element"):
+        policy_gradient(ones, ones, ones, ~mask, aggregation="token")
 
 
 def test_a_nan_at_a_response_token_is_not_hidden():

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from algorithms.rewards import replace_missing_eos, shape_rewards, subtract_missing_eos
+from algorithms.rewards import overlong_penalty, replace_missing_eos, shape_rewards, subtract_missing_eos
 
 
 def test_shaped_rewards_by_hand():
@@ -65,6 +65,42 @@ def test_missing_eos_by_hand():
     assert subtract_missing_eos(scores, has_eos, penalty=1.5).tolist() == [2.0, 1.5, -5.5]
     assert replace_missing_eos(scores, has_eos, score=-1.0).tolist() == [2.0, -1.0, -1.0]
     assert scores.tolist() == [2.0, 3.0, -4.0]
+
+
+def test_overlong_penalty_by_hand():
+    # At most 20 tokens, the last 4 of them a buffer: from 16 on it loses a quarter a token.
+    lengths = torch.tensor([0, 1, 15, 16, 17, 18, 19, 20, 21, 400])
+    penalty = overlong_penalty(lengths, max_length=20, buffer=4)
+    assert penalty.tolist() == [0, 0, 0, 0, -0.25, -0.5, -0.75, -1, -1, -1]
+    assert penalty.dtype == torch.float32
+    # DAPO's own numbers: 20,480 and 4,096, so 16,384 is free and 18,432 half way.
+    paper = overlong_penalty(torch.tensor([16_384, 18_432, 20_480]), max_length=20_480, buffer=4_096)
+    assert paper.tolist() == [0, -0.5, -1]
+
+
+@settings(max_examples=60)
+@given(length=st.integers(0, 60), max_length=st.integers(1, 50), share=st.floats(0.01, 1))
+def test_overlong_penalty_is_its_three_cases(length, max_length, share):
+    buffer = max(1, int(share * max_length))
+    if length <= max_length - buffer:
+        expected = 0.0
+    elif length <= max_length:
+        expected = ((max_length - buffer) - length) / buffer
+    else:
+        expected = -1.0
+    measured = overlong_penalty(torch.tensor([length]), max_length=max_length, buffer=buffer).item()
+    assert measured == pytest.approx(expected, rel=1e-6)
+
+
+def test_overlong_penalty_refusals():
+    lengths = torch.tensor([3, -2])
+    for buffer in (0, -1, 21):
+        with pytest.raises(
+            ValueError, match=f"buffer={buffer} must be positive and no more than max_length=20"
+        ):
+            overlong_penalty(lengths, max_length=20, buffer=buffer)
+    with pytest.raises(ValueError, match="lengths has -2; a length is a number of response tokens"):
+        overlong_penalty(lengths, max_length=20, buffer=4)
 
 
 def test_refusals():

@@ -14,6 +14,7 @@ from transformers import (
 from models.folders import UnsafeModel, check_folder, load_policy, save_policy
 from models.heads import (
     ScalarModel,
+    fresh_value_head,
     load_scalar,
     reward_from_policy,
     save_reward,
@@ -178,6 +179,15 @@ def test_a_fresh_head_is_small_and_made_by_its_seed_alone(tiny: Path) -> None:
     with torch.no_grad():
         assert 0.05 < float(scores(reward_from_policy(tiny, seed=1), long_sequences()).std()) < 0.2
     assert value_from_policy(tiny, seed=1).head.bias.tolist() == [0.0]
+
+
+def test_a_fresh_value_head_on_the_policys_own_trunk_is_that_of_a_value_model(tiny: Path) -> None:
+    policy = load_policy(tiny, dtype=torch.bfloat16)
+    head, expected = fresh_value_head(policy, seed=4), value_from_policy(tiny, seed=4).head
+    assert head.weight.dtype == torch.float32 and head.weight.requires_grad
+    assert torch.equal(head.weight, expected.weight)
+    assert head.bias.tolist() == [0.0]
+    assert not torch.equal(head.weight, fresh_value_head(policy, seed=5).weight)
 
 
 def test_the_trunk_is_the_policys(tiny: Path, reward: ScalarModel) -> None:

@@ -1,9 +1,10 @@
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 from transformers import (
@@ -17,6 +18,8 @@ from transformers import (
     PreTrainedModel,
 )
 
+from algorithms.kl import full_kl
+from models.heads import ScalarModel, values
 from models.logprobs import response_logprobs, token_logprobs
 from models.output_head import OutputHead
 from models.sequences import Sequences, collate
@@ -52,8 +55,8 @@ TEMPERATURE = 0.7
 GRADIENT = {"rtol": 1e-5, "atol": 1e-6}  # the models' own norms compute in float32, also in a float64 model
 
 
-def build(name: str, dtype: torch.dtype = torch.float64) -> PreTrainedModel:
-    torch.manual_seed(0)
+def build(name: str, dtype: torch.dtype = torch.float64, *, seed: int = 0) -> PreTrainedModel:
+    torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(CONFIGS[name]()).double().eval()
     with torch.no_grad():
         for parameter in model.parameters():  # biases start at 0, where they would prove nothing
@@ -85,7 +88,30 @@ def oracle(model: PreTrainedModel, sequences: Sequences) -> tuple[Tensor, Tensor
     return logprobs, entropy
 
 
-def gradients(model: PreTrainedModel, loss: Tensor) -> dict[str, Tensor]:
+def full_kl_oracle(model: PreTrainedModel, reference: PreTrainedModel, sequences: Sequences) -> Tensor:
+    """Σ_v π(v)·log(π(v)/π_ref(v)), token by token, from the models' own logits, without padding."""
+    kl = torch.zeros(sequences.response_mask.shape, dtype=torch.float64)
+    for row in range(len(sequences)):
+        prompt, length = int(sequences.prompt_lengths[row]), int(sequences.lengths[row])
+        ids = sequences.input_ids[row : row + 1, : prompt + length]
+        p, q = (torch.softmax(each(ids).logits[0] / TEMPERATURE, dim=-1) for each in (model, reference))
+        for t in range(length):
+            kl[row, t] = (p[prompt - 1 + t] * torch.log(p[prompt - 1 + t] / q[prompt - 1 + t])).sum()
+    return kl.detach()
+
+
+def full_logits(model: PreTrainedModel, sequences: Sequences) -> Tensor:
+    """The model's own logits (B, T, V) that chose each response token, over the temperature."""
+    logits = model(sequences.input_ids, attention_mask=sequences.attention_mask).logits
+    return logits[torch.arange(len(sequences))[:, None], sequences.response_positions] / TEMPERATURE
+
+
+def value_head(dtype: torch.dtype = torch.float32) -> nn.Linear:
+    torch.manual_seed(3)
+    return nn.Linear(16, 1).to(dtype)
+
+
+def gradients(model: nn.Module, loss: Tensor) -> dict[str, Tensor]:
     model.zero_grad()
     loss.backward()
     return {
@@ -177,6 +203,216 @@ def test_logits_of_the_whole_batch_are_never_held(with_entropy: bool) -> None:
     assert largest.numel >= 8 * 40 * 5000
 
 
+def test_logits_of_the_whole_batch_are_never_held_for_the_full_kl_either() -> None:
+    config = LlamaConfig(**{**SIZES, "vocab_size": 5000, "tie_word_embeddings": False})
+    model, reference = (AutoModelForCausalLM.from_config(config) for _ in range(2))
+    sequences = collate([[1, 2]] * 8, [[3] * 40] * 8, pad_token_id=0)
+    chunk_tokens = 10
+    with LargestTensor() as largest:
+        result = response_logprobs(
+            model, sequences, temperature=1.0, reference=reference, chunk_tokens=chunk_tokens
+        )
+        assert result.full_kl is not None
+        (result.logprobs + result.full_kl).sum().backward()
+    assert largest.numel <= 5000 * max(chunk_tokens, config.hidden_size)
+
+
+@pytest.mark.parametrize("chunk_tokens", [1, 5, None])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_full_kl_and_its_gradients_are_those_of_full_logits(name: str, chunk_tokens: int | None) -> None:
+    # policy and reference need not be of one architecture
+    model, reference, sequences = build(name), build("softcap", seed=1), batch()
+    weights = torch.randn(2, *sequences.response_mask.shape, dtype=torch.float64) * sequences.response_mask
+    log_p = full_logits(model, sequences).log_softmax(-1)
+    log_q = full_logits(reference, sequences).log_softmax(-1).detach()
+    chosen = log_p.gather(2, sequences.response_ids[:, :, None])[:, :, 0]
+    loss = (weights[0] * chosen + weights[1] * (log_p.exp() * (log_p - log_q)).sum(-1)).sum()
+    expected_gradients = gradients(model, loss)
+
+    result = response_logprobs(
+        model, sequences, temperature=TEMPERATURE, reference=reference, chunk_tokens=chunk_tokens
+    )
+
+    assert result.full_kl is not None
+    expected = full_kl_oracle(model, reference, sequences)
+    torch.testing.assert_close(result.full_kl, expected, rtol=1e-9, atol=1e-9)
+    found = gradients(model, (weights[0] * result.logprobs + weights[1] * result.full_kl).sum())
+    assert found.keys() == expected_gradients.keys()
+    for parameter, gradient in expected_gradients.items():
+        # both come from one pass of the same batch, so the norms' float32 is the same in both
+        torch.testing.assert_close(found[parameter], gradient, rtol=1e-9, atol=1e-9, msg=parameter)
+    assert all(parameter.grad is None for parameter in reference.parameters())
+
+
+def test_full_kl_is_that_of_the_formula_on_logits() -> None:
+    model, reference, sequences = build("tied"), build("llama", seed=1), batch()
+    result = response_logprobs(model, sequences, temperature=TEMPERATURE, reference=reference).full_kl
+    expected = full_kl(full_logits(model, sequences), full_logits(reference, sequences))
+    assert result is not None
+    torch.testing.assert_close(
+        result, torch.where(sequences.response_mask, expected, 0.0), rtol=1e-9, atol=1e-9
+    )
+
+
+@pytest.mark.parametrize("name", ["tied", "softcap"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_policy_has_no_full_kl_from_itself_and_nothing_pulls(name: str, dtype: torch.dtype) -> None:
+    model, reference, sequences = build(name, dtype), build(name, dtype), batch()
+    kl = response_logprobs(model, sequences, temperature=TEMPERATURE, reference=reference).full_kl
+    assert kl is not None and kl.dtype == torch.float32
+    assert not kl.any()
+    assert not any(gradient.any() for gradient in gradients(model, kl.sum()).values())
+
+
+def test_a_half_precision_reference_gives_float32_close_to_the_exact() -> None:
+    model, sequences = build("llama", torch.float32), batch()
+    exact = response_logprobs(
+        model, sequences, temperature=1.0, reference=build("llama", torch.float32, seed=1)
+    )
+    result = response_logprobs(
+        model, sequences, temperature=1.0, reference=build("llama", torch.bfloat16, seed=1)
+    )
+    assert result.full_kl is not None and exact.full_kl is not None
+    assert result.full_kl.dtype == torch.float32
+    # a reference rounded to 8 bits is another reference, but not by much
+    assert not torch.equal(result.full_kl, exact.full_kl)
+    torch.testing.assert_close(result.full_kl, exact.full_kl, rtol=0.1, atol=0.05)
+    assert all(gradient.isfinite().all() for gradient in gradients(model, result.full_kl.sum()).values())
+
+
+def test_full_kl_under_autocast_is_that_of_the_logits_under_autocast() -> None:
+    sequences = batch()
+    model, reference = build("tied", torch.float32), build("llama", torch.float32, seed=1)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        logits, ref_logits = (
+            each(sequences.input_ids, attention_mask=sequences.attention_mask).logits.float()
+            for each in (model, reference)
+        )
+        result = response_logprobs(model, sequences, temperature=1.0, reference=reference).full_kl
+    log_p, log_q = logits.log_softmax(-1), ref_logits.log_softmax(-1)
+    expected = (log_p.exp() * (log_p - log_q)).sum(-1).gather(1, sequences.response_positions)
+    assert result is not None and result.dtype == torch.float32
+    torch.testing.assert_close(
+        result[sequences.response_mask], expected[sequences.response_mask], rtol=1e-5, atol=1e-5
+    )
+    found = gradients(model, result.sum())
+    assert all(gradient.dtype == torch.float32 and gradient.isfinite().all() for gradient in found.values())
+
+
+def test_a_reference_with_another_vocabulary_is_refused_by_name_and_size() -> None:
+    reference = AutoModelForCausalLM.from_config(LlamaConfig(**{**SIZES, "vocab_size": 98}))
+    with pytest.raises(
+        ValueError, match="LlamaForCausalLM has 97 logits a token and the reference LlamaForCausalLM has 98"
+    ):
+        response_logprobs(build("llama"), batch(), temperature=1.0, reference=reference)
+    reference.name_or_path = "some/other-model"
+    with pytest.raises(ValueError, match="the reference some/other-model has 98"):
+        response_logprobs(build("llama"), batch(), temperature=1.0, reference=reference)
+
+
+@pytest.mark.parametrize("name", ["llama", "tied", "gpt2"])
+def test_values_on_the_shared_trunk_are_those_of_a_value_model_with_the_same_trunk_and_head(
+    name: str,
+) -> None:
+    model, head = build(name, torch.float32), value_head()
+    sequences = batch().select([0, 1, 2])  # a value model refuses the empty response
+    result = response_logprobs(model, sequences, temperature=TEMPERATURE, value_head=head).values
+    assert result is not None
+    torch.testing.assert_close(result, values(ScalarModel(model.base_model, head), sequences))
+    assert not result[~sequences.response_mask].any()
+
+
+def test_one_pass_gives_log_probabilities_and_values_the_gradients_of_two() -> None:
+    model, head, sequences = build("tied"), value_head(torch.float64), batch().select([0, 1, 2])
+    both = nn.ModuleList([model, head])
+    alone = response_logprobs(model, sequences, temperature=TEMPERATURE).logprobs
+    expected_values = values(ScalarModel(model.base_model, head), sequences)
+    expected = gradients(both, alone.sin().sum() + 0.5 * expected_values.square().sum())
+
+    result = response_logprobs(model, sequences, temperature=TEMPERATURE, value_head=head)
+
+    assert result.values is not None
+    found = gradients(both, result.logprobs.sin().sum() + 0.5 * result.values.square().sum())
+    assert found.keys() == expected.keys() == dict(both.named_parameters()).keys()
+    for parameter, gradient in expected.items():
+        torch.testing.assert_close(found[parameter], gradient, **GRADIENT, msg=parameter)
+
+
+def test_values_are_float32_from_half_precision_and_under_autocast() -> None:
+    sequences = batch()
+    half = response_logprobs(
+        build("llama", torch.bfloat16), sequences, temperature=1.0, value_head=value_head()
+    )
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        autocast = response_logprobs(
+            build("llama", torch.float32), sequences, temperature=1.0, value_head=value_head()
+        )
+    for result in (half, autocast):
+        assert result.values is not None and result.values.dtype == torch.float32
+        # none of them is a bfloat16 in a float32's clothes
+        read = result.values[sequences.response_mask]
+        assert (read != read.bfloat16().float()).any()
+
+
+def test_each_trunk_runs_once_and_the_references_without_a_graph() -> None:
+    model, reference, sequences = build("llama"), build("llama", seed=1), batch()
+    passes: list[tuple[str, bool]] = []
+    for name, each in (("policy", model), ("reference", reference)):
+        each.base_model.register_forward_hook(
+            lambda *call, name=name: passes.append((name, call[-1].last_hidden_state.requires_grad))
+        )
+    response_logprobs(
+        model,
+        sequences,
+        temperature=1.0,
+        with_entropy=True,
+        reference=reference,
+        value_head=value_head(torch.float64),
+    )
+    assert passes == [("policy", True), ("reference", False)]
+
+
+def test_a_reference_and_a_value_head_leave_the_log_probabilities_as_they_are() -> None:
+    model, sequences = build("tied", torch.float32), batch()
+    plain = response_logprobs(model, sequences, temperature=TEMPERATURE, with_entropy=True)
+    rich = response_logprobs(
+        model,
+        sequences,
+        temperature=TEMPERATURE,
+        with_entropy=True,
+        reference=build("llama", torch.float32, seed=1),
+        value_head=value_head(),
+    )
+    assert plain.full_kl is None and plain.values is None
+    assert plain.entropy is not None and rich.entropy is not None
+    assert torch.equal(plain.logprobs, rich.logprobs)
+    assert torch.equal(plain.entropy, rich.entropy)
+    found, expected = (
+        gradients(model, result.logprobs.sum() + result.entropy.sum()) for result in (rich, plain)
+    )
+    assert all(torch.equal(found[parameter], gradient) for parameter, gradient in expected.items())
+
+
+def test_masked_positions_hold_zero_whatever_the_padding_is() -> None:
+    model, reference, sequences = build("llama"), build("llama", seed=1), batch()
+    garbage = replace(
+        sequences,
+        input_ids=torch.where(sequences.attention_mask, sequences.input_ids, 77),
+        response_ids=torch.where(sequences.response_mask, sequences.response_ids, 77),
+    )
+    results = [
+        response_logprobs(
+            model, each, temperature=1.0, reference=reference, value_head=value_head(torch.float64)
+        )
+        for each in (sequences, garbage)
+    ]
+    for field in ("logprobs", "full_kl", "values"):
+        first, second = (getattr(result, field) for result in results)
+        assert torch.equal(first, second)
+        assert not first[~sequences.response_mask].any()
+        assert first[sequences.response_mask].all()
+
+
 def test_padding_more_or_permuting_the_batch_changes_nothing() -> None:
     model, sequences = build("llama"), batch()
     result = response_logprobs(model, sequences, temperature=1.0).logprobs
@@ -233,7 +469,12 @@ def test_frozen_parameters_get_no_gradient() -> None:
 
 def test_a_batch_of_empty_responses_has_no_log_probabilities() -> None:
     sequences = collate([[1], [2]], [[], []], pad_token_id=0)
-    assert response_logprobs(build("llama"), sequences, temperature=1.0).logprobs.shape == (2, 0)
+    model = build("llama")
+    result = response_logprobs(
+        model, sequences, temperature=1.0, reference=model, value_head=value_head(torch.float64)
+    )
+    assert result.full_kl is not None and result.values is not None
+    assert result.logprobs.shape == result.full_kl.shape == result.values.shape == (2, 0)
 
 
 @pytest.mark.parametrize("temperature", [0.0, -1.0, float("nan")])

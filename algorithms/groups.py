@@ -1,0 +1,22 @@
+"""Rows that belong together because they answer one prompt."""
+
+import torch
+from torch import Tensor
+
+from algorithms.masking import check_shape
+
+
+def index_of_groups(group_ids: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
+    """Number the groups from 0 on: each row's group (B,), and how many rows each group has (G,).
+
+    `group_ids` (B,) holds integers of any value in any order; groups may differ in size.
+
+    Raises TypeError for ids that are not integers, ValueError unless there is one for each of `num_rows`.
+    """
+    if group_ids.dtype.is_floating_point or group_ids.dtype.is_complex or group_ids.dtype == torch.bool:
+        raise TypeError(
+            f"group_ids has dtype {group_ids.dtype}; it must be an integer type: the number of a row's prompt"
+        )
+    check_shape("group_ids", group_ids, (num_rows,))
+    _, index, sizes = torch.unique(group_ids, return_inverse=True, return_counts=True)
+    return index, sizes

@@ -1,0 +1,112 @@
+"""What holds the policy near its reference, or near the policy that sampled, as a term of the loss."""
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
+
+from torch import Tensor
+
+from algorithms.aggregation import Aggregation, Denominator, aggregate
+from algorithms.kl import OldKLKind, kl_estimate, old_kl_estimate
+from algorithms.masking import check_response_mask, keep
+from algorithms.metrics import SumCount, sum_count
+
+KLLossKind: TypeAlias = Literal["abs", "k2", "k3"]
+
+
+@dataclass(frozen=True)
+class KLLoss:
+    """`loss` is 0-d and differentiable; `kl_loss` is what it is a mean of, over valid tokens, in nats."""
+
+    loss: Tensor
+    kl_loss: SumCount
+
+
+@dataclass(frozen=True)
+class OldKLLoss:
+    """`loss` is 0-d and differentiable; `old_kl` is KL(old‖new) over valid tokens, in nats."""
+
+    loss: Tensor
+    old_kl: SumCount
+
+
+def reference_kl_loss(
+    logprobs: Tensor,
+    ref_logprobs: Tensor,
+    old_logprobs: Tensor,
+    response_mask: Tensor,
+    *,
+    kind: KLLossKind,
+    aggregation: Aggregation,
+    denominator: Denominator | None = None,
+) -> KLLoss:
+    """The loss ρ·kl_estimate(logprobs, ref_logprobs), ρ = exp(logprobs − old_logprobs) detached.
+
+    All tensors (B,T), log-probabilities in nats; the gradient flows through `logprobs` only, and not through
+    ρ, which makes tokens that the old policy sampled stand for tokens of π. In expectation the gradient is
+    that of KL(π‖ref) for k2, that of KL(ref‖π) for k3 (GRPO, arXiv 2402.03300 eq. 4, without its ρ), and
+    neither's for abs. `aggregation` and `denominator` are those of `algorithms.aggregation.aggregate`.
+
+    Raises ValueError for k1 and other kinds, unequal shapes, and as `aggregate`.
+    """
+    _check_kind(kind)
+    check_response_mask(
+        response_mask, logprobs=logprobs, ref_logprobs=ref_logprobs, old_logprobs=old_logprobs
+    )
+    kept_logprobs = keep(logprobs, response_mask)
+    ratio = (kept_logprobs.detach() - keep(old_logprobs.detach(), response_mask)).exp()
+    per_token = ratio * kl_estimate(kept_logprobs, keep(ref_logprobs, response_mask), kind=kind)
+    return exact_kl_loss(per_token, response_mask, aggregation=aggregation, denominator=denominator)
+
+
+def exact_kl_loss(
+    kl: Tensor, response_mask: Tensor, *, aggregation: Aggregation, denominator: Denominator | None = None
+) -> KLLoss:
+    """The loss of a KL (B,T) that is exact at each position, `algorithms.kl.full_kl`, in nats.
+
+    No ρ: the sum over the vocabulary already is π's. (Which states are visited is the old policy's doing, as
+    it is in the clipped surrogate.) `aggregation` and `denominator` are those of
+    `algorithms.aggregation.aggregate`.
+
+    Raises ValueError for unequal shapes, and as `aggregate`.
+    """
+    check_response_mask(response_mask, kl=kl)
+    return KLLoss(
+        loss=aggregate(kl, response_mask, aggregation=aggregation, denominator=denominator),
+        kl_loss=sum_count(kl, response_mask),
+    )
+
+
+def old_kl_loss(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    response_mask: Tensor,
+    *,
+    kind: OldKLKind,
+    aggregation: Aggregation,
+    denominator: Denominator | None = None,
+) -> OldKLLoss:
+    """The loss KL(old‖new) by `algorithms.kl.old_kl_estimate`: the penalty of PPO, arXiv 1707.06347 eq. 8.
+
+    All tensors (B,T), log-probabilities in nats; the gradient flows through `logprobs` only. No ρ: the
+    samples are old's, and so is the expectation. `aggregation` and `denominator` are those of
+    `algorithms.aggregation.aggregate`.
+
+    Raises ValueError for an unknown kind, unequal shapes, and as `aggregate`.
+    """
+    check_response_mask(response_mask, logprobs=logprobs, old_logprobs=old_logprobs)
+    per_token = old_kl_estimate(keep(logprobs, response_mask), keep(old_logprobs, response_mask), kind=kind)
+    return OldKLLoss(
+        loss=aggregate(per_token, response_mask, aggregation=aggregation, denominator=denominator),
+        old_kl=sum_count(per_token, response_mask),
+    )
+
+
+def _check_kind(kind: str) -> None:
+    if kind == "k1":
+        raise ValueError(
+            "kind='k1' has an expected gradient of 0, so as a loss it only adds noise; use k2 (the gradient of "
+            "KL(π‖ref)) or k3 (that of KL(ref‖π)), or put k1 into the reward, where it belongs"
+        )
+    if kind not in get_args(KLLossKind):
+        known = ", ".join(get_args(KLLossKind))
+        raise ValueError(f"kind={kind!r} is no loss on sampled tokens; use one of {known}, or exact_kl_loss")

@@ -1,0 +1,94 @@
+"""Logits of a few tokens at a time: what the functions that never hold those of the whole batch share."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from models.output_head import OutputHead
+
+CHUNK_ELEMENTS = 2**23
+"""Logits held at once when `chunk_tokens` is not given: 32 MiB of float32."""
+
+
+def chunks(length: int, chunk_tokens: int) -> list[slice]:
+    """Slices of at most `chunk_tokens` that cover `length` tokens in order."""
+    return [slice(start, start + chunk_tokens) for start in range(0, length, chunk_tokens)]
+
+
+def default_chunk_tokens(head: OutputHead) -> int:
+    """As many tokens as have about `CHUNK_ELEMENTS` logits, at least one."""
+    return max(1, CHUNK_ELEMENTS // head.weight.shape[0])
+
+
+def in_autocast_type(hidden: Tensor, head: OutputHead) -> tuple[Tensor, OutputHead]:
+    """Hidden states and head in the type that autocast would give a linear layer; as they are without autocast.
+
+    For use where autograd sees it: inside a hand-written function there is no autocast.
+    """
+    device = hidden.device.type
+    if not torch.is_autocast_enabled(device):
+        return hidden, head
+    dtype = torch.get_autocast_dtype(device)
+    bias = None if head.bias is None else head.bias.to(dtype)
+    return hidden.to(dtype), replace(head, weight=head.weight.to(dtype), bias=bias)
+
+
+def logits_and_slope(hidden: Tensor, head: OutputHead, temperature: float) -> tuple[Tensor, Tensor | float]:
+    """z (n, V) = cap·tanh(scale·(W·h + b)/cap) / temperature, at least in float32, and dz/d(W·h + b).
+
+    The slope is one number unless there is a cap. Both are new tensors, free to be written over.
+    """
+    logits = linear(hidden, head.weight, head.bias)
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).mul_(head.scale)
+    if head.softcap is None:
+        return logits.div_(temperature), head.scale / temperature
+    tanh = logits.div_(head.softcap).tanh_()
+    return tanh * (head.softcap / temperature), (1 - tanh.square()).mul_(head.scale / temperature)
+
+
+class HeadGradients:
+    """Gradients of hidden states (N, H), weight (V, H) and bias (V,), summed up chunk by chunk.
+
+    `needs` says which of the three are wanted. Sums over chunks are kept in `dtype` even where the weights are not.
+    """
+
+    def __init__(
+        self, hidden: Tensor, head: OutputHead, *, needs: tuple[bool, bool, bool], dtype: torch.dtype
+    ) -> None:
+        needs_hidden, needs_weight, needs_bias = needs
+        self._inputs = hidden
+        self._head = head
+        self._hidden = torch.empty_like(hidden) if needs_hidden else None
+        self._weight = torch.zeros_like(head.weight, dtype=dtype) if needs_weight else None
+        self._bias = (
+            torch.zeros_like(head.bias, dtype=dtype) if head.bias is not None and needs_bias else None
+        )
+
+    def add(self, chunk: slice, grad_logits: Tensor, slope: Tensor | float) -> None:
+        """Take in the gradient (n, V) with respect to z of one chunk; it is written over."""
+        grad = grad_logits.mul_(slope).to(self._head.weight.dtype)
+        if self._hidden is not None:
+            self._hidden[chunk] = grad @ self._head.weight
+        if self._weight is not None:
+            _add_product(self._weight, grad.T, self._inputs[chunk])
+        if self._bias is not None:
+            self._bias += grad.sum(dim=0)
+
+    def result(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """Gradients of hidden states, weight and bias in the types of these."""
+        dtype = self._head.weight.dtype
+        return (
+            self._hidden,
+            None if self._weight is None else self._weight.to(dtype),
+            None if self._bias is None else self._bias.to(dtype),
+        )
+
+
+def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """total += a @ b, in place and without a second (V, H) tensor where the types allow it."""
+    if a.dtype == total.dtype:
+        total.addmm_(a, b)
+    else:
+        total += a @ b

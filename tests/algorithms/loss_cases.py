@@ -1,0 +1,256 @@
+"""Every loss with the batch that it is tried on: what the tests of all losses, and their two ranks, run over."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+
+from algorithms.aggregation import aggregate, denominator_of
+from algorithms.kl import full_kl
+from algorithms.kl_loss import exact_kl_loss, old_kl_loss, reference_kl_loss
+from algorithms.policy_loss import clipped_surrogate, policy_gradient, positive_example_nll
+from algorithms.preference_loss import bradley_terry, dpo, rankable, ranking_loss, score_centring
+from algorithms.supervised_loss import token_nll
+from algorithms.value_loss import value_loss
+
+MAX_LENGTH = 9
+NUM_FEATURES = 3
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows for every loss. `features` (B,T,F) feed a linear model, whose outputs (B,T) the losses see.
+
+    What an output stands for is the loss's affair: a log-probability, a value, a score, one logit of three.
+    """
+
+    features: torch.Tensor
+    old: torch.Tensor
+    targets: torch.Tensor
+    mask: torch.Tensor
+    is_positive: torch.Tensor
+    pair_weights: torch.Tensor
+
+    def rows(self, indices):
+        """Some rows, trimmed to the longest among them, as a micro-batch would be."""
+        mask = self.mask[indices]
+        width = max(1, int(mask.any(dim=0).nonzero().max()) + 1 if mask.any() else 1)
+        per_token = (
+            tensor[indices][:, :width] for tensor in (self.features, self.old, self.targets, self.mask)
+        )
+        return Batch(*per_token, self.is_positive[indices], self.pair_weights[indices])
+
+
+def random_batch(seed, num_rows=6):
+    """Ragged rows with gaps, an empty row among them, right-padded to MAX_LENGTH; row 0 has an untied pair."""
+    rng = np.random.default_rng(seed)
+    shape = (num_rows, MAX_LENGTH)
+    mask = (np.arange(MAX_LENGTH) < rng.integers(1, MAX_LENGTH + 1, size=(num_rows, 1))) & (
+        rng.random(shape) < 0.85
+    )
+    mask[0, :2], mask[-1] = True, False
+    targets = rng.normal(size=shape)
+    targets[0, :2] = [-2, 2]
+    is_positive = rng.random(num_rows) < 0.5
+    is_positive[0] = True
+    return Batch(
+        features=torch.tensor(rng.normal(size=(*shape, NUM_FEATURES))),
+        old=torch.tensor(rng.normal(size=shape)),
+        targets=torch.tensor(targets),
+        mask=torch.tensor(mask),
+        is_positive=torch.tensor(is_positive),
+        pair_weights=torch.tensor(mask.any(axis=1) * rng.integers(1, 4, size=num_rows) / 2),
+    )
+
+
+@dataclass(frozen=True)
+class Case:
+    """A loss on (model outputs, batch, denominator), and what a batch contributes to its denominator.
+
+    `of_pairs`: the batch's old and targets stand for one number a row, and so are no token's garbage.
+    `held`: for a loss with a detached factor, the same with that factor held at its value at `at`, from
+    (outputs, at, batch, denominator): what finite differences have to differentiate.
+    """
+
+    loss: Callable
+    denominator: Callable
+    whole_minibatch_by_default: bool = True
+    of_pairs: bool = False
+    held: Callable | None = None
+
+
+def surrogate(outputs, batch, denominator, *, aggregation, clip_range=0.2, dual_clip=None):
+    return clipped_surrogate(
+        outputs,
+        batch.old,
+        batch.targets,
+        batch.mask,
+        clip_range_low=clip_range,
+        clip_range_high=clip_range,
+        dual_clip=dual_clip,
+        aggregation=aggregation,
+        denominator=denominator,
+    )
+
+
+def plain_gradient(outputs, batch, denominator, *, aggregation):
+    return policy_gradient(
+        outputs, batch.old, batch.targets, batch.mask, aggregation=aggregation, denominator=denominator
+    )
+
+
+def to_reference(outputs, batch, denominator, *, kind, aggregation):
+    """KL to a policy whose log-probabilities are the targets, on tokens that old sampled."""
+    return reference_kl_loss(
+        outputs,
+        batch.targets,
+        batch.old,
+        batch.mask,
+        kind=kind,
+        aggregation=aggregation,
+        denominator=denominator,
+    )
+
+
+def to_reference_with_ratio_held(outputs, at, batch, denominator, *, kind, aggregation):
+    difference = outputs - batch.targets
+    estimate = {
+        "abs": difference.abs(),
+        "k2": difference.square() / 2,
+        "k3": (-difference).exp() - 1 + difference,
+    }[kind]
+    ratio = (at - batch.old).exp()
+    return aggregate(ratio * estimate, batch.mask, aggregation=aggregation, denominator=denominator)
+
+
+def to_reference_exactly(outputs, batch, denominator, *, aggregation):
+    """KL over a vocabulary of three, whose logits are multiples of the outputs and of the targets."""
+    multiples = torch.tensor([1.0, -0.5, 0.2], dtype=outputs.dtype)
+    kl = full_kl(outputs.unsqueeze(2) * multiples, batch.targets.unsqueeze(2) * multiples)
+    return exact_kl_loss(kl, batch.mask, aggregation=aggregation, denominator=denominator)
+
+
+def to_old(outputs, batch, denominator, *, kind, aggregation):
+    return old_kl_loss(
+        outputs, batch.old, batch.mask, kind=kind, aggregation=aggregation, denominator=denominator
+    )
+
+
+def summed(outputs, batch):
+    return torch.where(batch.mask, outputs, 0.0).sum(dim=1)
+
+
+def preference(outputs, batch, denominator):
+    """Each row is a pair: its summed outputs against its first old value; an empty row has weight 0."""
+    return bradley_terry(
+        summed(outputs, batch),
+        batch.old[:, 0],
+        margin=batch.targets[:, 0],
+        weights=batch.pair_weights,
+        denominator=denominator,
+    )
+
+
+def centring(outputs, batch, denominator):
+    return score_centring(summed(outputs, batch), batch.old[:, 0], denominator=denominator)
+
+
+def direct_preference(outputs, batch, denominator):
+    """Each row is a pair: the log-probability of its response against its first old and target value."""
+    return dpo(
+        summed(outputs, batch),
+        batch.old[:, 0],
+        batch.targets[:, 0],
+        0.5 * batch.targets[:, 0],
+        beta=0.3,
+        denominator=denominator,
+    )
+
+
+def completions(batch):
+    """Each row is a prompt and each of its tokens a completion; the rounded targets rank them, with ties."""
+    prompts = torch.arange(len(batch.mask)).unsqueeze(1).expand(batch.mask.shape)
+    return batch.targets.round()[batch.mask], prompts[batch.mask]
+
+
+def ranking(outputs, batch, denominator):
+    return ranking_loss(outputs[batch.mask], *completions(batch), denominator=denominator)
+
+
+def count(aggregation):
+    return lambda batch: denominator_of(batch.mask, aggregation=aggregation, max_length=MAX_LENGTH)
+
+
+TOKENS = count("token")
+CASES = {
+    **{
+        f"clipped_surrogate by {aggregation}": Case(
+            partial(surrogate, aggregation=aggregation), count(aggregation), aggregation != "constant"
+        )
+        for aggregation in ("token", "sequence", "sequence_sum", "constant")
+    },
+    "unclipped surrogate": Case(partial(surrogate, aggregation="token", clip_range=None), TOKENS),
+    "dual-clipped surrogate": Case(partial(surrogate, aggregation="token", dual_clip=1.5), TOKENS),
+    **{
+        f"policy_gradient by {aggregation}": Case(
+            partial(plain_gradient, aggregation=aggregation), count(aggregation), aggregation != "constant"
+        )
+        for aggregation in ("token", "sequence_sum", "constant")
+    },
+    **{
+        f"{kind} loss by {aggregation}": Case(
+            partial(to_reference, kind=kind, aggregation=aggregation),
+            count(aggregation),
+            aggregation != "constant",
+            held=partial(to_reference_with_ratio_held, kind=kind, aggregation=aggregation),
+        )
+        for kind, aggregation in (("k2", "token"), ("k3", "sequence"), ("abs", "constant"))
+    },
+    "full KL loss by sequence": Case(
+        partial(to_reference_exactly, aggregation="sequence"), count("sequence")
+    ),
+    "full KL loss by constant": Case(
+        partial(to_reference_exactly, aggregation="constant"), count("constant"), False
+    ),
+    "old_kl_loss k1 by sequence_sum": Case(
+        partial(to_old, kind="k1", aggregation="sequence_sum"), count("sequence_sum")
+    ),
+    "old_kl_loss k3 by token": Case(partial(to_old, kind="k3", aggregation="token"), TOKENS),
+    "positive_example_nll": Case(
+        lambda outputs, batch, denominator: positive_example_nll(
+            outputs, batch.mask, batch.is_positive, denominator=denominator
+        ),
+        lambda batch: denominator_of(batch.mask & batch.is_positive[:, None], aggregation="token"),
+    ),
+    "value_loss": Case(
+        lambda outputs, batch, denominator: value_loss(
+            outputs, None, batch.targets, batch.mask, denominator=denominator
+        ),
+        TOKENS,
+    ),
+    "clipped value_loss": Case(
+        lambda outputs, batch, denominator: value_loss(
+            outputs, batch.old, batch.targets, batch.mask, value_clip_range=0.5, denominator=denominator
+        ),
+        TOKENS,
+    ),
+    "bradley_terry": Case(preference, lambda batch: float(batch.pair_weights.sum()), of_pairs=True),
+    "score_centring": Case(centring, lambda batch: len(batch.mask), of_pairs=True),
+    "dpo": Case(direct_preference, lambda batch: len(batch.mask), of_pairs=True),
+    "ranking_loss": Case(ranking, lambda batch: rankable(*completions(batch))),
+    "token_nll": Case(
+        lambda outputs, batch, denominator: token_nll(outputs, batch.mask, denominator=denominator), TOKENS
+    ),
+}
+
+
+def initial_weights():
+    return torch.tensor([0.5, -0.3, 0.2], dtype=torch.float64, requires_grad=True)
+
+
+def result_and_gradient(case, batch, denominator):
+    weights = initial_weights()
+    result = case.loss(batch.features @ weights, batch, denominator)
+    return result, torch.autograd.grad(result.loss, weights)[0]

@@ -1,0 +1,34 @@
+import pytest
+import torch
+
+from models.chunked_logits import CHUNK_ELEMENTS, chunks, default_chunk_tokens, logits_and_slope
+from models.output_head import OutputHead
+
+
+@pytest.mark.parametrize("chunk_tokens", [1, 3, 7, 100])
+def test_chunks_take_every_token_once_in_order(chunk_tokens: int) -> None:
+    tokens = list(range(7))
+    parts = [tokens[chunk] for chunk in chunks(7, chunk_tokens)]
+    assert [token for part in parts for token in part] == tokens
+    assert all(0 < len(part) <= chunk_tokens for part in parts)
+    assert chunks(0, chunk_tokens) == []
+
+
+def test_a_chunk_holds_so_many_logits_and_at_least_one_token() -> None:
+    def head(vocabulary: int) -> OutputHead:
+        return OutputHead(torch.empty(vocabulary, 1, device="meta"), None, scale=1.0, softcap=None)
+
+    assert default_chunk_tokens(head(2**17)) == 64
+    assert default_chunk_tokens(head(CHUNK_ELEMENTS + 1)) == 1
+
+
+@pytest.mark.parametrize("softcap", [None, 0.5])
+def test_the_slope_is_the_derivative_of_the_logits(softcap: float | None) -> None:
+    torch.manual_seed(0)
+    raw = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
+    head = OutputHead(torch.eye(3, dtype=torch.float64), None, scale=1.3, softcap=softcap)
+    z = raw * 1.3 if softcap is None else torch.tanh(raw * 1.3 / softcap) * softcap
+    (expected_slope,) = torch.autograd.grad((z / 0.7).sum(), raw)
+    logits, slope = logits_and_slope(raw.detach(), head, 0.7)
+    torch.testing.assert_close(logits, (z / 0.7).detach())
+    torch.testing.assert_close(torch.as_tensor(slope).double().expand(4, 3), expected_slope)
