@@ -23,8 +23,11 @@ PRELOADED = (
     "tasks.stages",
     "tasks.sft",
     "tasks.reward_model",
+    "tasks.dpo",
     "tasks.value_pretraining",
     "tasks.policy_optimization",
+    "tasks.best_of_n",
+    "tasks.preference_collection",
     "tasks.evaluation",
     "schemas.tables",
 )

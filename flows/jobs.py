@@ -21,8 +21,11 @@ ARTIFACTS = {
     "prepare_data": "dataset",
     "sft": "policy",
     "reward_model": "reward_model",
+    "dpo": "policy",
     "value_pretraining": "value_model",
     "policy_optimization": "policy",
+    "best_of_n": "policy",
+    "preference_collection": "dataset",
     "evaluation": "evaluation",
 }
 """Kind of work → kind of artifact that it makes."""

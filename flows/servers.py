@@ -1,6 +1,7 @@
 """The Prefect server of a run: the one that is configured, or our own for as long as this process lives."""
 
 import fcntl
+import importlib
 import os
 import socket
 import subprocess
@@ -102,13 +103,11 @@ class PrefectServer:
             _set_environment(self._environment_before)
             self._environment_before = {}
 
-    def _find(self) -> None:
+    def _find(self, configured: str | None) -> None:
         try:
-            self._url = configured_url()
-            if self._url is not None:
-                _wait_for_configured(self._url, self._stopping)
-            else:
-                self._url = self._start_own()
+            if configured is not None:
+                _wait_for_configured(configured, self._stopping)
+            self._url = configured or self._start_own()
         except Exception as error:
             self._error = error
 
@@ -146,9 +145,17 @@ class PrefectServer:
 
 
 def start(workspace: Path) -> PrefectServer:
-    """Look for the configured server, or start our own, in the background; returns at once."""
+    """Look for the configured server, or start our own, in the background.
+
+    What this needs of Prefect is imported before that: two threads that import it at once find half of its modules.
+    """
     server = PrefectServer(workspace=workspace.resolve())
-    server._search = threading.Thread(target=server._find, name="prefect-server", daemon=True)
+    configured = configured_url()
+    if configured is not None:
+        importlib.import_module("prefect.client.orchestration")
+    server._search = threading.Thread(
+        target=server._find, args=(configured,), name="prefect-server", daemon=True
+    )
     server._search.start()
     return server
 

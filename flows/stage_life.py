@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from flows.dataset_check import check_dataset
 from flows.exit_codes import may_be_retried
 from flows.jobs import ARTIFACTS, gates_of, job_for, key_parts_of, threads_of, work_of
 from flows.launch import RUN_STAGE, StageFailed, launch
@@ -23,7 +24,7 @@ from flows.stage_process import explain
 from flows.watching import Watcher, feed, journal_entries
 from schemas.artifacts import Artifact
 from schemas.job import PrepareData, StageJob, StageResult
-from schemas.references import dependencies, order
+from schemas.references import COLLECTING, dependencies, order
 from schemas.stage_key import stage_key
 from schemas.verdicts import judge
 from tasks.journal import StageProgress, read_progress
@@ -34,6 +35,9 @@ from tasks.store import Locked, Ref, Store
 
 _PATIENCE_SECONDS = 1.0
 """How long another holder of a stage key is waited for before asking whether the run was stopped."""
+
+COLLECTED = "preferences"
+"""What the dataset of a stage that collects holds."""
 
 
 class Stopped(Exception):
@@ -231,6 +235,8 @@ class StageLife:
             on_poll=feed(step, job.scratch, watcher=self.watcher, ledger=self.ledger),
             stage=self.stage_function,
         )
+        if job.work.kind == COLLECTING:
+            check_dataset(job.output, COLLECTED, step=step)
         artifact = self.store.commit(
             job.output,
             stage_key=key,
@@ -316,6 +322,8 @@ def _description(job: StageJob, result: StageResult, inputs: Mapping[str, Input]
     own: dict[str, Any] = {}
     if isinstance(job.work, PrepareData):
         own["content"] = job.work.content
+    elif job.work.kind == COLLECTING:
+        own["content"] = COLLECTED
     elif kind != "evaluation":
         own["tokenizer_digest"] = result.tokenizer_digest
     parents = {role: given.artifact.digest for role, given in inputs.items()}

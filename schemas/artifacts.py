@@ -28,7 +28,7 @@ class Dataset(StoredArtifact):
     """Validated, split rows in Parquet, one file a split."""
 
     kind: Literal["dataset"] = "dataset"
-    content: Literal["demonstrations", "preferences", "prompts"]
+    content: Literal["demonstrations", "preferences", "rankings", "prompts"]
 
 
 class PolicyCheckpoint(StoredArtifact):

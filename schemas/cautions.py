@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from schemas.algorithm import PRESETS
-from schemas.recipe import PolicyOptimization, Recipe, RewardModelling, ValuePretraining
+from schemas.algorithm_cautions import algorithm_warnings
+from schemas.recipe import PolicyOptimization, Recipe, ValuePretraining
 from schemas.references import dependencies, order, reward_of
 
 
@@ -16,11 +16,7 @@ def warnings(recipe: Recipe) -> list[str]:
         if isinstance(stage, ValuePretraining):
             found += _ungated_reward(recipe, name, stage)
         if isinstance(stage, PolicyOptimization):
-            found += _critic(recipe, name, stage)
-            found += _zero_lambda(recipe, name, stage)
-            found += _unread_lambda(name, stage)
-            found += _uncentred_threshold(recipe, name, stage)
-            found += _unclipped(name, stage)
+            found += algorithm_warnings(recipe, name, stage)
     return found
 
 
@@ -29,6 +25,11 @@ def _unread(recipe: Recipe) -> Iterator[str]:
     scored = {reward_of(stage) for stage in recipe.stages.values()}
     yield from (f"data.{name}: no stage reads it" for name in recipe.data if f"data.{name}" not in read)
     yield from (f"rewards.{name}: no stage reads it" for name in recipe.rewards if name not in scored)
+    yield from (
+        f"stages.{name}: no policy_optimization stage starts from this critic"
+        for name, stage in recipe.stages.items()
+        if isinstance(stage, ValuePretraining) and name not in read
+    )
 
 
 def _unrelated_gates(recipe: Recipe) -> Iterator[str]:
@@ -58,62 +59,3 @@ def _ungated_reward(recipe: Recipe, name: str, stage: ValuePretraining) -> Itera
                 f"stages.{name}.gate: scores of a reward model at chance level can be predicted well too; "
                 f"give stages.{term.model} a gate on pair_accuracy"
             )
-
-
-def _critic(recipe: Recipe, name: str, stage: PolicyOptimization) -> Iterator[str]:
-    critic = recipe.stages[stage.critic]
-    if isinstance(critic, RewardModelling):
-        yield (
-            f"stages.{name}.critic: a reward model scores unfinished text low, so that as a critic it favours "
-            "early tokens and responses collapse in length (VC-PPO, arXiv 2503.01491); "
-            "put a value_pretraining stage between them"
-        )
-    if isinstance(critic, ValuePretraining) and critic.policy != stage.init:
-        yield (
-            f"stages.{name}.init: '{stage.init}' is not the policy whose responses the critic "
-            f"'{stage.critic}' was pretrained on ('{critic.policy}')"
-        )
-
-
-def _zero_lambda(recipe: Recipe, name: str, stage: PolicyOptimization) -> Iterator[str]:
-    """λ = 1 − 1/(α·l), clamped to [0, 1], is 0 for every l ≤ 1/α."""
-    alpha, longest = stage.algorithm.length_adaptive_alpha, recipe.generation.max_response_tokens
-    if alpha is not None and 2 / alpha >= longest:
-        extent = "every response" if alpha * longest <= 1 else f"responses of up to {1 / alpha:.0f} tokens"
-        yield (
-            f"stages.{name}.algorithm.length_adaptive_alpha: {alpha:g} makes λ = 1 − 1/(α·l) zero for {extent} "
-            f"(VAPO, arXiv 2504.05118 eq. 4-5), and the longest have {longest}; short tasks need a larger α"
-        )
-
-
-def _unread_lambda(name: str, stage: PolicyOptimization) -> Iterator[str]:
-    switches = stage.algorithm
-    changed = switches.lambda_policy != PRESETS[switches.preset]["lambda_policy"]
-    if changed and switches.length_adaptive_alpha is not None:
-        yield (
-            f"stages.{name}.algorithm.lambda_policy: {switches.lambda_policy:g} is not read while "
-            "length_adaptive_alpha is set; set length_adaptive_alpha: null"
-        )
-
-
-def _uncentred_threshold(recipe: Recipe, name: str, stage: PolicyOptimization) -> Iterator[str]:
-    if not stage.algorithm.positive_nll_coef or stage.algorithm.positive_verifier is not None:
-        return
-    for term in recipe.rewards[stage.reward].terms:
-        model = recipe.stages[term.model] if term.model is not None else None
-        if isinstance(model, RewardModelling) and model.centre_on is None:
-            yield (
-                f"stages.{name}.algorithm.positive_threshold: {stage.algorithm.positive_threshold:g} is compared "
-                f"with scores of '{term.model}', whose zero means nothing (Bradley-Terry fixes differences only); "
-                f"set stages.{term.model}.centre_on"
-            )
-
-
-def _unclipped(name: str, stage: PolicyOptimization) -> Iterator[str]:
-    switches = stage.algorithm
-    updates = stage.epochs * stage.batch_size // stage.minibatch_size
-    if switches.clip_range_low is None and switches.clip_range_high is None and updates > 1:
-        yield (
-            f"stages.{name}.algorithm: the ratio is not clipped, but {updates} optimiser steps are taken on each "
-            "rollout; only the first of them is a policy gradient (PPO, arXiv 1707.06347 §2-3)"
-        )

@@ -7,11 +7,14 @@ from pydantic import Field
 
 from schemas.frozen import Frozen
 from schemas.recipe import (
+    BestOfN,
     Data,
+    DirectPreferenceOptimization,
     Generation,
     Model,
     PolicyEvaluation,
     PolicyOptimization,
+    PreferenceCollection,
     Reward,
     RewardModelling,
     SupervisedFineTuning,
@@ -30,7 +33,7 @@ class PrepareData(Frozen):
     """The implicit step that maps, validates and splits one dataset of the recipe."""
 
     kind: Literal["prepare_data"] = "prepare_data"
-    content: Literal["demonstrations", "preferences", "prompts"]
+    content: Literal["demonstrations", "preferences", "rankings", "prompts"]
     data: Data
 
 
@@ -39,8 +42,11 @@ Work = Annotated[
     | PrepareData
     | SupervisedFineTuning
     | RewardModelling
+    | DirectPreferenceOptimization
     | ValuePretraining
     | PolicyOptimization
+    | BestOfN
+    | PreferenceCollection
     | PolicyEvaluation,
     Field(discriminator="kind"),
 ]

@@ -7,10 +7,20 @@ from dataclasses import dataclass
 from typing import Literal
 
 Kind = Literal[
-    "prepare_data", "sft", "reward_model", "value_pretraining", "policy_optimization", "evaluation"
+    "prepare_data",
+    "sft",
+    "reward_model",
+    "dpo",
+    "value_pretraining",
+    "policy_optimization",
+    "best_of_n",
+    "preference_collection",
+    "evaluation",
 ]
 
-TRAINING = ("sft", "reward_model", "value_pretraining", "policy_optimization")
+TRAINING = ("sft", "reward_model", "dpo", "value_pretraining", "policy_optimization", "best_of_n")
+DATA = ("prepare_data", "preference_collection")
+SAMPLING = ("policy_optimization", "best_of_n")
 
 
 @dataclass(frozen=True)
@@ -24,7 +34,8 @@ class Metric:
     headline: tuple[str, ...] = ()
     """Kinds of stage that report it once, at their end; a gate can ask for it."""
     curve: tuple[str, ...] = ()
-    """Kinds of stage that report it against the optimiser step (the iteration, in policy optimisation)."""
+    """Kinds of stage that report it against the optimiser step (the iteration, where responses are sampled; the
+    batch, in preference_collection)."""
     judge: Literal["verifier", "reward"] | None = None
     """An evaluation reports it only with this kind of judge; None: with either."""
 
@@ -47,37 +58,54 @@ def _of_judge(name: str, unit: str, meaning: str, judge: Literal["verifier", "re
 
 METRICS: tuple[Metric, ...] = (
     # -- data
-    Metric("train_rows", "rows", "Usable rows for training.", headline=("prepare_data",)),
-    Metric("validation_rows", "rows", "Usable rows set apart for selection.", headline=("prepare_data",)),
-    Metric("test_rows", "rows", "Usable rows set apart for gates and evaluation.", headline=("prepare_data",)),
+    Metric("train_rows", "rows", "Usable rows for training.", headline=DATA),
+    Metric("validation_rows", "rows", "Usable rows set apart for selection.", headline=DATA),
+    Metric("test_rows", "rows", "Usable rows set apart for gates and evaluation.", headline=DATA),
     Metric(
         "dropped_rows", "rows", "Rows left out as unusable; report.json of the dataset has the reasons.",
         headline=("prepare_data",),
     ),
+    Metric(
+        "tied_share", "1",
+        "Share of the prompts that gave no pair: all responses score the same, both sides are the same text, or "
+        "responses are empty. Of the batch (curve), of all splits (headline; report.json has the reasons).",
+        headline=("preference_collection",), curve=("preference_collection",),
+    ),
+    Metric(
+        "mean_chosen_length", "tokens", "Mean length of the pairs' chosen responses, EOS included, over all splits.",
+        headline=("preference_collection",),
+    ),
+    Metric(
+        "mean_rejected_length", "tokens", "The same of the rejected ones.", headline=("preference_collection",)
+    ),
     # -- every training stage
     Metric(
         "learning_rate", "1", "Learning rate of the last optimiser step.",
-        curve=("sft", "reward_model", "value_pretraining"),
+        curve=("sft", "reward_model", "dpo", "value_pretraining", "best_of_n"),
     ),
     Metric(
         "tokens_per_second", "tokens/s", "Tokens of prompts and responses worked through per second.",
-        curve=TRAINING,
+        curve=(*TRAINING, "preference_collection"),
     ),
     Metric(
-        "grad_norm", "1", "L2 norm of the whole gradient before clipping, at the last optimiser step.",
-        curve=("sft", "reward_model", "value_pretraining"),
+        "grad_norm", "1",
+        "L2 norm of the whole gradient before clipping, at the last optimiser step; best_of_n: the mean over the "
+        "iteration's steps.",
+        curve=("sft", "reward_model", "dpo", "value_pretraining", "best_of_n"),
     ),
     Metric(
         "loss", "nats",
         "Training loss of the minibatch. sft: negative log-likelihood per response token; reward_model: "
-        "Bradley-Terry, −log σ(chosen − rejected), per pair, with the parts that centre_coef and lm_coef add.",
-        curve=("sft", "reward_model"),
+        "Bradley-Terry, −log σ(chosen − rejected − margin), per pair, with the parts that centre_coef and lm_coef add "
+        "(of rankings: mean over prompts of each one's mean over its untied pairs); dpo: "
+        "−log σ(β·[(log π − log π_ref)(chosen) − (log π − log π_ref)(rejected)]) per pair.",
+        curve=("sft", "reward_model", "dpo"),
     ),
     Metric(
         "prompts_too_long", "rows",
-        "Rows left out because their prompt exceeds generation.max_prompt_tokens: of training, or of the test "
-        "prompts in an evaluation.",
-        headline=(*TRAINING, "evaluation"),
+        "Rows left out because their prompt exceeds generation.max_prompt_tokens: of training, of the test "
+        "prompts in an evaluation, of all splits in a preference_collection.",
+        headline=(*TRAINING, "preference_collection", "evaluation"),
     ),
     # -- sft
     Metric(
@@ -86,38 +114,52 @@ METRICS: tuple[Metric, ...] = (
         headline=("sft",),
     ),
     Metric("test_nll", "nats/token", "The same on the test responses.", headline=("sft",)),
-    # -- reward model
+    # -- pairs: a reward model's scores, or DPO's implicit rewards
     Metric(
         "train_pair_accuracy", "1",
-        "Share of the minibatch's pairs whose chosen response scores higher; a tie counts as wrong.",
-        curve=("reward_model",),
+        "Share of the minibatch's pairs (of rankings: all untied pairs, each counted once) whose chosen response scores "
+        "higher, margins left out; equal scores count as wrong.",
+        curve=("reward_model", "dpo"),
     ),
     Metric(
         "score_gap", "reward",
-        "Mean of chosen score − rejected score: over the minibatch's pairs, and at the end over the test pairs.",
+        "Mean of chosen score − rejected score: over the minibatch's pairs, and at the end over the test pairs (of "
+        "rankings: all untied pairs, each counted once).",
         headline=("reward_model",), curve=("reward_model",),
     ),
     Metric(
+        "reward_gap", "1",
+        "Mean of the chosen response's implicit reward − the rejected one's, each β·(log π − log π_ref): over the "
+        "minibatch's pairs, and at the end over the test pairs.",
+        headline=("dpo",), curve=("dpo",),
+    ),
+    Metric(
         "chosen_nll", "nats/token",
-        "Negative log-likelihood per token of the minibatch's chosen responses, where lm_coef is above 0.",
-        curve=("reward_model",),
+        "Negative log-likelihood per token of the minibatch's chosen responses; in reward_model where lm_coef is "
+        "above 0. In dpo it is not trained on: it rises where chosen responses become less likely too.",
+        curve=("reward_model", "dpo"),
     ),
     Metric(
         "pair_accuracy", "1",
-        "Share of the test pairs whose chosen response scores higher; a tie counts as wrong.",
-        headline=("reward_model",),
+        "Share of the test pairs (of rankings: all untied pairs, each counted once) whose chosen response scores higher "
+        "(dpo: has the higher implicit reward), margins left out; equal scores count as wrong.",
+        headline=("reward_model", "dpo"),
     ),
     Metric(
-        "preference_loss", "nats", "Bradley-Terry loss per test pair; log 2 = 0.693 is chance.",
-        headline=("reward_model",),
+        "preference_loss", "nats",
+        "Bradley-Terry (dpo: DPO) loss per test pair, margins left out; of rankings: mean over prompts of each one's "
+        "mean over its untied pairs. log 2 = 0.693 is chance.",
+        headline=("reward_model", "dpo"),
     ),
     Metric(
-        "validation_pair_accuracy", "1", "pair_accuracy on the validation pairs.", headline=("reward_model",)
+        "validation_pair_accuracy", "1", "pair_accuracy on the validation pairs.",
+        headline=("reward_model", "dpo"),
     ),
     Metric("validation_score_gap", "reward", "score_gap over the validation pairs.", headline=("reward_model",)),
+    Metric("validation_reward_gap", "1", "reward_gap over the validation pairs.", headline=("dpo",)),
     Metric(
         "validation_preference_loss", "nats", "preference_loss on the validation pairs.",
-        headline=("reward_model",),
+        headline=("reward_model", "dpo"),
     ),
     Metric(
         "score_shift", "reward",
@@ -129,7 +171,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "value_loss", "reward²",
         "½ · mean over valid tokens of (value − target)², clipped where the recipe says so; of the iteration's "
-        "last minibatch.",
+        "last minibatch, or in policy_optimization the mean over its minibatches.",
         curve=("value_pretraining", "policy_optimization"),
     ),
     Metric(
@@ -147,13 +189,13 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "value_bias", "reward",
         "Mean of value − target, which explained variance does not see: over the validation responses (headline), "
-        "or over the iteration's last minibatch (curve).",
+        "or over the iteration's last minibatch, or all of them in policy_optimization (curve).",
         headline=("value_pretraining",), curve=("value_pretraining", "policy_optimization"),
     ),
     Metric(
         "value_mse", "reward²",
         "Mean of (value − target)², never clipped: over the validation responses (headline), or over the "
-        "iteration's last minibatch (curve).",
+        "iteration's minibatches (curve).",
         headline=("value_pretraining",), curve=("policy_optimization",),
     ),
     Metric(
@@ -182,16 +224,41 @@ METRICS: tuple[Metric, ...] = (
         "best_iteration", "iterations",
         "Iteration whose weights were kept: the critic that explained most, the policy that scored best, on "
         "validation prompts.",
-        headline=("value_pretraining", "policy_optimization"),
+        headline=("value_pretraining", *SAMPLING),
     ),
     # -- policy: the rollout
     Metric(
         "score_mean", "reward",
-        "Mean score of the rollout's responses, before any KL penalty; of the minibatch's pairs in reward_model.",
-        curve=("reward_model", "value_pretraining", "policy_optimization"),
+        "Mean score of the rollout's responses, before any KL penalty; in reward_model of the minibatch's pairs, or of "
+        "all its ranked responses.",
+        curve=("reward_model", "value_pretraining", *SAMPLING),
     ),
     Metric(
         "score_mean_TERM", "1", "The same of one term of the reward, unweighted; TERM is its model or verifier.",
+        curve=SAMPLING,
+    ),
+    Metric(
+        "best_score_mean", "reward", "Mean score of the responses that were kept: each prompt's best.",
+        curve=("best_of_n",),
+    ),
+    Metric(
+        "scaled_score_mean", "1",
+        "Mean score of the rollout's responses after scaling, clipping and overlong shaping: what the tokens' rewards "
+        "are made of.",
+        curve=("policy_optimization",),
+    ),
+    Metric(
+        "reward_moments_mean", "reward",
+        "Running mean of all scores so far, this rollout's included, where reward_scaling is on.",
+        curve=("policy_optimization",),
+    ),
+    Metric(
+        "reward_moments_std", "reward",
+        "Running standard deviation of the same scores, by which they are divided.",
+        curve=("policy_optimization",),
+    ),
+    Metric(
+        "kl_coef", "reward/nat", "β of the penalty −β·KL(π‖ref) in the rewards of this iteration's tokens.",
         curve=("policy_optimization",),
     ),
     Metric(
@@ -206,22 +273,51 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric(
         "response_length_mean", "tokens", "Mean length of the rollout's responses, EOS included.",
-        curve=("policy_optimization",),
+        curve=SAMPLING,
     ),
     Metric(
         "truncated_share", "1",
         "Share of responses cut off at max_response_tokens, without EOS: of the rollout (curve), of the kept policy "
         "or the candidate (headline).",
-        headline=("policy_optimization", "evaluation"), curve=("policy_optimization",),
+        headline=(*SAMPLING, "evaluation"), curve=SAMPLING,
     ),
     Metric(
         "positive_share", "1", "Share of the rollout's responses held to be right.", curve=("policy_optimization",)
     ),
-    # -- policy: the update; each of the iteration's last minibatch unless it says otherwise
+    Metric(
+        "uniform_group_share", "1",
+        "Share of the sampled groups (responses to one prompt) whose responses all have one score, before "
+        "any shaping; those that drop_uniform_groups replaced are counted. 1 where a prompt has one response.",
+        curve=("policy_optimization",),
+    ),
+    Metric(
+        "sampling_rounds", "rollouts", "Rollouts sampled to fill this iteration's: 1 without drop_uniform_groups.",
+        curve=("policy_optimization",),
+    ),
+    Metric(
+        "greedy_score_mean", "reward",
+        "Mean score of the most likely response to each prompt of the rollout, where it is the baseline.",
+        curve=("policy_optimization",),
+    ),
+    Metric(
+        "advantage_mean", "reward",
+        "Mean of the advantages over the rollout's valid tokens, as the update uses them: whitened where the recipe "
+        "says so, before any normalisation within minibatches.",
+        curve=("policy_optimization",),
+    ),
+    Metric(
+        "advantage_std", "reward", "Standard deviation of the same advantages.", curve=("policy_optimization",)
+    ),
+    # -- policy: the update; in policy optimisation each a mean over the iteration's minibatches unless it says otherwise
     Metric(
         "policy_loss", "1",
-        "What the policy's gradient is of: clipped surrogate by the recipe's aggregation, plus the weighted positive "
-        "NLL, less the weighted entropy.",
+        "What the policy's gradient is of: the surrogate, plus the weighted positive NLL and KL terms, less the "
+        "weighted entropy; without ptx and a shared trunk's value loss.",
+        curve=("policy_optimization",),
+    ),
+    Metric(
+        "surrogate_loss", "1",
+        "The surrogate alone (−ρ·A, clipped as the recipe says, or −log π · A), by the recipe's aggregation.",
         curve=("policy_optimization",),
     ),
     Metric(
@@ -247,7 +343,38 @@ METRICS: tuple[Metric, ...] = (
         curve=("policy_optimization",),
     ),
     Metric(
+        "dual_clip_fraction", "1", "Share of valid tokens at which the bound −c·A of dual_clip binds.",
+        curve=("policy_optimization",),
+    ),
+    Metric(
+        "kl_loss", "nats/token", "KL to the reference as the loss measures it (kl_loss_kind), unweighted.",
+        curve=("policy_optimization",),
+    ),
+    Metric(
+        "old_kl", "nats/token",
+        "KL(old‖new), from the policy that sampled to the updated one, as kl_penalty_kind measures it, unweighted.",
+        curve=("policy_optimization",),
+    ),
+    Metric(
+        "kl_penalty_coef", "1/nat", "β of the loss β·KL(old‖new) during this iteration.",
+        curve=("policy_optimization",),
+    ),
+    Metric(
+        "trust_region_undone", "steps", "Optimiser steps of this iteration that the trust region undid.",
+        curve=("policy_optimization",),
+    ),
+    Metric(
+        "nll", "nats/token",
+        "Negative log-likelihood per token of the kept responses, under the distribution that sampled them; mean over "
+        "the iteration's optimiser steps.",
+        curve=("best_of_n",),
+    ),
+    Metric(
         "positive_nll", "nats/token", "Negative log-likelihood per token of the responses held to be right.",
+        curve=("policy_optimization",),
+    ),
+    Metric(
+        "ptx_nll", "nats/token", "Negative log-likelihood per response token of the demonstrations named as ptx.",
         curve=("policy_optimization",),
     ),
     Metric(
@@ -261,14 +388,14 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "validation_score", "reward",
         "Mean score of responses to the validation prompts, by which the best policy is chosen.",
-        headline=("policy_optimization",), curve=("policy_optimization",),
+        headline=SAMPLING, curve=SAMPLING,
     ),
     # -- evaluation
     Metric(
         "mean_response_length", "tokens",
         "Mean length of responses, EOS included: of the kept policy to the validation prompts, or of the candidate "
         "to the test prompts.",
-        headline=("policy_optimization", "evaluation"),
+        headline=(*SAMPLING, "evaluation"),
     ),
     Metric("baseline_mean_response_length", "tokens", "The same of the baseline.", headline=("evaluation",)),
     Metric(
@@ -305,7 +432,8 @@ def docs_page() -> str:
         "# Metrics",
         "",
         "Every number that a stage reports. *Headline*: reported once, at the stage's end; a gate can ask for it.",
-        "*Curve*: reported against the optimiser step (the iteration, in policy optimisation).",
+        "*Curve*: reported against the optimiser step (the iteration, where responses are sampled; the batch, in",
+        "`preference_collection`).",
         "Unit `1` is a plain number; `reward` is the unit of the recipe's reward.",
         "This page is printed from `schemas/metrics.py`.",
         "",

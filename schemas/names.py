@@ -10,9 +10,21 @@ from typing import Any
 from schemas.metrics import measured_by
 from schemas.problems import Path, Problem, quote, suggest
 from schemas.recipe import MAX_NAMED, MODEL
-from schemas.references import CONTENT_COLUMNS, DATA_FIELDS, PUBLISHED, STAGE_FIELDS, VERIFIERS, Content
+from schemas.references import (
+    COLLECTING,
+    CONTENT_COLUMNS,
+    DATA_FIELDS,
+    PUBLISHED,
+    STAGE_FIELDS,
+    VERIFIERS,
+    Content,
+)
 
 Plain = Mapping[str, Any]
+REWARDED = ("value_pretraining", "policy_optimization", "best_of_n")
+"""Kinds of stage with a reward."""
+JUDGED = ("evaluation", COLLECTING)
+"""Kinds of stage with a judge."""
 _CYCLE_REMEDY = "name a stage before them in one of these fields"
 
 
@@ -37,6 +49,10 @@ def name_problems(plain: Plain) -> list[Problem]:
 
 def _mapping(value: Any) -> Plain:
     return value if isinstance(value, Mapping) else {}
+
+
+def _is_in(named: Plain, name: Any) -> bool:
+    return isinstance(name, str) and name in named
 
 
 def _items(value: Any) -> list[Any]:
@@ -66,10 +82,10 @@ def _terms(plain: Plain) -> Iterator[tuple[str, Path, Plain]]:
 def _reads_rewards(name: str, stage: Plain) -> Iterator[tuple[Path, str]]:
     """Where a stage names a reward, and which."""
     reward = stage.get("reward")
-    if isinstance(reward, str) and stage.get("kind") in ("value_pretraining", "policy_optimization"):
+    if isinstance(reward, str) and stage.get("kind") in REWARDED:
         yield ("stages", name, "reward"), reward
     judge = _mapping(stage.get("judge")).get("reward")
-    if isinstance(judge, str) and stage.get("kind") == "evaluation":
+    if isinstance(judge, str) and stage.get("kind") in JUDGED:
         yield ("stages", name, "judge", "reward"), judge
 
 
@@ -80,6 +96,10 @@ def _reserved_names(plain: Plain) -> Iterator[Problem]:
     if MODEL in _stages(plain):
         message = f"'{MODEL}' always means the recipe's model"
         yield Problem(("stages", MODEL), message, "give the stage another name")
+    for name, kind in _kinds(plain).items():
+        if kind == COLLECTING and name in _mapping(plain.get("data")):
+            message = f"a dataset is called '{name}' too, and both are read as data"
+            yield Problem(("stages", name), message, "give the stage another name")
 
 
 def _stage_references(plain: Plain) -> Iterator[Problem]:
@@ -135,14 +155,18 @@ def _reward_references(plain: Plain) -> Iterator[Problem]:
 
 def _data_references(plain: Plain) -> Iterator[Problem]:
     data, stages = _mapping(plain.get("data")), _stages(plain)
+    collections = [name for name, kind in _kinds(plain).items() if kind == COLLECTING]
     readers: dict[str, list[tuple[Path, Content]]] = {}
     for name, kind in _kinds(plain).items():
         for field, content in DATA_FIELDS[kind].items():
             target, field_path = stages[name].get(field), ("stages", name, field)
-            if isinstance(target, str) and target in data:
+            if content == "preferences" and _is_in(stages, target) and not _is_in(data, target):
+                yield from _stage_named(plain, field_path, target, (COLLECTING,))
+            elif isinstance(target, str) and target in data:
                 readers.setdefault(target, []).append((field_path, content))
             elif isinstance(target, str):
-                remedy = suggest(target, data) or "define it under data"
+                known = [*data, *(collections if content == "preferences" else ())]
+                remedy = suggest(target, known) or "define it under data"
                 yield Problem(field_path, f"no dataset is called {quote(target)}", remedy)
     for target, readings in readers.items():
         held = _builtin_content(_mapping(data[target]))
@@ -253,11 +277,13 @@ def _cycles(plain: Plain) -> Iterator[Problem]:
 
 def _waits(plain: Plain) -> dict[str, list[tuple[Path, str]]]:
     """Stage → the fields that make it wait for a stage, and for which. Naming itself is refused elsewhere."""
-    stages = _stages(plain)
+    stages, data = _stages(plain), _mapping(plain.get("data"))
     waits: dict[str, list[tuple[Path, str]]] = {name: [] for name in stages}
     for name, kind in _kinds(plain).items():
+        preferences = [field for field, content in DATA_FIELDS[kind].items() if content == "preferences"]
+        collected = [field for field in preferences if not _is_in(data, stages[name].get(field))]
         fields: list[tuple[Path, Any]] = [
-            (("stages", name, field), stages[name].get(field)) for field in STAGE_FIELDS[kind]
+            (("stages", name, field), stages[name].get(field)) for field in (*STAGE_FIELDS[kind], *collected)
         ]
         waits[name] += [
             (path, to) for path, to in fields if isinstance(to, str) and to in stages and to != name

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
-from schemas.algorithm import Algorithm, NonNegative, Number, Positive, Probability
+from schemas.algorithm import Algorithm, NonNegative, Number, Positive, Probability, Returns
 from schemas.frozen import Frozen
 
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]{0,62}$")]
@@ -53,12 +53,15 @@ class Split(Frozen):
     test: Count | Fraction = 0.05
 
 
+Column = Literal["prompt", "response", "chosen", "rejected", "margin", "responses", "ranks"]
+
+
 class Data(Frozen):
     """A named dataset: where it comes from and how its columns are read."""
 
     source: str
     """``builtin:NAME/KIND``, or a ``.json``, ``.jsonl``, ``.parquet`` or ``.csv`` file (from the recipe's folder on)."""
-    columns: dict[Literal["prompt", "response", "chosen", "rejected"], str] = Field(default_factory=dict)
+    columns: dict[Column, str] = Field(default_factory=dict)
     """Our column → a column of the file (``chosen.value`` reaches into it) or a template ``"{instruction} {input}"``."""
     split: Split = Split()
     rows: Count | None = None
@@ -73,12 +76,23 @@ class RewardTerm(Frozen):
     model: Name | None = None
     verifier: str | None = None
     weight: Number = 1.0
+    wrong: Number = 0.0
+    """What a verifier's term gives a wrong response; a right one gets 1. VC-PPO and DAPO use −1."""
 
     @model_validator(mode="after")
     def _one_of_two(self) -> Self:
         if (self.model is None) == (self.verifier is None):
             raise ValueError("a reward term names either a model or a verifier; give exactly one of them")
+        if self.model is not None and self.wrong:
+            raise ValueError(
+                f"wrong={self.wrong:g} is a verifier's score, and this term names a model; remove it"
+            )
         return self
+
+    @property
+    def name(self) -> str:
+        """What the term is called in metrics."""
+        return self.model or self.verifier  # type: ignore[return-value]
 
 
 class MissingEos(Frozen):
@@ -99,6 +113,14 @@ class Reward(Frozen):
 
     terms: Annotated[tuple[RewardTerm, ...], Field(min_length=1)]
     missing_eos: MissingEos | None = None
+
+    @model_validator(mode="after")
+    def _terms_have_names_of_their_own(self) -> Self:
+        names = [term.name for term in self.terms]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise ValueError(f"terms name {twice!r} twice; add up their weights in one term")
+        return self
 
 
 class Gate(Frozen):
@@ -185,14 +207,17 @@ class SupervisedFineTuning(Training):
 
 
 class RewardModelling(Training):
-    """Bradley-Terry training of a scalar head on preference pairs."""
+    """Bradley-Terry training of a scalar head on preference pairs, or on rankings of several responses."""
 
     kind: Literal["reward_model"]
     init: Name
-    data: Name
+    data: Name | None = None
+    """Preference pairs: a dataset, or a ``preference_collection`` stage."""
+    rankings: Name | None = None
+    """Instead of ``data``: a dataset of prompts with several ranked responses each."""
     epochs: Positive = 1.0
     batch_size: Count = 64
-    """Pairs in one optimiser step."""
+    """Pairs (prompts, of rankings) in one optimiser step."""
     centre_coef: NonNegative = 0.0
     """Weight of (chosen + rejected)², which keeps scores around 0 (arXiv 2312.09244)."""
     lm_coef: NonNegative = 0.0
@@ -202,6 +227,38 @@ class RewardModelling(Training):
     """Batches of pairs of like length, in random order: less padding."""
     centre_on: Name | None = None
     """A dataset of demonstrations on which the scores are shifted to mean 0 after training."""
+
+    @model_validator(mode="after")
+    def _pairs_or_rankings(self) -> Self:
+        if (self.data is None) == (self.rankings is None):
+            raise ValueError(
+                "a reward model learns either data (pairs) or rankings; give exactly one of them"
+            )
+        if self.rankings is not None and (self.lm_coef or self.centre_coef):
+            raise ValueError(
+                f"lm_coef={self.lm_coef:g} and centre_coef={self.centre_coef:g} are about pairs; "
+                "with rankings set both to 0"
+            )
+        return self
+
+
+class DirectPreferenceOptimization(Training):
+    """DPO: the policy itself learns preference pairs, without a reward model (arXiv 2305.18290)."""
+
+    kind: Literal["dpo"]
+    init: Name
+    reference: Name | None = None
+    """What the policy is held to; None: ``init``."""
+    data: Name
+    """Preferences: a dataset, or a ``preference_collection`` stage."""
+    beta: Positive = 0.1
+    """β: how strongly it is held, per nat."""
+    epochs: Positive = 1.0
+    batch_size: Count = 64
+    """Pairs in one optimiser step."""
+    group_by_length: bool = True
+    """Batches of pairs of like length, in random order: less padding."""
+    learning_rate: Positive = 1e-6
 
 
 class Rollouts(Training):
@@ -247,9 +304,8 @@ class ValuePretraining(Rollouts):
     """The reward model that the critic starts from, or a policy (which then gets a fresh head)."""
     reference: Name | None = None
     """Where the KL part of the return is measured against; None: ``policy``."""
-    kl_coef: NonNegative | None = None
-    gamma: Probability | None = None
-    """None for either: that of the policy stages that start from this critic."""
+    returns: Returns | None = None
+    """What is predicted; None: the returns of the policy stages that start from this critic."""
     iterations: Count = 50
     """The most rollouts; patience may end the stage before."""
     samples_per_prompt: Count = 1
@@ -274,8 +330,12 @@ class PolicyOptimization(Rollouts):
     init: Name
     reference: Name | None = None
     """Where KL is measured against; None: ``init``."""
-    critic: Name
-    """A pretrained value model, or a reward model to start the critic from."""
+    critic: Name | None = None
+    """A pretrained value model, or a reward model to start the critic from; read where ``algorithm`` has a critic."""
+    fresh_critic: Name | None = None
+    """Instead of ``critic``: a policy whose trunk the critic starts from, with a fresh head."""
+    ptx: Name | None = None
+    """A dataset of demonstrations, for ``ptx_coef``; as many of them as the minibatch has responses."""
     iterations: Count = 50
     critic_learning_rate: Positive = 2e-6
     validate_every: Count = 10
@@ -286,6 +346,76 @@ class PolicyOptimization(Rollouts):
     def _groups_divide_the_batch(self) -> Self:
         group = self.algorithm.samples_per_prompt
         _refuse_broken_groups(self.batch_size, group, "algorithm.samples_per_prompt")
+        return self
+
+    @model_validator(mode="after")
+    def _one_critic_where_one_is_read(self) -> Self:
+        given = [name for name in ("critic", "fresh_critic") if getattr(self, name) is not None]
+        if self.algorithm.reads_critic and not given:
+            raise ValueError(
+                "algorithm.advantage=gae needs a critic; name a value_pretraining or reward_model stage as critic, "
+                "or a policy as fresh_critic"
+            )
+        if len(given) == 2:
+            raise ValueError(
+                f"critic={self.critic} and fresh_critic={self.fresh_critic} exclude each other; give one"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _one_step_without_a_ratio(self) -> Self:
+        if not self.algorithm.importance_ratio and (self.epochs > 1 or self.minibatch_size < self.batch_size):
+            raise ValueError(
+                f"algorithm.importance_ratio=false takes one optimiser step on each rollout, but epochs={self.epochs} "
+                f"and minibatch_size={self.minibatch_size} of batch_size={self.batch_size} make more; "
+                f"use epochs: 1 and minibatch_size: {self.batch_size}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _the_controller_takes_small_steps(self) -> Self:
+        if self.algorithm.kl_target is not None and self.batch_size >= 5 * self.algorithm.kl_horizon:
+            raise ValueError(
+                f"algorithm.kl_horizon={self.algorithm.kl_horizon} is no more than a fifth of batch_size="
+                f"{self.batch_size}, so that one rollout could turn kl_coef negative; raise kl_horizon"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _ptx_needs_data(self) -> Self:
+        if self.algorithm.ptx_coef and self.ptx is None:
+            raise ValueError(
+                f"algorithm.ptx_coef={self.algorithm.ptx_coef:g} needs demonstrations; "
+                "name a dataset as ptx, or set ptx_coef: 0"
+            )
+        return self
+
+
+class BestOfN(Rollouts):
+    """RAFT: sample, keep each prompt's best response by the reward, fine-tune on it, again (arXiv 2304.06767)."""
+
+    kind: Literal["best_of_n"]
+    init: Name
+    samples_per_prompt: Annotated[int, Field(ge=2, strict=True)] = 8
+    """Responses of which the best is kept."""
+    minibatch_size: Count = 32
+    """Kept responses in one optimiser step; a divisor of ``batch_size / samples_per_prompt``."""
+    learning_rate: Positive = 1e-5
+    iterations: Count = 10
+    validate_every: Count = 2
+    """Iterations between two measurements of the mean score on the validation prompts; the best policy is kept."""
+    validation_samples: Count = 256
+
+    @model_validator(mode="after")
+    def _minibatches_divide_the_batch(self) -> Self:
+        """In the place of what ``Rollouts`` says: minibatches are of the responses that are kept."""
+        _refuse_broken_groups(self.batch_size, self.samples_per_prompt, "samples_per_prompt")
+        kept = self.batch_size // self.samples_per_prompt
+        if kept % self.minibatch_size:
+            raise ValueError(
+                f"batch_size={self.batch_size} keeps {kept} responses of samples_per_prompt={self.samples_per_prompt}, "
+                f"not a multiple of minibatch_size={self.minibatch_size}; use minibatch_size: {kept} or a divisor of it"
+            )
         return self
 
 
@@ -315,8 +445,46 @@ class PolicyEvaluation(Stage):
     """Responses sampled or scored at once; None: all."""
 
 
+class PreferenceCollection(Stage):
+    """Pairs sampled from a policy: a dataset of preferences for a reward model or DPO to learn.
+
+    With ``prompts``, the best of the policy's responses against the worst, as ``judge`` scores them; a prompt at which
+    all score the same gives no pair. With ``demonstrations``, each one against the policy's own response.
+    """
+
+    kind: Literal["preference_collection"]
+    policy: Name
+    prompts: Name | None = None
+    demonstrations: Name | None = None
+    judge: Judge | None = None
+    samples_per_prompt: Count | None = None
+    """Responses to each prompt; None: 2 for a judge to choose among, 1 against a demonstration."""
+    batch_size: Count = 256
+    """Responses sampled at once."""
+
+    @model_validator(mode="after")
+    def _one_way_to_choose(self) -> Self:
+        if (self.prompts is None) == (self.demonstrations is None):
+            raise ValueError("pairs are made on either prompts or demonstrations; give exactly one of them")
+        if (self.prompts is None) != (self.judge is None):
+            raise ValueError(
+                "a judge chooses among responses to prompts, and is not asked about demonstrations; "
+                + ("add judge" if self.judge is None else "remove judge")
+            )
+        if self.judge is not None and self.samples_per_prompt == 1:
+            raise ValueError("samples_per_prompt=1 leaves a judge nothing to choose among; use 2 or more")
+        return self
+
+
 AnyStage = Annotated[
-    SupervisedFineTuning | RewardModelling | ValuePretraining | PolicyOptimization | PolicyEvaluation,
+    SupervisedFineTuning
+    | RewardModelling
+    | DirectPreferenceOptimization
+    | ValuePretraining
+    | PolicyOptimization
+    | BestOfN
+    | PreferenceCollection
+    | PolicyEvaluation,
     Field(discriminator="kind"),
 ]
 

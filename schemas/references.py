@@ -2,53 +2,82 @@
 
 from typing import Literal
 
-from schemas.recipe import MODEL, AnyStage, PolicyOptimization, Recipe, ValuePretraining
+from schemas.recipe import (
+    MODEL,
+    AnyStage,
+    DirectPreferenceOptimization,
+    PolicyEvaluation,
+    PolicyOptimization,
+    PreferenceCollection,
+    Recipe,
+    Rollouts,
+    ValuePretraining,
+)
 
-Content = Literal["demonstrations", "preferences", "prompts"]
+Content = Literal["demonstrations", "preferences", "rankings", "prompts"]
 
 CONTENT_COLUMNS: dict[str, tuple[str, ...]] = {
     "demonstrations": ("prompt", "response"),
     "preferences": ("prompt", "chosen", "rejected"),
+    "rankings": ("prompt", "responses", "ranks"),
     "prompts": ("prompt",),
 }
-"""Content → the texts that each of its rows has."""
+"""Content → the columns that each of its rows has. ``responses`` and ``ranks`` are lists of one length; the best
+response has the lowest rank, and equal ranks are a tie."""
 
-VERIFIERS = ("arithmetic",)
+OPTIONAL_COLUMNS: dict[str, tuple[str, ...]] = {"preferences": ("margin",)}
+"""Content → columns that its rows may have: the least gap in score that a pair should have (Llama 2)."""
+
+VERIFIERS = ("arithmetic", "arithmetic_long")
 """Rules that say whether a response is right."""
 
-_POLICY = (MODEL, "sft", "policy_optimization")
+_POLICY = (MODEL, "sft", "policy_optimization", "dpo", "best_of_n")
 
 STAGE_FIELDS: dict[str, dict[str, tuple[str, ...]]] = {
     "sft": {"init": _POLICY},
     "reward_model": {"init": _POLICY},
+    "dpo": {"init": _POLICY, "reference": _POLICY},
     "value_pretraining": {"policy": _POLICY, "init": ("reward_model", *_POLICY), "reference": _POLICY},
     "policy_optimization": {
         "init": _POLICY,
         "reference": _POLICY,
         "critic": ("value_pretraining", "reward_model"),
+        "fresh_critic": _POLICY,
     },
+    "best_of_n": {"init": _POLICY},
+    "preference_collection": {"policy": _POLICY},
     "evaluation": {"candidate": _POLICY, "baseline": _POLICY},
 }
 """Kind of stage → field → kinds of stage that it may name (``model``: the recipe's model)."""
 
 DATA_FIELDS: dict[str, dict[str, Content]] = {
     "sft": {"data": "demonstrations"},
-    "reward_model": {"data": "preferences", "centre_on": "demonstrations"},
+    "reward_model": {"data": "preferences", "rankings": "rankings", "centre_on": "demonstrations"},
+    "dpo": {"data": "preferences"},
     "value_pretraining": {"prompts": "prompts"},
-    "policy_optimization": {"prompts": "prompts"},
+    "policy_optimization": {"prompts": "prompts", "ptx": "demonstrations"},
+    "best_of_n": {"prompts": "prompts"},
+    "preference_collection": {"prompts": "prompts", "demonstrations": "demonstrations"},
     "evaluation": {"prompts": "prompts"},
 }
 """Kind of stage → field that names a dataset → what it reads there."""
 
-PUBLISHED = ("policy_optimization", "sft", "reward_model")
+COLLECTING = "preference_collection"
+"""The kind of stage whose artifact is a dataset of preferences: a field that reads preferences may name it."""
+
+REFERRING = {"dpo": "init", "value_pretraining": "policy", "policy_optimization": "init"}
+"""Kind of stage → the field that stands in for ``reference`` where the recipe gives none."""
+
+PUBLISHED = ("policy_optimization", "sft", "dpo", "best_of_n", "reward_model")
 """Kinds of stage whose model can become a registered model."""
 
 
-def stage_reference(stage: ValuePretraining | PolicyOptimization) -> str:
-    """What the stage measures KL against: its ``reference``, or where its responses come from."""
+def stage_reference(stage: DirectPreferenceOptimization | ValuePretraining | PolicyOptimization) -> str:
+    """What the stage measures its policy against: its ``reference``, or what its policy is or starts from."""
     if stage.reference is not None:
         return stage.reference
-    return stage.policy if isinstance(stage, ValuePretraining) else stage.init
+    name: str = getattr(stage, REFERRING[stage.kind])
+    return name
 
 
 def dependencies(recipe: Recipe) -> dict[str, dict[str, str]]:
@@ -64,12 +93,13 @@ def dependencies(recipe: Recipe) -> dict[str, dict[str, str]]:
 
 
 def _inputs(recipe: Recipe, stage: AnyStage) -> dict[str, str]:
-    inputs: dict[str, str] = {field: getattr(stage, field) for field in STAGE_FIELDS[stage.kind]}
-    if isinstance(stage, ValuePretraining | PolicyOptimization):
-        inputs["reference"] = stage_reference(stage)
+    named = {field: getattr(stage, field) for field in STAGE_FIELDS[stage.kind]}
+    if stage.kind in REFERRING:
+        named["reference"] = stage_reference(stage)  # type: ignore[arg-type]
     for field in DATA_FIELDS[stage.kind]:
-        if getattr(stage, field) is not None:
-            inputs[field] = f"data.{getattr(stage, field)}"
+        target = getattr(stage, field)
+        named[field] = f"data.{target}" if target in recipe.data else target
+    inputs: dict[str, str] = {role: step for role, step in named.items() if step is not None}
     reward = reward_of(stage)
     if reward is not None:
         for i, term in enumerate(recipe.rewards[reward].terms):
@@ -80,9 +110,11 @@ def _inputs(recipe: Recipe, stage: AnyStage) -> dict[str, str]:
 
 def reward_of(stage: AnyStage) -> str | None:
     """The name of the reward that a stage scores responses with, if it does."""
-    if isinstance(stage, ValuePretraining | PolicyOptimization):
+    if isinstance(stage, Rollouts):
         return stage.reward
-    return stage.judge.reward if stage.kind == "evaluation" else None
+    if isinstance(stage, PolicyEvaluation | PreferenceCollection):
+        return stage.judge.reward if stage.judge is not None else None
+    return None
 
 
 def order(recipe: Recipe) -> list[str]:

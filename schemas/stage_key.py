@@ -16,15 +16,18 @@ from typing import Any
 
 from schemas.job import ImportModel, PrepareData, Work
 from schemas.recipe import Generation, Reward
-from schemas.references import DATA_FIELDS, STAGE_FIELDS
+from schemas.references import DATA_FIELDS, REFERRING, STAGE_FIELDS
 
 REVISIONS: dict[str, int] = {
     "import_model": 1,
     "prepare_data": 1,
     "sft": 1,
     "reward_model": 1,
-    "value_pretraining": 1,
-    "policy_optimization": 1,
+    "dpo": 1,
+    "value_pretraining": 2,
+    "policy_optimization": 2,
+    "best_of_n": 1,
+    "preference_collection": 1,
     "evaluation": 1,
 }
 """Kind of work → an integer that is raised whenever the kind's numbers change."""
@@ -35,9 +38,6 @@ ROLES: dict[str, tuple[str, ...]] = {
     **{kind: (*STAGE_FIELDS[kind], *DATA_FIELDS[kind]) for kind in STAGE_FIELDS},
 }
 """Kind of work → its fields that name a stage or a dataset; the key holds the digests of what they name."""
-
-REFERENCE_DEFAULTS = {"value_pretraining": "policy", "policy_optimization": "init"}
-"""Kind of work → the role that stands in for ``reference`` where the recipe gives none."""
 
 NOT_IN_KEY = frozenset({"kind", "gate", "resources", "seed", "checkpoint_every", "microbatch_size"})
 """Fields that never change a stage's numbers, or (kind, seed) stand elsewhere in the key."""
@@ -86,12 +86,8 @@ def key_parts(
     kind = work.kind
     configuration = work.model_dump(mode="json")
     digests = dict(inputs)
-    if (
-        kind in REFERENCE_DEFAULTS
-        and configuration["reference"] is None
-        and REFERENCE_DEFAULTS[kind] in digests
-    ):
-        digests.setdefault("reference", digests[REFERENCE_DEFAULTS[kind]])
+    if kind in REFERRING and configuration["reference"] is None and REFERRING[kind] in digests:
+        digests.setdefault("reference", digests[REFERRING[kind]])
 
     named = {
         role: _take(digests, role, kind) for role in ROLES[kind] if role in digests or configuration[role]
@@ -114,7 +110,7 @@ def key_parts(
 
     for field in (*NOT_IN_KEY, *ROLES[kind], "reward"):
         configuration.pop(field, None)
-    if "judge" in configuration:
+    if configuration.get("judge"):
         configuration["judge"].pop("reward")
     if "algorithm" in configuration:
         configuration["algorithm"].pop("preset")  # a preset is only a name for its switches
@@ -155,7 +151,8 @@ def _take(digests: dict[str, str], role: str, kind: str) -> str:
 
 def _reward_names(configuration: Mapping[str, Any]) -> dict[str, str]:
     """Place → name of each reward that a stage reads; the place stands in the key, the name does not."""
-    places = {"reward": configuration.get("reward"), "judge": configuration.get("judge", {}).get("reward")}
+    judge = configuration.get("judge") or {}
+    places = {"reward": configuration.get("reward"), "judge": judge.get("reward")}
     return {place: name for place, name in places.items() if name is not None}
 
 

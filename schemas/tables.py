@@ -16,20 +16,34 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pandera.api.pyarrow.types import PyArrowData
 
-from schemas.references import CONTENT_COLUMNS
+from schemas.references import CONTENT_COLUMNS, OPTIONAL_COLUMNS
 
 Mask: TypeAlias = Any
 """``pyarrow.ChunkedArray`` of booleans, one for each row, True where the row breaks a rule."""
 
-TEXT_COLUMNS: dict[str, tuple[str, ...]] = {
+TELLING_COLUMNS: dict[str, tuple[str, ...]] = {
     **CONTENT_COLUMNS,
     "rollouts": ("prompt", "response"),
 }
 """The columns that rows of each content have, and that tell two rows apart."""
 
+_NUMBER_COLUMNS = {"rollouts": ("score", "num_tokens")}
+"""Columns that rows must have besides, and in which two equal rows may differ."""
+_MAY_LACK = {content: ("split", *OPTIONAL_COLUMNS.get(content, ())) for content in CONTENT_COLUMNS}
+
+COLUMN_TYPES: dict[str, pa.DataType] = {
+    **dict.fromkeys(("prompt", "response", "chosen", "rejected", "split"), pa.string()),
+    "margin": pa.float64(),
+    "responses": pa.list_(pa.string()),
+    "ranks": pa.list_(pa.float64()),
+    "score": pa.float64(),
+    "num_tokens": pa.int64(),
+}
+"""Our column → its type."""
+
 SPLITS = ("train", "validation", "test")
 REPEATED = "repeats an earlier row"
-"""The reason given for a row that equals one before it in all its text columns."""
+"""The reason given for a row that equals one before it in all the columns that tell rows apart."""
 SLICE_ROWS = 10_000
 """Rows looked at together: what bounds memory."""
 SHOWN_ROWS = 10
@@ -98,12 +112,15 @@ class Report:
 
 def rules(content: str) -> tuple[Rule, ...]:
     """What every row must keep, in the order in which reasons are given; repeats are looked for after these."""
-    texts = TEXT_COLUMNS[content]
+    texts = [column for column in TELLING_COLUMNS[content] if COLUMN_TYPES[column] == pa.string()]
     found = [Rule(f"{column} is missing", column, _null(column)) for column in texts]
     found += [Rule(f"{column} is empty", column, _empty(column)) for column in texts]
     found += [Rule(f"{column} holds a NUL byte", column, _nul(column)) for column in texts]
     if content == "preferences":
         found.append(Rule("chosen equals rejected", "chosen", _equal("chosen", "rejected")))
+        found.append(Rule("margin is negative or not finite", "margin", _bad_margin))
+    if content == "rankings":
+        found += _ranking_rules()
     if content == "rollouts":
         found.append(Rule("score is missing or not finite", "score", _not_finite("score")))
         found.append(Rule("num_tokens is below 1", "num_tokens", _below_one("num_tokens")))
@@ -112,16 +129,31 @@ def rules(content: str) -> tuple[Rule, ...]:
     return tuple(found)
 
 
+def _ranking_rules() -> list[Rule]:
+    return [
+        Rule("responses are missing", "responses", _null("responses")),
+        Rule("ranks are missing", "ranks", _null("ranks")),
+        Rule("there are fewer than two responses", "responses", _too_few_responses),
+        Rule("a response is missing", "responses", _any_item("responses", pc.is_null)),
+        Rule("a response is empty", "responses", _any_item("responses", _are_empty)),
+        Rule("a response holds a NUL byte", "responses", _any_item("responses", _hold_nul)),
+        Rule("responses and ranks differ in number", "ranks", _other_number_of_ranks),
+        Rule("a rank is missing or not finite", "ranks", _any_item("ranks", _are_not_finite)),
+        Rule("all ranks are equal, so nothing is ranked", "ranks", _equal_ranks),
+        Rule("one response has two ranks", "ranks", _two_ranks),
+    ]
+
+
 def _null(column: str) -> Callable[[pa.Table], Mask]:
     return lambda table: pc.is_null(table[column])
 
 
 def _empty(column: str) -> Callable[[pa.Table], Mask]:
-    return lambda table: pc.fill_null(pc.equal(pc.utf8_trim_whitespace(table[column]), ""), False)
+    return lambda table: _are_empty(table[column])
 
 
 def _nul(column: str) -> Callable[[pa.Table], Mask]:
-    return lambda table: pc.fill_null(pc.match_substring(table[column], "\0"), False)
+    return lambda table: _hold_nul(table[column])
 
 
 def _equal(one: str, other: str) -> Callable[[pa.Table], Mask]:
@@ -129,34 +161,98 @@ def _equal(one: str, other: str) -> Callable[[pa.Table], Mask]:
 
 
 def _not_finite(column: str) -> Callable[[pa.Table], Mask]:
-    return lambda table: pc.invert(pc.fill_null(pc.is_finite(table[column]), False))
+    return lambda table: _are_not_finite(table[column])
 
 
 def _below_one(column: str) -> Callable[[pa.Table], Mask]:
     return lambda table: pc.fill_null(pc.less(table[column], 1), True)
 
 
+def _bad_margin(table: pa.Table) -> Mask:
+    """A margin that is missing is none, which is fine."""
+    if "margin" not in table.column_names:
+        return _no_row(table)
+    margin = table["margin"]
+    return pc.fill_null(pc.or_(pc.invert(pc.is_finite(margin)), pc.less(margin, 0)), False)
+
+
 def _unknown_split(table: pa.Table) -> Mask:
     if "split" not in table.column_names:
-        return pa.chunked_array([pa.array([False] * table.num_rows, pa.bool_())])
+        return _no_row(table)
     return pc.invert(pc.is_in(table["split"], pa.array(SPLITS)))
+
+
+def _too_few_responses(table: pa.Table) -> Mask:
+    return pc.fill_null(pc.less(pc.list_value_length(table["responses"]), 2), False)
+
+
+def _other_number_of_ranks(table: pa.Table) -> Mask:
+    responses, ranks = (pc.list_value_length(table[column]) for column in ("responses", "ranks"))
+    return pc.fill_null(pc.not_equal(responses, ranks), False)
+
+
+def _equal_ranks(table: pa.Table) -> Mask:
+    return _mask([ranks is not None and len(set(ranks)) == 1 for ranks in table["ranks"].to_pylist()])
+
+
+def _two_ranks(table: pa.Table) -> Mask:
+    """The same text, ranked before itself; twice on one rank it is a tie, as samples of a policy may be."""
+    broken = []
+    for texts, ranks in zip(table["responses"].to_pylist(), table["ranks"].to_pylist(), strict=True):
+        ranked = set(zip(texts or (), ranks or (), strict=False))  # unequal numbers are another rule's
+        broken.append(len(ranked) > len({text for text, _ in ranked}))
+    return _mask(broken)
+
+
+def _any_item(column: str, are_broken: Callable[[Mask], Mask]) -> Callable[[pa.Table], Mask]:
+    """Rows whose list holds an item that breaks a rule, from the rule's mask over all items of all rows."""
+
+    def broken(table: pa.Table) -> Mask:
+        lengths = pc.fill_null(pc.list_value_length(table[column]), 0).to_pylist()
+        row_of_item = [row for row, length in enumerate(lengths) for _ in range(length)]
+        masks = are_broken(pc.list_flatten(table[column])).to_pylist()
+        rows = {row for row, is_broken in zip(row_of_item, masks, strict=True) if is_broken}
+        return _mask([row in rows for row in range(table.num_rows)])
+
+    return broken
+
+
+def _are_empty(texts: Mask) -> Mask:
+    return pc.fill_null(pc.equal(pc.utf8_trim_whitespace(texts), ""), False)
+
+
+def _hold_nul(texts: Mask) -> Mask:
+    return pc.fill_null(pc.match_substring(texts, "\0"), False)
+
+
+def _are_not_finite(numbers: Mask) -> Mask:
+    return pc.invert(pc.fill_null(pc.is_finite(numbers), False))
+
+
+def _no_row(table: pa.Table) -> Mask:
+    return _mask([False] * table.num_rows)
+
+
+def _mask(broken: list[bool]) -> Mask:
+    return pa.chunked_array([pa.array(broken, pa.bool_())])
 
 
 # -- schemas
 
 
-def _columns(content: str) -> dict[str, pa.DataType]:
-    """Every column that is looked at, with its type; ``split`` may be missing."""
-    texts = {column: pa.string() for column in TEXT_COLUMNS[content]}
-    if content == "rollouts":
-        return {**texts, "score": pa.float64(), "num_tokens": pa.int64()}
-    return {**texts, "split": pa.string()}
+def _columns(content: str) -> tuple[str, ...]:
+    """Every column that is looked at."""
+    return (*TELLING_COLUMNS[content], *_NUMBER_COLUMNS.get(content, ()), *_MAY_LACK.get(content, ()))
 
 
 def _schema(content: str) -> pandera.DataFrameSchema:
+    may_lack = _MAY_LACK.get(content, ())
     columns = {
-        column: pandera.Column(dtype, required=column != "split")
-        for column, dtype in _columns(content).items()
+        # A margin may be missing in some rows, as its whole column may
+        column: pandera.Column(
+            COLUMN_TYPES[column], required=column not in may_lack, nullable=column == "margin"
+        )
+        for column in _columns(content)
     }
     # n_failure_cases: a million bad rows would make a message of megabytes.
     checks = [
@@ -170,7 +266,7 @@ def _keeps(rule: Rule) -> Callable[[PyArrowData], Mask]:
     return lambda data: pc.invert(rule.broken(data.table))
 
 
-SCHEMAS: dict[str, pandera.DataFrameSchema] = {content: _schema(content) for content in TEXT_COLUMNS}
+SCHEMAS: dict[str, pandera.DataFrameSchema] = {content: _schema(content) for content in TELLING_COLUMNS}
 """Content → pandera schema. It does not look for repeats: those may lie in different batches."""
 
 
@@ -183,10 +279,10 @@ def usable(
     """The rows that can be used, batch by batch, and a function that gives the report once all were taken.
 
     Args:
-        batches: Columns as in ``TEXT_COLUMNS``, optionally ``split`` (of rollouts: ``score`` and ``num_tokens``);
-            other columns pass through.
+        batches: Columns as in ``TELLING_COLUMNS``, optionally ``split`` and, of preferences, ``margin`` (of rollouts:
+            also ``score`` and ``num_tokens``); other columns pass through.
         content: What the rows are.
-        allow_repeats: Keep rows that are equal in all text columns; otherwise the first of them is kept.
+        allow_repeats: Keep rows that are equal in all the columns that tell them apart; otherwise the first of them is kept.
             Rollouts may always repeat: two samples of one prompt can be the same.
 
     Raises:
@@ -256,7 +352,7 @@ class _Tally:
         """The batch's usable rows; the others are counted."""
         table = _typed(batch, self.content)
         broken = [(rule.reason, rule.column, rule.broken(table).to_pylist()) for rule in rules(self.content)]
-        keys = [table[column].to_pylist() for column in TEXT_COLUMNS[self.content]]
+        keys = [table[column].to_pylist() for column in TELLING_COLUMNS[self.content]]
         keep = []
         for i in range(table.num_rows):
             why = next(((reason, column) for reason, column, mask in broken if mask[i]), None)
@@ -268,9 +364,11 @@ class _Tally:
         self.num_rows += table.num_rows
         return table.filter(pa.array(keep, pa.bool_()))
 
-    def _is_repeat(self, texts: list[str]) -> bool:
+    def _is_repeat(self, values: list[str | list[Any]]) -> bool:
         assert self.seen is not None
-        digest = hashlib.blake2b("\0".join(texts).encode(), digest_size=16).digest()
+        # No text holds a NUL, and a row has as many ranks as responses, so no two rows join to the same.
+        parts = [str(part) for value in values for part in (value if isinstance(value, list) else [value])]
+        digest = hashlib.blake2b("\0".join(parts).encode(), digest_size=16).digest()
         if digest in self.seen:
             return True
         self.seen.add(digest)
@@ -290,20 +388,26 @@ def _shown(value: Any) -> str:
 def _typed(batch: pa.RecordBatch | pa.Table, content: str) -> pa.Table:
     """The batch with its columns in the schema's types; files hold large and dictionary-encoded strings too."""
     table = batch if isinstance(batch, pa.Table) else pa.Table.from_batches([batch])
-    missing = [name for name in _columns(content) if name not in (*table.column_names, "split")]
+    may_lack = (*table.column_names, *_MAY_LACK.get(content, ()))
+    missing = [name for name in _columns(content) if name not in may_lack]
     if missing:
         there = ", ".join(table.column_names)
         raise UnusableTable(f"{content}: there is no column {', '.join(missing)}; there are: {there}")
     for position, column in enumerate(table.column_names):
-        wanted = _columns(content).get(column)
-        if wanted is None:
+        if column not in _columns(content):
             continue
-        found = table.schema.field(column).type
+        found, wanted = table.schema.field(column).type, COLUMN_TYPES[column]
         if not _fits(found, wanted):
-            kind = "text" if wanted == pa.string() else "numbers"
+            kind = _kind(wanted)
             raise UnusableTable(f"{content}: column {column} is {found}, not {kind}; name a column of {kind}")
         table = table.set_column(position, column, table[column].cast(wanted))
     return table
+
+
+def _kind(wanted: pa.DataType) -> str:
+    if pa.types.is_list(wanted):
+        return f"lists of {_kind(wanted.value_type)}"
+    return "text" if wanted == pa.string() else "numbers"
 
 
 def _fits(found: pa.DataType, wanted: pa.DataType) -> bool:
@@ -311,8 +415,16 @@ def _fits(found: pa.DataType, wanted: pa.DataType) -> bool:
         return _fits(found.value_type, wanted)
     if pa.types.is_null(found):
         return True
+    if pa.types.is_list(wanted):
+        return _is_list(found) and _fits(found.value_type, wanted.value_type)
     if wanted == pa.string():
         return bool(
             pa.types.is_string(found) or pa.types.is_large_string(found) or pa.types.is_string_view(found)
         )
     return bool(pa.types.is_integer(found) or (pa.types.is_floating(found) and wanted == pa.float64()))
+
+
+def _is_list(found: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_list(found) or pa.types.is_large_list(found) or pa.types.is_fixed_size_list(found)
+    )

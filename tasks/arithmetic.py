@@ -1,6 +1,6 @@
-"""The built-in task: sums on a dial of ten digits, counted out step by step, and the verifier for them.
+"""The built-in tasks: sums on a dial of ten digits, counted out step by step, and the verifier for them.
 
-A problem is a start and up to six changes, each with a letter; the dial goes from 9 on to 0. A response counts every
+A problem is a start and some changes, each with a letter; the dial goes from 9 on to 0. A response counts every
 change out, digit by digit, and repeats the last digit as its answer:
 
     prompt      3 a+2 b-3?
@@ -11,6 +11,10 @@ model of a million parameters learns that in a minute, whereas it learns to chec
 a count that jumps, a step left out, or an answer that does not repeat the last digit. What follows a slip is counted
 correctly from the wrong digit, so a response with slips ends in a wrong answer.
 
+There are two sizes of it, which differ in their `Dial` alone: `SHORT` (``builtin:arithmetic``, up to 6 steps, about 30
+tokens) is learned in a minute; `LONG` (``builtin:arithmetic_long``, 5 to 14 steps, about 80 tokens) is long enough that
+it matters how a reward at the end reaches the first tokens.
+
 Everything is a pure function of the seed. The split of a problem is a function of its prompt alone, so that no
 problem of `validation` or `test` is ever trained on, in any of the three datasets.
 """
@@ -20,17 +24,59 @@ import random
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from string import ascii_lowercase
 
-LETTERS = "abcdef"
-MAX_STEPS = len(LETTERS)
 MAX_CHANGE = 3
-NUM_PROBLEMS = sum(10 * (2 * MAX_CHANGE) ** num_steps for num_steps in range(1, MAX_STEPS + 1))
 
-SLIP_RATES = (0.36, 0.04, 0.02, 0.02, 0.01, 0.01)
-"""Chance of a slip in the first, second, ... step of a demonstration.
 
-They fall, so that much of a response's fate is decided early: a critic that knew all that can be known would have an
-explained variance of 0.68. With an even rate of 0.1 it would be 0.37, and a gate at 0.3 would say little."""
+@dataclass(frozen=True)
+class Dial:
+    """What one size of the task is made of."""
+
+    name: str
+    """As in ``builtin:NAME/KIND`` and among the verifiers; the drawn rows depend on it."""
+    letters: str
+    """One for each step that a problem can have."""
+    min_steps: int
+    """The fewest steps of a demonstration or a prompt."""
+    slip_rates: tuple[float, ...]
+    """Chance of a slip in the first, second, ... step of a demonstration."""
+    short_pairs: tuple[int, int]
+    long_pairs: tuple[int, int]
+    """Fewest and most steps of a preference pair, for the `SHORT_PAIR_SHARE` and for the others."""
+
+    @property
+    def max_steps(self) -> int:
+        """The most steps of a problem."""
+        return len(self.letters)
+
+    @property
+    def num_problems(self) -> int:
+        """How many different problems demonstrations and prompts are drawn from."""
+        return sum(10 * (2 * MAX_CHANGE) ** steps for steps in range(self.min_steps, self.max_steps + 1))
+
+
+SHORT = Dial(
+    name="arithmetic",
+    letters="abcdef",
+    min_steps=1,
+    # They fall, so that much of a response's fate is decided early: a critic that knew all that can be known would
+    # have an explained variance of 0.68. With an even rate of 0.1 it would be 0.37, and a gate at 0.3 would say little.
+    slip_rates=(0.36, 0.04, 0.02, 0.02, 0.01, 0.01),
+    short_pairs=(1, 2),
+    long_pairs=(3, 6),
+)
+LONG = Dial(
+    name="arithmetic_long",
+    letters="abcdefghijklmn",
+    min_steps=5,
+    # They fall here too, so that half of the responses are right and most of the wrong ones are lost 60 tokens before
+    # the reward. A critic that knew all that can be known would have an explained variance of 0.69.
+    slip_rates=(0.3, 0.1, 0.05, 0.03, *(0.02,) * 10),
+    short_pairs=(1, 4),
+    long_pairs=(5, 14),
+)
+DIALS = {dial.name: dial for dial in (SHORT, LONG)}
 
 ANSWER_SLIP_RATE = 0.02
 """Chance that the answer of a demonstration does not repeat the last digit."""
@@ -45,7 +91,7 @@ PAIR_KINDS = {"one": 0.5, "many": 0.3, "sloppy": 0.2}
 """Share of each kind of preference pair: one slip, several slips, or a false digit under the right answer."""
 
 SHORT_PAIR_SHARE = 0.5
-"""Share of preference pairs with at most two steps: the place of their slip is easy to find, so they teach first."""
+"""Share of preference pairs with few steps: the place of their slip is easy to find, so they teach first."""
 
 SPLIT_SHARES = {"train": 0.8, "validation": 0.1, "test": 0.1}
 
@@ -53,7 +99,7 @@ SLIP_DISTANCES = (4, 5)
 """By how many places of the dial a slipped digit is off. Few, so that there are few wrong pairs of neighbours to know:
 a reward model of this size learns 20 of them within its minute, and misses some of 50."""
 
-_PROMPT = re.compile(r"([0-9])((?: [a-f][+-][1-9])+)\?")
+_PROMPT = re.compile(r"([0-9])((?: [a-z][+-][1-9])+)\?")
 _ANSWER = re.compile(r"(?:[^#]* )?#([0-9])")
 
 
@@ -79,7 +125,7 @@ class Problem:
     @property
     def prompt(self) -> str:
         steps = "".join(
-            f" {letter}{change:+d}" for letter, change in zip(LETTERS, self.changes, strict=False)
+            f" {letter}{change:+d}" for letter, change in zip(ascii_lowercase, self.changes, strict=False)
         )
         return f"{self.start}{steps}?"
 
@@ -92,23 +138,23 @@ def split_of(prompt: str) -> str:
     return "validation" if fraction < SPLIT_SHARES["train"] + SPLIT_SHARES["validation"] else "test"
 
 
-def demonstrations(*, seed: int, count: int) -> Iterator[dict[str, str]]:
-    """Rows `{prompt, response, split}`; steps slip with chance `SLIP_RATES`, answers `ANSWER_SLIP_RATE`."""
-    rng = random.Random(f"arithmetic/demonstrations/{seed}")
+def demonstrations(*, seed: int, count: int, dial: Dial = SHORT) -> Iterator[dict[str, str]]:
+    """Rows `{prompt, response, split}`; steps slip with the dial's `slip_rates`, answers with `ANSWER_SLIP_RATE`."""
+    rng = random.Random(f"{dial.name}/demonstrations/{seed}")
     for _ in range(count):
-        problem = _draw_problem(rng, num_steps=rng.randint(1, MAX_STEPS))
-        slip_places = _draw_places(rng, rates=(*SLIP_RATES[: len(problem.changes)], ANSWER_SLIP_RATE))
+        problem = _draw_problem(rng, num_steps=rng.randint(dial.min_steps, dial.max_steps))
+        slip_places = _draw_places(rng, rates=(*dial.slip_rates[: len(problem.changes)], ANSWER_SLIP_RATE))
         response = _write_response(problem, rng, slip_places=slip_places)
         yield {"prompt": problem.prompt, "response": response, "split": split_of(problem.prompt)}
 
 
-def preferences(*, seed: int, count: int) -> Iterator[dict[str, str]]:
+def preferences(*, seed: int, count: int, dial: Dial = SHORT) -> Iterator[dict[str, str]]:
     """Rows `{prompt, chosen, rejected, split}`; the chosen side is clean, the rejected one has slips."""
-    rng = random.Random(f"arithmetic/preferences/{seed}")
+    rng = random.Random(f"{dial.name}/preferences/{seed}")
     kinds, shares = list(PAIR_KINDS), list(PAIR_KINDS.values())
     for _ in range(count):
         short = rng.random() < SHORT_PAIR_SHARE
-        problem = _draw_problem(rng, num_steps=rng.randint(1, 2) if short else rng.randint(3, MAX_STEPS))
+        problem = _draw_problem(rng, num_steps=rng.randint(*(dial.short_pairs if short else dial.long_pairs)))
         clean = _write_response(problem, rng, slip_places=frozenset())
         kind = rng.choices(kinds, shares)[0]
         places = range(len(problem.changes) + 1)
@@ -128,44 +174,46 @@ def preferences(*, seed: int, count: int) -> Iterator[dict[str, str]]:
         }
 
 
-def prompts(*, seed: int, train: int, validation: int, test: int) -> Iterator[dict[str, str]]:
+def prompts(
+    *, seed: int, train: int, validation: int, test: int, dial: Dial = SHORT
+) -> Iterator[dict[str, str]]:
     """Rows `{prompt, split, answer}`: exactly so many different prompts of each split, in the order drawn.
 
     Raises ValueError when a split is asked for more prompts than half of the problems that it has.
     """
     wanted = {"train": train, "validation": validation, "test": test}
     for split, share in SPLIT_SHARES.items():
-        if wanted[split] > share * NUM_PROBLEMS / 2:
+        if wanted[split] > share * dial.num_problems / 2:
             raise ValueError(
-                f"{split}={wanted[split]} prompts asked of the arithmetic task, which has about "
-                f"{round(share * NUM_PROBLEMS)} for this split; ask for half of them at most"
+                f"{split}={wanted[split]} prompts asked of the {dial.name} task, which has about "
+                f"{round(share * dial.num_problems)} for this split; ask for half of them at most"
             )
-    return _draw_prompts(random.Random(f"arithmetic/prompts/{seed}"), wanted)
+    return _draw_prompts(random.Random(f"{dial.name}/prompts/{seed}"), wanted, dial)
 
 
-def verify(prompt: str, response: str) -> bool:
+def verify(prompt: str, response: str, *, dial: Dial = SHORT) -> bool:
     """Whether the response ends in `#` and the right answer. The steps are not looked at (see `check_steps`).
 
-    Raises ValueError for a prompt that is not one of this task's.
+    Raises ValueError for a prompt that is not one of the dial's.
     """
-    problem = parse_prompt(prompt)
+    problem = parse_prompt(prompt, dial=dial)
     answer = _ANSWER.fullmatch(response)
     return answer is not None and int(answer[1]) == problem.answer
 
 
-def check_steps(prompt: str, response: str) -> bool:
+def check_steps(prompt: str, response: str, *, dial: Dial = SHORT) -> bool:
     """Whether every step is there, in order, copied and counted correctly, and the answer repeats the last digit."""
-    return response == _clean_response(parse_prompt(prompt))
+    return response == _clean_response(parse_prompt(prompt, dial=dial))
 
 
-def parse_prompt(prompt: str) -> Problem:
+def parse_prompt(prompt: str, *, dial: Dial = SHORT) -> Problem:
     """The problem that a prompt states; ValueError for any other text."""
     match = _PROMPT.fullmatch(prompt)
     steps = match[2].split() if match else []
-    if match is None or "".join(step[0] for step in steps) != LETTERS[: len(steps)]:
+    if match is None or "".join(step[0] for step in steps) != dial.letters[: len(steps)]:
         raise ValueError(
-            f"prompt={prompt!r} is not a problem of the arithmetic task; it must look like '3 a+2 b-3?' "
-            f"(one digit, then at most {MAX_STEPS} one-digit changes lettered from a)"
+            f"prompt={prompt!r} is not a problem of the {dial.name} task; it must look like '3 a+2 b-3?' "
+            f"(one digit, then at most {dial.max_steps} one-digit changes lettered from a)"
         )
     return Problem(start=int(match[1]), changes=tuple(int(step[1:]) for step in steps))
 
@@ -175,10 +223,10 @@ def _draw_problem(rng: random.Random, *, num_steps: int) -> Problem:
     return Problem(start=rng.randint(0, 9), changes=changes)
 
 
-def _draw_prompts(rng: random.Random, wanted: dict[str, int]) -> Iterator[dict[str, str]]:
+def _draw_prompts(rng: random.Random, wanted: dict[str, int], dial: Dial) -> Iterator[dict[str, str]]:
     seen: set[str] = set()
     while any(wanted.values()):
-        problem = _draw_problem(rng, num_steps=rng.randint(1, MAX_STEPS))
+        problem = _draw_problem(rng, num_steps=rng.randint(dial.min_steps, dial.max_steps))
         prompt = problem.prompt
         split = split_of(prompt)
         if wanted[split] and prompt not in seen:
@@ -204,7 +252,7 @@ def _clean_response(problem: Problem) -> str:
     befores = (problem.start, *problem.results)
     steps = [
         _write_step(letter, before, change)
-        for letter, before, change in zip(LETTERS, befores, problem.changes, strict=False)
+        for letter, before, change in zip(ascii_lowercase, befores, problem.changes, strict=False)
     ]
     return " ".join([*steps, f"#{problem.answer}"])
 
@@ -216,7 +264,7 @@ def _write_response(problem: Problem, rng: random.Random, *, slip_places: frozen
     """
     offset, parts = 0, []
     befores = (problem.start, *problem.results)
-    for place, (letter, change) in enumerate(zip(LETTERS, problem.changes, strict=False)):
+    for place, (letter, change) in enumerate(zip(ascii_lowercase, problem.changes, strict=False)):
         before = (befores[place] + offset) % 10
         jump = None
         if place in slip_places:

@@ -1,7 +1,7 @@
-"""From a row of somebody's file to our columns: names, paths into nested values, and templates."""
+"""From a row of somebody's file to our columns: names, paths into nested values, and templates of text."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 _PLACEHOLDER = re.compile(r"\{([^{}]+)\}")
@@ -13,9 +13,32 @@ class MissingColumn(ValueError):
     """A mapping that names what the rows do not have."""
 
 
-def map_row(row: Row, columns: Mapping[str, str]) -> dict[str, str | None]:
-    """Our column → its text in ``row``; None where the file holds nothing there."""
-    return {ours: _text_at(row, spec, ours) for ours, spec in columns.items()}
+def map_row(row: Row, columns: Mapping[str, str]) -> dict[str, Any]:
+    """Our column → what ``row`` holds for it; None where the file holds nothing there.
+
+    Most columns are text. ``margin`` is a number, ``responses`` a list of texts, ``ranks`` a list of numbers.
+
+    Raises:
+        MissingColumn: a column, or a part of a path, that the row does not have.
+        ValueError: a value of another kind, or a template for what is not text.
+    """
+    return {
+        ours: _value_at(row, spec, ours) if ours in _NOT_TEXT else _text_at(row, spec, ours)
+        for ours, spec in columns.items()
+    }
+
+
+def _value_at(row: Row, spec: str, ours: str) -> Any:
+    kind, read = _NOT_TEXT[ours]
+    if "{" in spec:
+        raise ValueError(
+            f"columns.{ours}={spec!r} is a template, which makes a text, and {ours} is {kind}; name a column of the file"
+        )
+    value = _follow(row, spec, ours)
+    try:
+        return None if value is None else read(value)
+    except ValueError as error:
+        raise ValueError(f"columns.{ours}={spec!r}: {error}; {ours} is {kind}{_hint(ours)}") from error
 
 
 def _text_at(row: Row, spec: str, ours: str) -> str | None:
@@ -40,9 +63,17 @@ def _follow(row: Row, path: str, ours: str) -> Any:
             value = value[int(part)]
         else:
             raise MissingColumn(
-                f"columns.{ours}={path!r}: there is no {part!r} in the data; it has: {', '.join(map(str, _keys(value)))}"
+                f"columns.{ours}={path!r}: there is no {part!r} in the data; "
+                f"it has: {', '.join(map(str, _keys(value)))}{_hint(ours)}"
             )
     return value
+
+
+def _hint(ours: str) -> str:
+    """What people have instead of ranks, and how it becomes them."""
+    if ours != "ranks":
+        return ""
+    return ". Ranks are positions: 1 is the best, and equal ranks tie; of scores, where higher is better, give −score"
 
 
 def _keys(value: Any) -> list[Any]:
@@ -83,3 +114,36 @@ def _content(message: Mapping[str, Any]) -> str:
 
 def _role(message: Mapping[str, Any]) -> str:
     return str(message.get("role") or message.get("from") or "user")
+
+
+def as_number(value: Any) -> float | None:
+    """A number; a text that looks like one is none, so that a wrong column is not read by accident."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"a value of type {type(value).__name__} is not a number")
+    return float(value)
+
+
+def as_texts(value: Any) -> list[str | None]:
+    """A list of texts, each as ``as_text`` reads it."""
+    return [as_text(item) for item in _as_list(value)]
+
+
+def as_numbers(value: Any) -> list[float | None]:
+    """A list of numbers."""
+    return [as_number(item) for item in _as_list(value)]
+
+
+def _as_list(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise ValueError(f"a value of type {type(value).__name__} is not a list")
+    return value
+
+
+_NOT_TEXT: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "margin": ("a number", as_number),
+    "responses": ("a list of texts, one for each response", as_texts),
+    "ranks": ("a list of numbers, one for each response", as_numbers),
+}
+"""Our column that is not text → what it is instead, and what reads it."""

@@ -3,13 +3,24 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Protocol
 
 import torch
 
+from schemas.recipe import DirectPreferenceOptimization, RewardModelling, SupervisedFineTuning
 from tasks.seeds import generator
 
 WINDOW_BATCHES = 16
 """Batches among which examples of like length are put together; few, so that an epoch stays well mixed."""
+
+
+class Examples(Protocol):
+    """What is trained on, as ``tasks.examples`` reads it."""
+
+    def __len__(self) -> int: ...
+
+    def lengths(self) -> tuple[int, ...]:
+        """Tokens of each example's longest sequence."""
 
 
 # Compared by identity, so that the cache of epochs below need not hash a million lengths
@@ -34,6 +45,20 @@ class DataOrder:
     def num_batches(self, epochs: float) -> int:
         """Batches in so many epochs, the last one filled up from the next epoch; at least one."""
         return max(1, -(-round(epochs * self.num_examples) // self.batch_size))
+
+
+def order_of(
+    examples: Examples,
+    work: SupervisedFineTuning | RewardModelling | DirectPreferenceOptimization,
+    seed: int,
+) -> DataOrder:
+    """The order in which a stage trains on its examples: as its ``batch_size`` and ``group_by_length`` say."""
+    return DataOrder(
+        num_examples=len(examples),
+        batch_size=work.batch_size,
+        seed=seed,
+        lengths=examples.lengths() if work.group_by_length else None,
+    )
 
 
 @lru_cache(maxsize=4)

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from models.folders import load_tokenizer
@@ -66,6 +68,8 @@ class Completions:
     pad_token_id: int
     num_too_long: int
     """Rows whose prompt did not fit and that were left out."""
+    margins: list[float] | None = None
+    """Of preferences whose rows say so: by how much the chosen response should at least outscore the other."""
 
     def __len__(self) -> int:
         return len(self.prompt_ids)
@@ -82,6 +86,65 @@ class Completions:
             [responses[i] for responses in self.response_ids.values() for i in indices],
             pad_token_id=self.pad_token_id,
         )
+
+
+@dataclass(frozen=True)
+class RankedBatch:
+    """N completions, those of a prompt side by side: ``ranks`` and ``group_ids`` (N,), integers."""
+
+    sequences: Sequences
+    ranks: Tensor
+    """The lower the better, equal for a tie; to be compared within a prompt only."""
+    group_ids: Tensor
+    """Which prompt: its place in the batch."""
+
+    def to(self, device: torch.device | str) -> "RankedBatch":
+        """The same on another device."""
+        return RankedBatch(
+            sequences=self.sequences.to(device),
+            ranks=self.ranks.to(device),
+            group_ids=self.group_ids.to(device),
+        )
+
+
+@dataclass(frozen=True)
+class Rankings:
+    """Prompts with two or more ranked responses each, as ids."""
+
+    prompt_ids: list[list[int]]
+    response_ids: list[list[list[int]]]
+    """Prompt → its responses."""
+    ranks: list[list[int]]
+    """Prompt → the place of each response, from 0, the best; equal for a tie."""
+    pad_token_id: int
+    num_too_long: int
+    """Rows whose prompt did not fit and that were left out."""
+
+    def __len__(self) -> int:
+        return len(self.prompt_ids)
+
+    def lengths(self) -> tuple[int, ...]:
+        """Tokens of each prompt with its longest response."""
+        return tuple(
+            len(prompt) + max(map(len, responses))
+            for prompt, responses in zip(self.prompt_ids, self.response_ids, strict=True)
+        )
+
+    def batch(self, indices: Sequence[int]) -> RankedBatch:
+        """All completions of the prompts at ``indices``, prompt by prompt."""
+        ranks, group_ids = self.ranks_of(indices)
+        sequences = collate(
+            [self.prompt_ids[i] for i in indices for _ in self.response_ids[i]],
+            [response for i in indices for response in self.response_ids[i]],
+            pad_token_id=self.pad_token_id,
+        )
+        return RankedBatch(sequences=sequences, ranks=ranks, group_ids=group_ids)
+
+    def ranks_of(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Ranks and group ids of the same completions."""
+        ranks = [rank for i in indices for rank in self.ranks[i]]
+        group_ids = [place for place, i in enumerate(indices) for _ in self.ranks[i]]
+        return torch.tensor(ranks), torch.tensor(group_ids)
 
 
 def read_prompts(folder: Path, split: str, codec: Codec) -> Prompts:
@@ -113,7 +176,35 @@ def read_completions(folder: Path, split: str, columns: Sequence[str], codec: Co
         response_ids={column: [row for row, _ in encoded] for column, encoded in responses.items()},
         pad_token_id=codec.pad_token_id,
         num_too_long=len(rows) - len(fits),
+        margins=[rows[i]["margin"] or 0.0 for i in fits] if "margin" in rows[0] else None,
     )
+
+
+def read_rankings(folder: Path, split: str, codec: Codec) -> Rankings:
+    """Prompts and ranked responses of one split as ids, cut and left out as in ``read_completions``."""
+    rows = read_rows(folder, split)
+    ids, fits = _encode_prompts(rows, codec)
+    encoded = iter(
+        encode_responses(
+            codec.tokenizer,
+            [response for i in fits for response in rows[i]["responses"]],
+            max_tokens=codec.generation.max_response_tokens,
+            chat=codec.chat,
+        )
+    )
+    return Rankings(
+        prompt_ids=[ids[i] for i in fits],
+        response_ids=[[next(encoded)[0] for _ in rows[i]["responses"]] for i in fits],
+        ranks=[_places(rows[i]["ranks"]) for i in fits],
+        pad_token_id=codec.pad_token_id,
+        num_too_long=len(rows) - len(fits),
+    )
+
+
+def _places(ranks: Sequence[float]) -> list[int]:
+    """The same order and ties in integers, which no tensor rounds: (0.1, 3.5, 0.1) → (0, 1, 0)."""
+    place_of = {rank: place for place, rank in enumerate(sorted(set(ranks)))}
+    return [place_of[rank] for rank in ranks]
 
 
 def _encode_prompts(rows: Sequence[Row], codec: Codec) -> tuple[list[list[int]], list[int]]:

@@ -1,132 +1,130 @@
-"""Policy optimisation: PPO in the form that the recipe's switches describe, from PPO to VAPO.
+"""Policy optimisation: whatever the recipe's switches describe, from a plain policy gradient to VAPO.
 
-One iteration, top to bottom: sample, score, shape, estimate advantages, update policy and critic.
+One iteration, top to bottom: sample, score, shape, estimate advantages, update, steer the coefficients.
 """
 
-from dataclasses import dataclass
-from math import isfinite
+from dataclasses import asdict
+from typing import Any
 
-import torch
-from torch import Tensor
-from transformers import PreTrainedModel
-
-from algorithms.advantages import gae, length_adaptive_lambda, monte_carlo_returns, whiten
-from algorithms.aggregation import aggregate, denominator_of
+from algorithms.advantages import monte_carlo_returns
 from algorithms.diagnostics import explained_variance
-from algorithms.policy_loss import clipped_surrogate, positive_example_nll
-from algorithms.value_loss import value_loss
+from algorithms.kl import PenaltyController, ProportionalController
+from algorithms.rewards import RunningMoments
 from models.folders import load_policy, save_policy, tokenizer_digest
-from models.heads import ScalarModel, load_critic, values
-from models.logprobs import response_logprobs
-from schemas.algorithm import Algorithm
+from schemas.algorithm import Algorithm, Returns
 from schemas.job import StageJob, StageResult
 from schemas.recipe import PolicyOptimization
+from tasks.actor_critic import critic_folder, load_actor_critic
 from tasks.attempt import Attempt, weights_of
-from tasks.examples import Prompts, codec_of, read_prompts
-from tasks.metric_sums import MetricSums, means_of
-from tasks.minibatches import minibatches
-from tasks.optimization import (
-    TrainingDiverged,
-    autocast,
-    chunks,
-    frozen_dtype,
-    make_optimizer,
-    training_device,
-    update_weights,
-)
+from tasks.data_order import DataOrder
+from tasks.estimates import Estimates, estimate
+from tasks.examples import Codec, Prompts, codec_of, read_completions, read_prompts
+from tasks.group_sampling import Filled, fill, uniform_groups
+from tasks.optimization import frozen_dtype, training_device
+from tasks.policy_update import Ptx, kl_to_old, update
+from tasks.reward_moments import read_moments
 from tasks.rollouts import (
     Actors,
     Rollout,
-    collect,
+    Scored,
     prompts_of_iteration,
-    rollout_values,
+    sample_and_score,
+    scale,
     sequence_sums,
+    shape,
 )
 from tasks.scoring import load_scorer
 from tasks.seeds import derive_seed
 from tasks.splits import TRAIN, VALIDATION
-from tasks.verifiers import VERIFIERS
-
-RATIO_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1}
-"""How far the mean ratio of a rollout's first update may stand from 1 before something is wrong."""
-
-
-@dataclass(frozen=True)
-class Estimates:
-    """What a rollout's updates learn from: ``old_values``, ``advantages``, ``targets`` (B,T), ``is_positive`` (B,)."""
-
-    old_values: Tensor
-    advantages: Tensor
-    targets: Tensor
-    is_positive: Tensor
 
 
 def run(job: StageJob) -> StageResult:
     """Optimise ``init`` against ``reward`` on ``prompts``; the artifact is the best policy by validation score."""
     work = job.work
     assert isinstance(work, PolicyOptimization)
-    device = training_device()
+    algorithm, device = work.algorithm, training_device()
 
-    # 1. Policy, reference, critic and reward
+    # 1. What is trained, the reference, the reward, and the prompts
     codec = codec_of(job, "init")
     frozen = frozen_dtype(work.precision)
-    policy = load_policy(job.inputs["init"]).to(device)
-    critic = load_critic(job.inputs["critic"], seed=derive_seed(job.seed, "init")).to(device)
+    networks = load_actor_critic(job, work, device)
     actors = Actors(
-        policy=policy,
+        policy=networks.policy,
         reference=load_policy(job.inputs["reference"], dtype=frozen).to(device),
         scorer=load_scorer(job, work.reward, tokenizer_of="init", device=device, dtype=frozen),
         codec=codec,
         microbatch_size=work.microbatch_size,
         precision=work.precision,
     )
-    optimizers = {
-        "policy": make_optimizer(policy, weight_decay=work.weight_decay),
-        "critic": make_optimizer(critic, weight_decay=work.weight_decay),
-    }
     train, validation = (read_prompts(job.inputs["prompts"], split, codec) for split in (TRAIN, VALIDATION))
+    ptx = read_ptx(job, work, codec)
 
     with Attempt(
         job,
         total=work.iterations,
-        modules={"policy": policy, "critic": critic},
-        optimizers=optimizers,
-        state={"best": None, "best_iteration": 0},
+        modules=networks.modules,
+        optimizers=networks.optimizers,
+        state=initial_state(job, algorithm),
         keeps_best=True,
     ) as attempt:
+        state = attempt.state
         if not attempt.best:
             keep_if_best(attempt, job, actors, validation, iteration=0)
         for iteration in attempt.remaining():
-            # 2. Sample responses and shape their rewards
-            indices = prompts_of_iteration(
-                iteration,
-                num_responses=work.batch_size,
-                samples_per_prompt=work.algorithm.samples_per_prompt,
-                num_prompts=len(train),
-                seed=job.seed,
+            # 2. Sample and score responses, and shape their rewards
+            filled = sample_rollout(job, work, actors, train, first_batch=state["batches"])
+            moments = RunningMoments(**state["moments"])
+            if algorithm.reward_scaling != "none":
+                moments = moments.update(filled.scored.scores.total)
+            rollout = shape(
+                actors, filled.scored, returns=algorithm, moments=moments, kl_coef=state["kl_coef"]
             )
-            seed = derive_seed(job.seed, "sampling", iteration)
-            rollout = collect(actors, train, indices, kl_coef=work.algorithm.kl_coef, seed=seed)
 
             # 3. Advantages for the policy, targets for the critic
-            old_values = rollout_values(critic, rollout.sequences, actors)
-            estimates = estimate(rollout, old_values, work.algorithm)
+            greedy = sample_greedy(work, actors, train, filled.scored)
+            greedy_scores = None
+            if greedy is not None:
+                max_length = job.generation.max_response_tokens
+                greedy_scores = scale(greedy, algorithm, moments, max_length=max_length)
+            old_values = networks.values(rollout.sequences, actors)
+            estimates = estimate(rollout, algorithm, old_values=old_values, greedy_scores=greedy_scores)
 
-            # 4. Update both
-            metrics = update(policy, critic, optimizers, rollout, estimates, job, work, iteration=iteration)
-            metrics |= describe(rollout, old_values, work.algorithm)
+            # 4. Update
+            metrics = update(
+                networks,
+                actors,
+                rollout,
+                estimates,
+                job,
+                work,
+                iteration=iteration,
+                kl_penalty_coef=state["kl_penalty_coef"],
+                ptx=ptx,
+            )
+            metrics |= describe(rollout, estimates, filled, algorithm, state, moments)
+            if greedy is not None:
+                metrics["greedy_score_mean"] = greedy.scores.total.mean().item()
 
-            # 5. Keep the policy that scores best on validation prompts
+            # 5. Steer what is steered
+            state["batches"] += filled.rounds
+            state["moments"] = asdict(moments)
+            state["kl_coef"] = steered_kl_coef(state["kl_coef"], rollout, algorithm)
+            if algorithm.kl_penalty_target is not None:
+                controller = PenaltyController(state["kl_penalty_coef"], target=algorithm.kl_penalty_target)
+                moved = kl_to_old(networks, actors, rollout, estimates, work)
+                state["kl_penalty_coef"] = controller.update(moved).coef
+
+            # 6. Keep the policy that scores best on validation prompts
             if (iteration + 1) % work.validate_every == 0 or iteration + 1 == work.iterations:
                 metrics |= keep_if_best(attempt, job, actors, validation, iteration=iteration + 1)
             attempt.finish_step(
                 metrics, num_tokens=int(rollout.sequences.attention_mask.sum()), headline="score_mean"
             )
-        policy.load_state_dict(attempt.best)
+        networks.policy.load_state_dict(attempt.best)
 
-    # 6. What the best policy is like
+    # 7. What the best policy is like
     measured = measure(job, actors, validation)
-    save_policy(policy, codec.tokenizer, job.output)
+    save_policy(networks.policy, codec.tokenizer, job.output)
     return StageResult(
         metrics={
             **measured,
@@ -137,182 +135,116 @@ def run(job: StageJob) -> StageResult:
     )
 
 
-def estimate(rollout: Rollout, old_values: Tensor, algorithm: Algorithm) -> Estimates:
-    """Advantages by GAE with λ_policy, critic targets with λ_value, from the same values (decoupled GAE)."""
-    mask = rollout.sequences.response_mask
-    lam: float | Tensor = algorithm.lambda_policy
-    if algorithm.length_adaptive_alpha is not None:
-        lam = length_adaptive_lambda(rollout.sequences.lengths, alpha=algorithm.length_adaptive_alpha)
-    advantages = gae(rollout.rewards, old_values, mask, gamma=algorithm.gamma, lam=lam)
-    if algorithm.whiten_advantages:
-        advantages = whiten(advantages, mask)
-    value_advantages = gae(
-        rollout.rewards, old_values, mask, gamma=algorithm.gamma, lam=algorithm.lambda_value
-    )
-    return Estimates(
-        old_values=old_values,
-        advantages=advantages,
-        targets=value_advantages + old_values,
-        is_positive=held_to_be_right(rollout, algorithm),
-    )
-
-
-def held_to_be_right(rollout: Rollout, algorithm: Algorithm) -> Tensor:
-    """Which responses (B,) the positive-example loss imitates: by a verifier, or by a score threshold."""
-    if not algorithm.positive_nll_coef:
-        return torch.zeros_like(rollout.scores, dtype=torch.bool)
-    if algorithm.positive_verifier is not None:
-        verify = VERIFIERS[algorithm.positive_verifier]
-        verdicts = [
-            verify(*pair) for pair in zip(rollout.sampled.prompts, rollout.sampled.responses, strict=True)
-        ]
-        return torch.tensor(verdicts, device=rollout.scores.device)
-    return rollout.scores >= algorithm.positive_threshold
-
-
-def update(
-    policy: PreTrainedModel,
-    critic: ScalarModel,
-    optimizers: dict[str, torch.optim.AdamW],
-    rollout: Rollout,
-    estimates: Estimates,
-    job: StageJob,
-    work: PolicyOptimization,
-    *,
-    iteration: int,
-) -> dict[str, float]:
-    """All optimiser steps of one rollout; returns the means of their metrics, and the first ratio's deviation."""
-    peaks = {"policy": (policy, work.learning_rate), "critic": (critic, work.critic_learning_rate)}
-    cut = list(minibatches(rollout.sequences, work, seed=job.seed, iteration=iteration))
-    steps: list[dict[str, float]] = []
-    for number, rows in enumerate(cut):
-        metrics = accumulate_losses(policy, critic, rollout, estimates, rows, job, work)
-        if number == 0:
-            check_first_ratio(abs(metrics["ratio"] - 1.0), work.precision)
-        for name, (module, peak) in peaks.items():
-            rates = update_weights(
-                optimizers[name],
-                module,
-                work,
-                step=iteration * len(cut) + number,
-                total_steps=work.iterations * len(cut),
-                peak=peak,
-            )
-            metrics |= {f"{rate}_{name}": value for rate, value in rates.items()}
-        steps.append(metrics)
-    return {**means_of(steps), "ratio_deviation_first": abs(steps[0]["ratio"] - 1.0)}
-
-
-def accumulate_losses(
-    policy: PreTrainedModel,
-    critic: ScalarModel,
-    rollout: Rollout,
-    estimates: Estimates,
-    rows: Tensor,
-    job: StageJob,
-    work: PolicyOptimization,
-) -> dict[str, float]:
-    """Add the gradients of one minibatch to policy and critic, micro-batch by micro-batch; returns its metrics.
-
-    Every denominator is the whole minibatch's, so micro-batches change nothing but memory.
-    """
-    algorithm, sequences = work.algorithm, rollout.sequences
-    minibatch_mask = sequences.response_mask[rows]
-    positive_mask = minibatch_mask & estimates.is_positive[rows, None]
-    denominator = denominator_of(
-        minibatch_mask, aggregation=algorithm.aggregation, max_length=job.generation.max_response_tokens
-    )
-    num_tokens, num_positive_tokens = int(minibatch_mask.sum()), int(positive_mask.sum())
-
-    sums = MetricSums()
-    losses = dict.fromkeys(("policy_loss", "value_loss", "entropy"), 0.0)
-    for part in chunks(len(rows), work.microbatch_size):
-        micro_rows = rows[part]
-        micro = sequences.select(micro_rows)
-        mask, width = micro.response_mask, micro.response_ids.shape[1]
-
-        # Policy: surrogate, imitation of its right responses, entropy
-        with autocast(work.precision, mask.device):
-            predicted = response_logprobs(
-                policy,
-                micro,
-                temperature=job.generation.temperature,
-                with_entropy=True,
-            )
-        surrogate = clipped_surrogate(
-            predicted.logprobs,
-            rollout.logprobs[micro_rows, :width],
-            estimates.advantages[micro_rows, :width],
-            mask,
-            clip_range_low=algorithm.clip_range_low,
-            clip_range_high=algorithm.clip_range_high,
-            aggregation=algorithm.aggregation,
-            denominator=denominator,
-        )
-        imitation = positive_example_nll(
-            predicted.logprobs,
-            mask,
-            estimates.is_positive[micro_rows],
-            denominator=num_positive_tokens,
-        )
-        assert predicted.entropy is not None
-        entropy = aggregate(
-            predicted.entropy, mask, aggregation=algorithm.aggregation, denominator=denominator
-        )
-        policy_loss = (
-            surrogate.loss + algorithm.positive_nll_coef * imitation.loss - algorithm.entropy_coef * entropy
-        )
-        policy_loss.backward()
-
-        # Critic: squared error against its targets
-        with autocast(work.precision, mask.device):
-            new_values = values(critic, micro)
-        regression = value_loss(
-            new_values.float(),
-            estimates.old_values[micro_rows, :width],
-            estimates.targets[micro_rows, :width],
-            mask,
-            value_clip_range=algorithm.value_clip_range,
-            denominator=num_tokens,
-        )
-        regression.loss.backward()
-
-        for loss in (surrogate, imitation, regression):
-            sums.add(loss)
-        losses["policy_loss"] += policy_loss.item()
-        losses["value_loss"] += regression.loss.item()
-        losses["entropy"] += float(predicted.entropy.detach()[mask].sum()) / num_tokens
-
-    for name, loss_value in losses.items():
-        if not isfinite(loss_value):
-            raise TrainingDiverged(f"{name} is {loss_value}; lower the learning rate, or look at the rollout")
-    return {**sums.means(), **losses}
-
-
-def check_first_ratio(deviation: float, precision: str) -> None:
-    """Before any update the policy is the one that sampled: its ratio is 1 but for rounding."""
-    if deviation > RATIO_TOLERANCE[precision]:
-        raise TrainingDiverged(
-            f"the mean ratio at a rollout's first update is off 1 by {deviation:.2g} (rounding allows "
-            f"{RATIO_TOLERANCE[precision]:g}): the policy that trains is not the one that sampled"
-        )
-
-
-def describe(rollout: Rollout, old_values: Tensor, algorithm: Algorithm) -> dict[str, float]:
-    """What a rollout was like, before its updates."""
-    mask = rollout.sequences.response_mask
-    returns = monte_carlo_returns(rollout.rewards, mask, gamma=algorithm.gamma)
-    terms = {f"score_mean_{name}": term.mean().item() for name, term in rollout.term_scores.items()}
+def initial_state(job: StageJob, algorithm: Algorithm) -> dict[str, Any]:
+    """What moves with the checkpoints besides weights, as it is before the first iteration."""
+    critic = critic_folder(job) if algorithm.reads_critic else None
     return {
-        "score_mean": rollout.scores.mean().item(),
+        "best": None,
+        "best_iteration": 0,
+        "batches": 0,
+        "kl_coef": algorithm.kl_coef,
+        "kl_penalty_coef": algorithm.kl_penalty_coef,
+        "moments": asdict(read_moments(critic)),
+    }
+
+
+def read_ptx(job: StageJob, work: PolicyOptimization, codec: Codec) -> Ptx | None:
+    """The demonstrations that are imitated on the side, if any are."""
+    if not work.algorithm.ptx_coef:
+        return None
+    examples = read_completions(job.inputs["ptx"], TRAIN, ["response"], codec)
+    order = DataOrder(
+        num_examples=len(examples), batch_size=work.minibatch_size, seed=derive_seed(job.seed, "ptx")
+    )
+    return Ptx(examples, order)
+
+
+def sample_rollout(
+    job: StageJob, work: PolicyOptimization, actors: Actors, prompts: Prompts, *, first_batch: int
+) -> Filled:
+    """One iteration's scored responses; the batches of prompts, and their random numbers, count on from ``first_batch``."""
+    group = work.algorithm.samples_per_prompt
+
+    def draw(number: int) -> Scored:
+        batch = first_batch + number
+        indices = prompts_of_iteration(
+            batch,
+            num_responses=work.batch_size,
+            samples_per_prompt=group,
+            num_prompts=len(prompts),
+            seed=job.seed,
+        )
+        return sample_and_score(actors, prompts, indices, seed=derive_seed(job.seed, "sampling", batch))
+
+    if work.algorithm.drop_uniform_groups:
+        return fill(
+            draw,
+            samples_per_prompt=group,
+            max_rounds=work.algorithm.max_sampling_rounds,
+            pad_token_id=actors.codec.pad_token_id,
+        )
+    scored = draw(0)
+    uniform = uniform_groups(scored.scores.weighted_sum, samples_per_prompt=group)
+    return Filled(scored=scored, rounds=1, uniform_share=uniform.float().mean().item())
+
+
+def sample_greedy(
+    work: PolicyOptimization, actors: Actors, prompts: Prompts, scored: Scored
+) -> Scored | None:
+    """The likeliest response to the prompt of each response, scored; None where no baseline is made of them."""
+    if work.algorithm.advantage != "greedy_baseline":
+        return None
+    place = {text: index for index, text in enumerate(prompts.texts)}
+    distinct = list(dict.fromkeys(scored.sampled.prompts))
+    greedy = sample_and_score(actors, prompts, [place[text] for text in distinct], seed=0, greedy=True)
+    row = {text: number for number, text in enumerate(distinct)}
+    return greedy.select([row[text] for text in scored.sampled.prompts])
+
+
+def steered_kl_coef(kl_coef: float, rollout: Rollout, algorithm: Algorithm) -> float:
+    """β for the next rollout: as it is, or moved towards the target KL (nats per response)."""
+    if algorithm.kl_target is None:
+        return kl_coef
+    controller = ProportionalController(kl_coef, target=algorithm.kl_target, horizon=algorithm.kl_horizon)
+    per_response = sequence_sums(rollout.log_ratios, rollout.sequences.response_mask)
+    return controller.update(per_response.mean().item(), num_sequences=len(per_response)).coef
+
+
+def describe(
+    rollout: Rollout,
+    estimates: Estimates,
+    filled: Filled,
+    algorithm: Algorithm,
+    state: dict[str, Any],
+    moments: RunningMoments,
+) -> dict[str, float]:
+    """What a rollout was like, before its updates, and the coefficients that it was paid with."""
+    mask = rollout.sequences.response_mask
+    advantages = estimates.advantages[mask]
+    terms = {f"score_mean_{name}": term.mean().item() for name, term in rollout.scores.by_term.items()}
+    metrics = {
+        "score_mean": rollout.scores.total.mean().item(),
         **terms,
+        "scaled_score_mean": rollout.scaled_scores.mean().item(),
         "reward_mean": sequence_sums(rollout.rewards, mask).mean().item(),
-        "kl_to_reference": sequence_sums(rollout.kl, mask).mean().item(),
-        "explained_variance": explained_variance(old_values, returns, mask),
-        "positive_share": held_to_be_right(rollout, algorithm).float().mean().item(),
+        "kl_to_reference": sequence_sums(rollout.log_ratios, mask).mean().item(),
+        "kl_coef": state["kl_coef"],
+        "advantage_mean": advantages.mean().item(),
+        "advantage_std": advantages.std(correction=0).item(),
+        "positive_share": estimates.is_positive.float().mean().item(),
         "response_length_mean": rollout.sequences.lengths.float().mean().item(),
         "truncated_share": (~rollout.sampled.ended).float().mean().item(),
+        "uniform_group_share": filled.uniform_share,
+        "sampling_rounds": filled.rounds,
     }
+    if estimates.old_values is not None:
+        returns = monte_carlo_returns(rollout.rewards, mask, gamma=algorithm.gamma)
+        metrics["explained_variance"] = explained_variance(estimates.old_values, returns, mask)
+    if algorithm.reward_scaling != "none":
+        metrics |= {"reward_moments_mean": moments.mean, "reward_moments_std": moments.std}
+    if algorithm.kl_penalty_coef:
+        metrics["kl_penalty_coef"] = state["kl_penalty_coef"]
+    return metrics
 
 
 def keep_if_best(
@@ -331,12 +263,11 @@ def measure(job: StageJob, actors: Actors, validation: Prompts) -> dict[str, flo
     """Responses to validation prompts, always sampled from the same stream: score, KL (nats), length (tokens)."""
     assert isinstance(job.work, PolicyOptimization)
     indices = [index % len(validation) for index in range(job.work.validation_samples)]
-    rollout = collect(
-        actors, validation, indices, kl_coef=0.0, seed=derive_seed(job.seed, "validation sampling")
-    )
+    scored = sample_and_score(actors, validation, indices, seed=derive_seed(job.seed, "validation sampling"))
+    rollout = shape(actors, scored, returns=Returns())
     return {
-        "validation_score": rollout.scores.mean().item(),
-        "kl_to_reference": sequence_sums(rollout.kl, rollout.sequences.response_mask).mean().item(),
+        "validation_score": rollout.scores.total.mean().item(),
+        "kl_to_reference": sequence_sums(rollout.log_ratios, rollout.sequences.response_mask).mean().item(),
         "mean_response_length": rollout.sequences.lengths.float().mean().item(),
         "truncated_share": (~rollout.sampled.ended).float().mean().item(),
     }

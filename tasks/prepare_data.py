@@ -4,7 +4,7 @@ What it writes is all that later stages read, so neither they nor an audit depen
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,8 @@ import pyarrow as pa
 
 from schemas.job import PrepareData, StageJob, StageResult
 from schemas.recipe import Data
-from schemas.tables import REPEATED, TEXT_COLUMNS, Report, usable
+from schemas.references import CONTENT_COLUMNS, OPTIONAL_COLUMNS
+from schemas.tables import COLUMN_TYPES, REPEATED, Report, usable
 from tasks import arithmetic
 from tasks.columns import map_row
 from tasks.journal import Progress
@@ -65,23 +66,26 @@ def run(job: StageJob) -> StageResult:
 
 
 def builtin_batches(data: Data, content: str) -> Iterator[pa.Table]:
-    """Rows of ``builtin:arithmetic/KIND``, which come with the side that each belongs to."""
-    kind = data.source.removeprefix(BUILTIN)
+    """Rows of ``builtin:NAME/KIND``, which come with the side that each belongs to."""
+    name, _, kind = data.source.removeprefix(BUILTIN).partition("/")
+    dial = arithmetic.DIALS.get(name)
     count = data.rows or BUILTIN_ROWS
     rows: Iterator[Row]
-    if kind == "arithmetic/demonstrations":
-        rows = arithmetic.demonstrations(seed=BUILTIN_SEED, count=count)
-    elif kind == "arithmetic/preferences":
-        rows = arithmetic.preferences(seed=BUILTIN_SEED, count=count)
-    elif kind == "arithmetic/prompts":
+    if dial is None:
+        known = ", ".join(BUILTIN + name for name in arithmetic.DIALS)
+        raise UnusableData(f"source={data.source!r} is not built in; there are {known}")
+    if kind == "demonstrations":
+        rows = arithmetic.demonstrations(seed=BUILTIN_SEED, count=count, dial=dial)
+    elif kind == "preferences":
+        rows = arithmetic.preferences(seed=BUILTIN_SEED, count=count, dial=dial)
+    elif kind == "prompts":
         held_out = {side: number_of(getattr(data.split, side), count) for side in SPLITS if side != TRAIN}
-        rows = arithmetic.prompts(seed=BUILTIN_SEED, train=count, **held_out)
+        rows = arithmetic.prompts(seed=BUILTIN_SEED, train=count, **held_out, dial=dial)
     else:
         raise UnusableData(
-            f"source={data.source!r} is not built in; there are builtin:arithmetic/demonstrations, "
-            "builtin:arithmetic/preferences and builtin:arithmetic/prompts"
+            f"source={data.source!r} is not built in; {BUILTIN}{name} has demonstrations, preferences and prompts"
         )
-    columns = (*TEXT_COLUMNS[content], "split")
+    columns = (*CONTENT_COLUMNS[content], "split")
     yield pa.Table.from_pylist([{column: row[column] for column in columns} for row in rows])
 
 
@@ -91,12 +95,28 @@ def number_of(size: int | float, rows: int) -> int:
 
 
 def file_batches(data: Data, content: str, *, cache: Path) -> Iterator[pa.Table]:
-    """Rows of the user's file in our columns, slice by slice; the file is read by ``datasets``."""
-    columns: dict[str, str] = dict(data.columns) or {column: column for column in TEXT_COLUMNS[content]}
-    schema = pa.schema([(column, pa.string()) for column in columns])
-    for batch in open_file(data.source, cache=cache).iter(batch_size=SLICE_ROWS):
+    """Rows of the user's file in our columns, slice by slice; the file is read by ``datasets``.
+
+    Raises:
+        UnusableData: the file cannot be read as what its suffix says, or cannot hold such rows.
+    """
+    if content == "rankings" and Path(data.source).suffix.lower() == ".csv":
+        raise UnusableData(
+            f"source={data.source!r}: rankings are lists of responses and ranks, and a .csv file has no lists; "
+            "convert it to .jsonl or .parquet"
+        )
+    file = open_file(data.source, cache=cache)
+    columns: dict[str, str] = dict(data.columns) or own_columns(content, file.column_names)
+    schema = pa.schema([(column, COLUMN_TYPES[column]) for column in columns])
+    for batch in file.iter(batch_size=SLICE_ROWS):
         mapped = [map_row(row, columns) for row in batch.to_pylist()]
         yield pa.Table.from_pylist(mapped, schema=schema)
+
+
+def own_columns(content: str, there: Sequence[str]) -> dict[str, str]:
+    """The mapping of a file whose columns are called like ours: all that must be, and what may be and is."""
+    optional = [column for column in OPTIONAL_COLUMNS.get(content, ()) if column in there]
+    return {column: column for column in (*CONTENT_COLUMNS[content], *optional)}
 
 
 def open_file(source: str, *, cache: Path) -> Any:

@@ -1,10 +1,15 @@
-"""Reward modelling: a scalar head that scores the preferred response of a pair above the other (Bradley-Terry)."""
+"""Reward modelling: a scalar head that scores preferred responses above the others (Bradley-Terry).
+
+It learns from pairs, or from rankings of several responses to each prompt. The two have each a function that adds a
+minibatch's gradient and one that measures held-out rows; all else is the same.
+"""
 
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
-from algorithms.preference_loss import bradley_terry, score_centring
+from algorithms.preference_loss import bradley_terry, rankable, ranking_loss, score_centring
 from algorithms.supervised_loss import token_nll
 from models.folders import tokenizer_digest
 from models.heads import (
@@ -18,8 +23,8 @@ from models.output_head import OutputHead
 from schemas.job import StageJob, StageResult
 from schemas.recipe import RewardModelling
 from tasks.attempt import Attempt
-from tasks.data_order import DataOrder
-from tasks.examples import Completions, codec_of, read_completions
+from tasks.data_order import order_of
+from tasks.examples import Codec, Completions, Rankings, codec_of, read_completions, read_rankings
 from tasks.metric_sums import MetricSums
 from tasks.optimization import autocast, chunks, make_optimizer, training_device, update_weights
 from tasks.seeds import derive_seed
@@ -33,26 +38,19 @@ CENTRE_ROWS = 1024
 
 
 def run(job: StageJob) -> StageResult:
-    """Train a scalar head and trunk from ``init`` on the pairs of ``data``; the artifact is a reward model."""
+    """Train a scalar head and trunk from ``init`` on ``data`` or ``rankings``; the artifact is a reward model."""
     work = job.work
     assert isinstance(work, RewardModelling)
     device = training_device()
 
-    # 1. The policy's trunk with a fresh head, and every pair as ids
+    # 1. The policy's trunk with a fresh head, and every pair or ranking as ids
     codec = codec_of(job, "init")
     reward, language_head = reward_with_language_head(
         job.inputs["init"], seed=derive_seed(job.seed, "init"), device=device
     )
-    train, validation, test = (
-        read_completions(job.inputs["data"], split, SIDES, codec) for split in (TRAIN, VALIDATION, TEST)
-    )
+    train, validation, test = (read_preferences(job, split, codec) for split in (TRAIN, VALIDATION, TEST))
     optimizer = make_optimizer(reward, weight_decay=work.weight_decay)
-    order = DataOrder(
-        num_examples=len(train),
-        batch_size=work.batch_size,
-        seed=job.seed,
-        lengths=train.lengths() if work.group_by_length else None,
-    )
+    order = order_of(train, work, job.seed)
     num_steps = order.num_batches(work.epochs)
 
     # 2. Optimiser steps, from wherever an earlier attempt got to
@@ -66,9 +64,9 @@ def run(job: StageJob) -> StageResult:
             metrics |= update_weights(optimizer, reward, work, step=step, total_steps=num_steps)
             attempt.finish_step(metrics, num_tokens=num_tokens, headline="loss")
 
-    # 3. How well it ranks pairs that it has not seen
-    held_out = measure_pairs(reward, test, batch_size=work.batch_size)
-    selected = measure_pairs(reward, validation, batch_size=work.batch_size)
+    # 3. How well it ranks what it has not seen
+    held_out = measure_preferences(reward, test, batch_size=work.batch_size)
+    selected = measure_preferences(reward, validation, batch_size=work.batch_size)
     measured = {**held_out, **{f"validation_{name}": value for name, value in selected.items()}}
 
     # 4. Scores have no natural zero: put it at the mean demonstration
@@ -84,14 +82,46 @@ def run(job: StageJob) -> StageResult:
     )
 
 
+def read_preferences(job: StageJob, split: str, codec: Codec) -> Completions | Rankings:
+    """The pairs of ``data`` or the rankings of ``rankings``, whichever the recipe names."""
+    if "rankings" in job.inputs:
+        return read_rankings(job.inputs["rankings"], split, codec)
+    return read_completions(job.inputs["data"], split, SIDES, codec)
+
+
 def accumulate_preferences(
+    reward: ScalarModel,
+    language_head: OutputHead,
+    preferences: Completions | Rankings,
+    indices: Sequence[int],
+    work: RewardModelling,
+) -> tuple[dict[str, float], int]:
+    """Add the gradient of the minibatch's mean loss, micro-batch by micro-batch; returns its metrics and tokens."""
+    if isinstance(preferences, Rankings):
+        return accumulate_rankings(reward, preferences, indices, work)
+    return accumulate_pairs(reward, language_head, preferences, indices, work)
+
+
+def measure_preferences(
+    reward: ScalarModel, preferences: Completions | Rankings, *, batch_size: int
+) -> dict[str, float]:
+    """``pair_accuracy``, ``score_gap`` and ``preference_loss`` over held-out pairs or rankings."""
+    if isinstance(preferences, Rankings):
+        return measure_rankings(reward, preferences, batch_size=batch_size)
+    return measure_pairs(reward, preferences, batch_size=batch_size)
+
+
+def accumulate_pairs(
     reward: ScalarModel,
     language_head: OutputHead,
     pairs: Completions,
     indices: Sequence[int],
     work: RewardModelling,
 ) -> tuple[dict[str, float], int]:
-    """Add the gradient of the minibatch's mean loss, micro-batch by micro-batch; returns its metrics and tokens."""
+    """The gradient of Σ −log σ(chosen − rejected − margin)/pairs, with centring and the chosen responses' NLL.
+
+    The margin is each pair's own, where the data has margins. A micro-batch counts pairs.
+    """
     sums, loss_sum, num_tokens = MetricSums(), 0.0, 0
     num_pairs = float(len(indices))
     num_chosen_tokens = float(sum(len(pairs.response_ids["chosen"][index]) for index in indices))
@@ -105,7 +135,8 @@ def accumulate_preferences(
                 both, logprobs = scores(reward, batch), None
         chosen, rejected = both.chunk(2)
 
-        preference = bradley_terry(chosen, rejected, denominator=num_pairs)
+        margin = _margin(pairs, indices[rows], chosen)
+        preference = bradley_terry(chosen, rejected, margin=margin, denominator=num_pairs)
         centring = score_centring(chosen, rejected, denominator=num_pairs)
         loss = preference.loss + work.centre_coef * centring.loss
         sums.add(preference)
@@ -121,9 +152,65 @@ def accumulate_preferences(
     return {"loss": loss_sum, **means}, num_tokens
 
 
+def _margin(pairs: Completions, indices: Sequence[int], like: Tensor) -> Tensor | None:
+    return None if pairs.margins is None else like.new_tensor([pairs.margins[index] for index in indices])
+
+
+def accumulate_rankings(
+    reward: ScalarModel, rankings: Rankings, indices: Sequence[int], work: RewardModelling
+) -> tuple[dict[str, float], int]:
+    """The gradient of the mean over prompts of each one's mean −log σ(better − worse) over its untied pairs.
+
+    Every completion goes through the model once. A micro-batch counts prompts, and holds all completions of each.
+    """
+    sums, loss_sum, num_tokens = MetricSums(), 0.0, 0
+    score_sum, num_completions = 0.0, 0
+    num_prompts = float(rankable(*rankings.ranks_of(indices)))
+    for rows in chunks(len(indices), work.microbatch_size):
+        batch = rankings.batch(indices[rows]).to(reward.head.weight.device)
+        with autocast(work.precision, batch.ranks.device):
+            completion_scores = scores(reward, batch.sequences)
+        preference = ranking_loss(completion_scores, batch.ranks, batch.group_ids, denominator=num_prompts)
+        sums.add(preference)
+        preference.loss.backward()
+        loss_sum += preference.loss.item()
+        score_sum += float(completion_scores.detach().sum())
+        num_completions += len(batch.sequences)
+        num_tokens += int(batch.sequences.attention_mask.sum())
+    means = {CURVES.get(name, name): mean for name, mean in sums.means().items()}
+    return {"loss": loss_sum, **means, "score_mean": score_sum / num_completions}, num_tokens
+
+
+@torch.no_grad()
+def measure_rankings(reward: ScalarModel, rankings: Rankings, *, batch_size: int) -> dict[str, float]:
+    """Accuracy, Bradley-Terry loss (nats) and mean score gap over all untied pairs of held-out rankings.
+
+    Accuracy and gap count every pair once, so a prompt with many responses says more. The loss is weighted as in
+    training: a mean over prompts of each one's mean over its pairs.
+    """
+    sums, loss_sum, num_prompts = MetricSums(), 0.0, 0
+    for rows in chunks(len(rankings), batch_size):
+        batch = rankings.batch(range(len(rankings))[rows]).to(reward.head.weight.device)
+        completion_scores = scores(reward, batch.sequences)
+        result = ranking_loss(completion_scores, batch.ranks, batch.group_ids, denominator=1.0)
+        sums.add(result)
+        loss_sum += result.loss.item()
+        num_prompts += rankable(batch.ranks, batch.group_ids)
+    means = sums.means()
+    return {
+        "pair_accuracy": means["pair_accuracy"],
+        "score_gap": means["score_gap"],
+        "preference_loss": loss_sum / num_prompts,
+    }
+
+
 @torch.no_grad()
 def measure_pairs(reward: ScalarModel, pairs: Completions, *, batch_size: int) -> dict[str, float]:
-    """Accuracy, Bradley-Terry loss (nats) and mean score gap over held-out pairs."""
+    """Accuracy, Bradley-Terry loss (nats) and mean score gap over held-out pairs.
+
+    Margins are left out, as they only say how to learn: a pair counts as right where chosen scores above rejected, and
+    the numbers of data with margins and without can be compared.
+    """
     sums, loss_sum = MetricSums(), 0.0
     for rows in chunks(len(pairs), batch_size):
         batch = pairs.batch(range(len(pairs))[rows]).to(reward.head.weight.device)

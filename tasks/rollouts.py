@@ -8,16 +8,17 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from algorithms.kl import kl_estimate
-from algorithms.rewards import shape_rewards
+from algorithms.rewards import RunningMoments, overlong_penalty, scale_scores, shape_rewards
 from models.heads import ScalarModel, values
 from models.logprobs import response_logprobs
 from models.prompts import decode_all
 from models.sampling import sample
 from models.sequences import Sequences, collate
+from schemas.algorithm import Returns
 from tasks.data_order import DataOrder
 from tasks.examples import Codec, Prompts
 from tasks.optimization import autocast, chunks
-from tasks.scoring import Scorer, score
+from tasks.scoring import Scorer, Scores, score
 
 
 @dataclass(frozen=True)
@@ -31,24 +32,61 @@ class Sampled:
 
 
 @dataclass(frozen=True)
-class Rollout:
-    """Sampled responses with everything that was fixed when they were sampled.
-
-    ``scores`` (B,) are before KL, ``term_scores`` the same by term; ``logprobs`` (B,T) are the sampling policy's,
-    ``kl`` (B,T) the k1 estimate against the reference (0 without one), ``rewards`` (B,T) the shaped reward.
-    """
+class Scored:
+    """Sampled responses with their scores, before any scaling and KL."""
 
     sampled: Sampled
-    scores: Tensor
-    term_scores: dict[str, Tensor]
+    scores: Scores
+
+    def select(self, rows: Sequence[int]) -> "Scored":
+        """The responses at ``rows``, in that order."""
+        places = torch.tensor(rows, device=self.sampled.ended.device)
+        return Scored(
+            sampled=Sampled(
+                prompts=[self.sampled.prompts[row] for row in rows],
+                responses=[self.sampled.responses[row] for row in rows],
+                sequences=self.sampled.sequences.select(places),
+                ended=self.sampled.ended[places],
+            ),
+            scores=Scores(
+                total=self.scores.total[places],
+                weighted_sum=self.scores.weighted_sum[places],
+                by_term={name: term[places] for name, term in self.scores.by_term.items()},
+            ),
+        )
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """Sampled responses with everything that was fixed when they were sampled."""
+
+    sampled: Sampled
+    scores: Scores
+    scaled_scores: Tensor
+    """(B,): scaled, clipped and shaped by length, as ``Returns`` says; what the last token is paid."""
     logprobs: Tensor
+    """(B,T): the sampling policy's."""
+    ref_logprobs: Tensor | None
+    """(B,T): the reference's, where there is one."""
     kl: Tensor
+    """(B,T): KL to the reference of the kind that the reward counts; 0 without a reference."""
+    kl_coef: float
     rewards: Tensor
+    """(B,T): −kl_coef · kl on every token, and the scaled score on the last."""
 
     @property
     def sequences(self) -> Sequences:
         """The ids that were sampled."""
         return self.sampled.sequences
+
+    @property
+    def log_ratios(self) -> Tensor:
+        """(B,T): log π − log π_ref of each sampled token (k1), in nats; 0 without a reference."""
+        return (
+            torch.zeros_like(self.logprobs)
+            if self.ref_logprobs is None
+            else self.logprobs - self.ref_logprobs
+        )
 
 
 @dataclass(frozen=True)
@@ -104,11 +142,10 @@ def sample_responses(
     )
 
 
-def collect(
-    actors: Actors, prompts: Prompts, indices: Sequence[int], *, kl_coef: float, seed: int
-) -> Rollout:
-    """Sample, score, and shape the rewards: −β·k1 on every token, the score on the last one."""
-    # 1. Sample
+def sample_and_score(
+    actors: Actors, prompts: Prompts, indices: Sequence[int], *, seed: int, greedy: bool = False
+) -> Scored:
+    """One response to each of the prompts at ``indices``, and what it is worth as a whole."""
     sampled = sample_responses(
         actors.policy,
         actors.codec,
@@ -116,10 +153,9 @@ def collect(
         indices,
         seed=seed,
         microbatch_size=actors.microbatch_size,
+        greedy=greedy,
     )
-
-    # 2. Score whole responses
-    scored = score(
+    scores = score(
         actors.scorer,
         sampled.sequences,
         prompts=sampled.prompts,
@@ -127,24 +163,86 @@ def collect(
         ended=sampled.ended,
         microbatch_size=actors.microbatch_size,
     )
+    return Scored(sampled=sampled, scores=scores)
 
-    # 3. Log-probabilities of the policy that sampled, and of the reference
-    logprobs = rollout_logprobs(actors.policy, sampled.sequences, actors)
-    if actors.reference is None:
-        kl = torch.zeros_like(logprobs)
-    else:
-        kl = kl_estimate(logprobs, rollout_logprobs(actors.reference, sampled.sequences, actors), kind="k1")
 
-    # 4. One reward per token
-    rewards = shape_rewards(scored.total, kl, sampled.sequences.response_mask, kl_coef=kl_coef)
-    return Rollout(
-        sampled=sampled,
-        scores=scored.total,
-        term_scores=scored.by_term,
-        logprobs=logprobs,
-        kl=kl,
-        rewards=rewards,
+def shape(
+    actors: Actors,
+    scored: Scored,
+    *,
+    returns: Returns,
+    moments: RunningMoments | None = None,
+    kl_coef: float | None = None,
+) -> Rollout:
+    """One reward per token: −β·KL on each, the scaled score on the last.
+
+    Args:
+        moments: of the scores so far, these included; read where ``returns`` scales.
+        kl_coef: β as a controller has it now; None: that of ``returns``.
+    """
+    sequences = scored.sampled.sequences
+    logprobs = rollout_logprobs(actors.policy, sequences, actors)
+    ref_logprobs, full_kl = None, None
+    if actors.reference is not None:
+        ref_logprobs = rollout_logprobs(actors.reference, sequences, actors)
+        if returns.kl_kind == "full" and returns.kl_coef:
+            full_kl = rollout_full_kl(actors, sequences)
+    return paid(
+        scored,
+        logprobs,
+        ref_logprobs,
+        full_kl,
+        returns=returns,
+        moments=moments,
+        kl_coef=returns.kl_coef if kl_coef is None else kl_coef,
+        max_length=actors.codec.generation.max_response_tokens,
     )
+
+
+def paid(
+    scored: Scored,
+    logprobs: Tensor,
+    ref_logprobs: Tensor | None,
+    full_kl: Tensor | None = None,
+    *,
+    returns: Returns,
+    moments: RunningMoments | None,
+    kl_coef: float,
+    max_length: int,
+) -> Rollout:
+    """The rollout whose policy and reference say this of its tokens, (B,T) each; ``full_kl`` for that kind of KL."""
+    kl = torch.zeros_like(logprobs)
+    if full_kl is not None:
+        kl = full_kl
+    elif ref_logprobs is not None and returns.kl_kind != "full":
+        kl = kl_estimate(logprobs, ref_logprobs, kind=returns.kl_kind)
+    scaled_scores = scale(scored, returns, moments, max_length=max_length)
+    mask = scored.sampled.sequences.response_mask
+    return Rollout(
+        sampled=scored.sampled,
+        scores=scored.scores,
+        scaled_scores=scaled_scores,
+        logprobs=logprobs,
+        ref_logprobs=ref_logprobs,
+        kl=kl,
+        kl_coef=kl_coef,
+        rewards=shape_rewards(scaled_scores, kl, mask, kl_coef=kl_coef),
+    )
+
+
+def scale(scored: Scored, returns: Returns, moments: RunningMoments | None, *, max_length: int) -> Tensor:
+    """The scores (B,) scaled by the moments, clipped, and less what a response loses by its length (DAPO)."""
+    scores = scored.scores.total
+    if returns.reward_scaling != "none":
+        assert moments is not None
+        scores = scale_scores(scores, moments, subtract_mean=returns.reward_scaling == "normalise", clip=None)
+    if returns.reward_clip is not None:
+        scores = scores.clamp(-returns.reward_clip, returns.reward_clip)
+    if returns.overlong_buffer is not None:
+        buffer = max(1, round(returns.overlong_buffer * max_length))
+        lengths = scored.sampled.sequences.lengths
+        scores = scores + overlong_penalty(lengths, max_length=max_length, buffer=buffer)
+    return scores
 
 
 def rollout_logprobs(model: PreTrainedModel, sequences: Sequences, actors: Actors) -> Tensor:
@@ -165,6 +263,23 @@ def rollout_values(critic: ScalarModel, sequences: Sequences, actors: Actors) ->
             return values(critic, micro)
 
     return per_token(predicted, sequences, microbatch_size=actors.microbatch_size)
+
+
+def rollout_full_kl(actors: Actors, sequences: Sequences) -> Tensor:
+    """KL(π‖ref) (B,T) over the whole vocabulary at each token, in nats."""
+
+    def divergence(micro: Sequences) -> Tensor:
+        with autocast(actors.precision, micro.input_ids.device):
+            predicted = response_logprobs(
+                actors.policy,
+                micro,
+                temperature=actors.codec.generation.temperature,
+                reference=actors.reference,
+            )
+        assert predicted.full_kl is not None
+        return predicted.full_kl
+
+    return per_token(divergence, sequences, microbatch_size=actors.microbatch_size)
 
 
 @torch.no_grad()

@@ -27,6 +27,8 @@ class Term:
     name: str
     weight: float
     scorer: ScalarModel | Verifier
+    wrong: float = 0.0
+    """A verifier's score of a wrong response; a right one has 1."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +41,12 @@ class Scorer:
 
 @dataclass(frozen=True)
 class Scores:
-    """Scores (B,) of whole responses before any KL: their sum with the missing-EOS rule applied, and each term's."""
+    """Scores (B,) of whole responses, before any scaling and KL."""
 
     total: Tensor
+    """The weighted sum of the terms, with the missing-EOS rule applied."""
+    weighted_sum: Tensor
+    """The same without that rule: what tells whether all responses of a group are equally right."""
     by_term: dict[str, Tensor]
 
 
@@ -61,7 +66,8 @@ def load_scorer(
     terms = []
     for index, term in enumerate(job.rewards[reward].terms):
         if term.verifier is not None:
-            terms.append(Term(name=term.verifier, weight=term.weight, scorer=VERIFIERS[term.verifier]))
+            verifier = VERIFIERS[term.verifier]
+            terms.append(Term(name=term.name, weight=term.weight, scorer=verifier, wrong=term.wrong))
             continue
         assert term.model is not None
         folder = job.inputs[f"reward.{reward}.{index}"]
@@ -72,7 +78,7 @@ def load_scorer(
             )
         terms.append(
             Term(
-                name=term.model,
+                name=term.name,
                 weight=term.weight,
                 scorer=load_scalar(folder, role="reward", dtype=dtype).to(device),
             )
@@ -90,7 +96,7 @@ def score(
     ended: Tensor,
     microbatch_size: int | None,
 ) -> Scores:
-    """Score a batch; a verifier gives 1 for right and 0 for wrong.
+    """Score a batch; a verifier gives 1 for right, and for wrong what its term says.
 
     Args:
         ended: (B,) True where the response reached its end-of-sequence token.
@@ -102,10 +108,13 @@ def score(
             term_scores = _model_scores(term.scorer, sequences, microbatch_size)
         else:
             verdicts = [term.scorer(prompt, text) for prompt, text in zip(prompts, responses, strict=True)]
-            term_scores = torch.tensor(verdicts, dtype=torch.float32, device=ended.device)
+            right = torch.tensor(verdicts, dtype=torch.bool, device=ended.device)
+            term_scores = torch.where(right, 1.0, term.wrong)
         by_term[term.name] = term_scores
         total = total + term.weight * term_scores
-    return Scores(total=apply_missing_eos(total, ended, scorer.missing_eos), by_term=by_term)
+    return Scores(
+        total=apply_missing_eos(total, ended, scorer.missing_eos), weighted_sum=total, by_term=by_term
+    )
 
 
 def apply_missing_eos(total: Tensor, ended: Tensor, rule: MissingEos | None) -> Tensor:

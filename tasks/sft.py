@@ -10,7 +10,7 @@ from models.sequences import Sequences
 from schemas.job import StageJob, StageResult
 from schemas.recipe import SupervisedFineTuning
 from tasks.attempt import Attempt
-from tasks.data_order import DataOrder
+from tasks.data_order import order_of
 from tasks.examples import Completions, codec_of, read_completions
 from tasks.optimization import autocast, chunks, make_optimizer, training_device, update_weights
 from tasks.splits import TEST, TRAIN, VALIDATION
@@ -30,12 +30,7 @@ def run(job: StageJob) -> StageResult:
         for split in (TRAIN, VALIDATION, TEST)
     )
     optimizer = make_optimizer(policy, weight_decay=work.weight_decay)
-    order = DataOrder(
-        num_examples=len(train),
-        batch_size=work.batch_size,
-        seed=job.seed,
-        lengths=train.lengths() if work.group_by_length else None,
-    )
+    order = order_of(train, work, job.seed)
     num_steps = order.num_batches(work.epochs)
 
     # 2. Optimiser steps, from wherever an earlier attempt got to

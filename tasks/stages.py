@@ -9,8 +9,11 @@ MODULES = {
     "prepare_data": "tasks.prepare_data",
     "sft": "tasks.sft",
     "reward_model": "tasks.reward_model",
+    "dpo": "tasks.dpo",
     "value_pretraining": "tasks.value_pretraining",
     "policy_optimization": "tasks.policy_optimization",
+    "best_of_n": "tasks.best_of_n",
+    "preference_collection": "tasks.preference_collection",
     "evaluation": "tasks.evaluation",
 }
 

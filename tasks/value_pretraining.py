@@ -12,13 +12,15 @@ from torch import Tensor
 
 from algorithms.advantages import monte_carlo_returns
 from algorithms.diagnostics import ValueDiagnostics, value_diagnostics
+from algorithms.rewards import RunningMoments
 from algorithms.value_loss import value_loss
 from models.folders import load_policy, tokenizer_digest
 from models.heads import ScalarModel, load_critic, save_value, values
 from schemas.job import StageJob, StageResult
 from schemas.recipe import ValuePretraining
 from tasks.attempt import Attempt, weights_of
-from tasks.examples import codec_of, read_prompts
+from tasks.data_order import DataOrder
+from tasks.examples import Prompts, codec_of, read_prompts
 from tasks.metric_sums import MetricSums
 from tasks.minibatches import minibatches
 from tasks.optimization import (
@@ -29,7 +31,15 @@ from tasks.optimization import (
     training_device,
     update_weights,
 )
-from tasks.rollouts import Actors, Rollout, collect, prompts_of_iteration, rollout_values
+from tasks.reward_moments import write_moments
+from tasks.rollouts import (
+    Actors,
+    Rollout,
+    prompts_of_iteration,
+    rollout_values,
+    sample_and_score,
+    shape,
+)
 from tasks.scoring import load_scorer
 from tasks.seeds import derive_seed
 from tasks.splits import TRAIN, VALIDATION
@@ -50,8 +60,7 @@ def run(job: StageJob) -> StageResult:
     """Pretrain the critic that starts from ``init`` on responses of ``policy``; the artifact is a value model."""
     work = job.work
     assert isinstance(work, ValuePretraining)
-    assert work.gamma is not None  # the loader resolved both
-    assert work.kl_coef is not None
+    assert work.returns is not None  # the loader resolved them
     device = training_device()
 
     # 1. The fixed policy, the policy stage's own reward, and a critic
@@ -60,7 +69,9 @@ def run(job: StageJob) -> StageResult:
     policy = load_policy(job.inputs["policy"], dtype=frozen).to(device)
     actors = Actors(
         policy=policy,
-        reference=load_policy(job.inputs["reference"], dtype=frozen).to(device) if work.kl_coef else None,
+        reference=load_policy(job.inputs["reference"], dtype=frozen).to(device)
+        if work.returns.kl_coef
+        else None,
         scorer=load_scorer(job, work.reward, tokenizer_of="policy", device=device, dtype=frozen),
         codec=codec,
         microbatch_size=work.microbatch_size,
@@ -71,7 +82,8 @@ def run(job: StageJob) -> StageResult:
 
     # 2. Prompts to train on, and responses to others to be measured on
     prompts = read_prompts(job.inputs["prompts"], TRAIN, codec)
-    held_out = sample_held_out(job, work, actors)
+    moments = sample_moments(job, work, actors, prompts)
+    held_out = sample_held_out(job, work, actors, moments)
 
     with Attempt(
         job,
@@ -93,11 +105,15 @@ def run(job: StageJob) -> StageResult:
                 seed=job.seed,
             )
             seed = derive_seed(job.seed, "sampling", iteration)
-            rollout = collect(actors, prompts, indices, kl_coef=work.kl_coef, seed=seed)
-            returns = monte_carlo_returns(rollout.rewards, rollout.sequences.response_mask, gamma=work.gamma)
+            scored = sample_and_score(actors, prompts, indices, seed=seed)
+            rollout = shape(actors, scored, returns=work.returns, moments=moments)
+            returns = monte_carlo_returns(
+                rollout.rewards, rollout.sequences.response_mask, gamma=work.returns.gamma
+            )
 
             # 4. Regress on them, without a value clip: the critic has far to go
-            cut = list(minibatches(rollout.sequences, work, seed=job.seed, iteration=iteration))
+            epochs = minibatches(rollout.sequences, work, seed=job.seed, iteration=iteration)
+            cut = [rows for epoch in epochs for rows in epoch]
             for number, rows in enumerate(cut):
                 metrics = accumulate_value_loss(critic, rollout, returns, rows, work)
                 step = iteration * len(cut) + number
@@ -113,7 +129,7 @@ def run(job: StageJob) -> StageResult:
             attempt.finish_step(
                 {
                     **metrics,
-                    "score_mean": rollout.scores.mean().item(),
+                    "score_mean": rollout.scores.total.mean().item(),
                     "return_mean": returns[rollout.sequences.response_mask].mean().item(),
                 },
                 num_tokens=int(rollout.sequences.attention_mask.sum()),
@@ -123,6 +139,8 @@ def run(job: StageJob) -> StageResult:
 
     measured = diagnose(critic, held_out, actors)
     save_value(critic, codec.tokenizer, job.output)
+    if moments.count:
+        write_moments(job.output, moments)
     return StageResult(
         metrics={
             **headline_metrics(measured),
@@ -133,16 +151,31 @@ def run(job: StageJob) -> StageResult:
     )
 
 
-def sample_held_out(job: StageJob, work: ValuePretraining, actors: Actors) -> HeldOut:
+def sample_moments(job: StageJob, work: ValuePretraining, actors: Actors, prompts: Prompts) -> RunningMoments:
+    """Moments of the scores of one rollout, by which all returns here are scaled, and which the policy stage takes over.
+
+    They stay as they are for the whole stage: a target that moves with them would not be the return of one policy.
+    """
+    assert work.returns is not None
+    if work.returns.reward_scaling == "none":
+        return RunningMoments()
+    order = DataOrder(
+        num_examples=len(prompts), batch_size=work.batch_size, seed=derive_seed(job.seed, "moments")
+    )
+    scored = sample_and_score(actors, prompts, order.batch(0), seed=derive_seed(job.seed, "moments sampling"))
+    return RunningMoments().update(scored.scores.total)
+
+
+def sample_held_out(
+    job: StageJob, work: ValuePretraining, actors: Actors, moments: RunningMoments
+) -> HeldOut:
     """Responses to validation prompts; a pure function of the seed, so that a resumed stage samples the same."""
+    assert work.returns is not None
     prompts = read_prompts(job.inputs["prompts"], VALIDATION, actors.codec)
     indices = [index % len(prompts) for index in range(work.validation_samples)]
-    assert work.kl_coef is not None  # the loader resolved both
-    assert work.gamma is not None
-    rollout = collect(
-        actors, prompts, indices, kl_coef=work.kl_coef, seed=derive_seed(job.seed, "validation sampling")
-    )
-    returns = monte_carlo_returns(rollout.rewards, rollout.sequences.response_mask, gamma=work.gamma)
+    scored = sample_and_score(actors, prompts, indices, seed=derive_seed(job.seed, "validation sampling"))
+    rollout = shape(actors, scored, returns=work.returns, moments=moments)
+    returns = monte_carlo_returns(rollout.rewards, rollout.sequences.response_mask, gamma=work.returns.gamma)
     return HeldOut(rollout=rollout, returns=returns)
 
 

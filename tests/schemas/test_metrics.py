@@ -9,7 +9,11 @@ from schemas.metrics import METRICS, curves_of, docs_page, measured_by
 from schemas.recipe import Recipe
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
-STAGE_KINDS = ("sft", "reward_model", "value_pretraining", "policy_optimization", "evaluation")
+STAGE_KINDS = (
+    "sft", "reward_model", "dpo", "value_pretraining", "policy_optimization", "best_of_n", "preference_collection",
+    "evaluation",
+)  # fmt: skip
+KINDS = (*STAGE_KINDS, "prepare_data")
 
 
 def test_names_are_unique_and_every_metric_is_reported_by_some_stage() -> None:
@@ -19,7 +23,7 @@ def test_names_are_unique_and_every_metric_is_reported_by_some_stage() -> None:
         assert metric.headline or metric.curve, metric.name
         assert metric.unit, metric.name
         assert metric.meaning.endswith("."), metric.name
-        assert set(metric.headline + metric.curve) <= {*STAGE_KINDS, "prepare_data"}, metric.name
+        assert set(metric.headline + metric.curve) <= set(KINDS), metric.name
 
 
 def test_the_stage_kinds_are_those_of_a_recipe() -> None:
@@ -29,19 +33,51 @@ def test_the_stage_kinds_are_those_of_a_recipe() -> None:
     )
 
 
+def test_every_kind_of_stage_measures_something_and_all_but_evaluations_have_a_curve() -> None:
+    assert all(measured_by(kind) for kind in KINDS)
+    assert {kind for kind in KINDS if not curves_of(kind)} == {"evaluation", "prepare_data"}
+
+
 @pytest.mark.parametrize(
-    ("kind", "metric"),
+    ("metric", "kinds"),
     [
-        ("sft", "validation_nll"),
-        ("reward_model", "pair_accuracy"),
-        ("value_pretraining", "explained_variance"),
-        ("policy_optimization", "validation_score"),
-        ("evaluation", "accuracy_gain"),
+        ("validation_nll", {"sft"}),
+        ("pair_accuracy", {"reward_model", "dpo"}),
+        ("explained_variance", {"value_pretraining"}),
+        ("validation_score", {"policy_optimization", "best_of_n"}),
+        ("train_rows", {"prepare_data", "preference_collection"}),
+        ("accuracy_gain", {"evaluation"}),
     ],
 )
-def test_what_each_kind_is_gated_on(kind: str, metric: str) -> None:
-    assert metric in measured_by(kind)
-    assert all(metric not in measured_by(other) for other in STAGE_KINDS if other != kind)
+def test_which_kinds_a_gate_can_ask_for_it(metric: str, kinds: set[str]) -> None:
+    assert {kind for kind in KINDS if metric in measured_by(kind)} == kinds
+
+
+@pytest.mark.parametrize(
+    ("name", "unit"),
+    [
+        ("kl_coef", "reward/nat"),
+        ("kl_penalty_coef", "1/nat"),
+        ("kl_loss", "nats/token"),
+        ("old_kl", "nats/token"),
+        ("reward_moments_mean", "reward"),
+        ("reward_moments_std", "reward"),
+        ("scaled_score_mean", "1"),
+        ("advantage_mean", "reward"),
+        ("advantage_std", "reward"),
+        ("uniform_group_share", "1"),
+        ("sampling_rounds", "rollouts"),
+        ("greedy_score_mean", "reward"),
+        ("ptx_nll", "nats/token"),
+        ("dual_clip_fraction", "1"),
+        ("trust_region_undone", "steps"),
+    ],
+)
+def test_what_the_switches_do_can_be_watched_and_not_gated_on(name: str, unit: str) -> None:
+    (metric,) = [metric for metric in METRICS if metric.name == name]
+    assert metric.unit == unit
+    assert name in curves_of("policy_optimization")
+    assert name not in measured_by("policy_optimization")
 
 
 def test_an_evaluation_measures_what_its_judge_can_tell() -> None:
@@ -53,7 +89,7 @@ def test_an_evaluation_measures_what_its_judge_can_tell() -> None:
 
 
 def test_nothing_is_measured_by_an_unknown_kind() -> None:
-    assert measured_by("dpo") == curves_of("dpo") == frozenset()
+    assert measured_by("ppo") == curves_of("ppo") == frozenset()
 
 
 def test_curves_are_not_gated_on() -> None:

@@ -26,7 +26,7 @@ def test_a_right_recipe_has_no_problems(plain: dict[str, Any]) -> None:
     assert said(plain) == []
 
 
-POLICIES = "sft or policy_optimization stage, or the recipe's model"
+POLICIES = "sft or policy_optimization or dpo or best_of_n stage, or the recipe's model"
 
 
 @pytest.mark.parametrize(
@@ -40,6 +40,9 @@ POLICIES = "sft or policy_optimization stage, or the recipe's model"
         ("stages.policy.critic", "policy", "'policy' is this stage itself; use one of: reward, value"),
         ("stages.policy.critic", "valeu", "no stage is called 'valeu'; did you mean 'value'?"),
         ("stages.policy.critic", "zzz", "no stage is called 'zzz'; use one of: reward, value"),
+        ("stages.policy.fresh_critic", "value", f"'value' is a value_pretraining stage; a fresh_critic is a {POLICIES}; "
+         "use one of: sft, model"),
+        ("stages.policy.fresh_critic", "policy", "'policy' is this stage itself; use one of: sft, model"),
         ("stages.policy.init", "reward", f"'reward' is a reward_model stage; an init is a {POLICIES}; "
          "use one of: sft, model"),
         ("stages.policy.reference", "value", f"'value' is a value_pretraining stage; a reference is a {POLICIES}; "
@@ -73,9 +76,9 @@ POLICIES = "sft or policy_optimization stage, or the recipe's model"
         ("stages.evaluation.judge", {"reward": "other"}, "no reward is called 'other'; use one of: main"),
         ("stages.evaluation.judge", {"verifier": "arithmetics"}, "no verifier is called 'arithmetics'; "
          "did you mean 'arithmetic'?"),
-        ("rewards.main.terms.0", {"verifier": "gsm8k"}, "no verifier is called 'gsm8k'; use one of: arithmetic"),
+        ("rewards.main.terms.0", {"verifier": "gsm8k"}, "no verifier is called 'gsm8k'; use one of: arithmetic, arithmetic_long"),
         ("stages.policy.algorithm", {"preset": "vapo", "positive_verifier": "x"},
-         "no verifier is called 'x'; use one of: arithmetic"),
+         "no verifier is called 'x'; use one of: arithmetic, arithmetic_long"),
         # -- gates
         ("stages.value.gate.metric", "explained_varience", "a value_pretraining stage does not measure "
          "'explained_varience'; did you mean 'explained_variance'?"),
@@ -87,7 +90,7 @@ POLICIES = "sft or policy_optimization stage, or the recipe's model"
          "'accuracy_gain'; "),
         # -- publication
         ("publish.0.stage", "value", "'value' is a value_pretraining stage; a stage is a policy_optimization or sft "
-         "or reward_model stage; use one of: sft, reward, policy"),
+         "or dpo or best_of_n or reward_model stage; use one of: sft, reward, policy"),
         ("publish.0.stage", "model", "'model' is the recipe's model; a stage is a policy_optimization or sft"),
         ("publish.0.after", "sft", "'sft' has no gate that could pass; use one of: reward, value, evaluation"),
         ("publish.0.after", "evaluate", "no stage is called 'evaluate'; did you mean 'evaluation'?"),
@@ -189,8 +192,16 @@ def test_a_long_chain_is_no_ring_and_a_long_ring_is_one(plain: dict[str, Any]) -
         {},
         {"stages": None},
         {"stages": []},
-        {"stages": {"a": None, "b": 3, "c": {"kind": ["sft"]}, "d": {"kind": "dpo", "init": "a"}}},
+        {"stages": {"a": None, "b": 3, "c": {"kind": ["sft"]}, "d": {"kind": "rlhf", "init": "a"}}},
         {"stages": {"a": {"kind": "sft", "init": 3, "data": ["x"], "gate": "x"}}, "data": 3, "rewards": [1]},
+        {
+            "stages": {
+                "a": {"kind": "reward_model", "data": ["x"]},
+                "b": {"kind": "dpo", "data": {}, "init": 3},
+            }
+        },
+        {"stages": {"a": {"kind": "preference_collection", "judge": ["x"], "prompts": [3]}}, "data": [3]},
+        {"stages": {"a": {"kind": "sft", "reward": "none", "judge": {"reward": "none"}}}},
         {"stages": {"a": {"kind": "evaluation", "judge": "x", "gate": [3, None, {"metric": {}}]}}},
         {"stages": {}, "publish": [3, None, {"stage": {}, "alias": [], "registered_model": {}}]},
         {

@@ -1,31 +1,29 @@
 """What a recipe's fields accept, refuse and default to."""
 
-import ast
-import functools
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any
 
 import pytest
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from schemas.algorithm import Algorithm
 from schemas.recipe import (
+    BestOfN,
     Data,
+    DirectPreferenceOptimization,
     Gate,
     Judge,
     MissingEos,
     PolicyOptimization,
+    PreferenceCollection,
     Publication,
     Recipe,
+    Reward,
+    RewardModelling,
     RewardTerm,
     Split,
     SupervisedFineTuning,
     ValuePretraining,
 )
-from schemas.references import DATA_FIELDS, STAGE_FIELDS
-
-ROOT = Path(__file__).parents[2]
 
 
 def policy_stage(**fields: Any) -> PolicyOptimization:
@@ -36,6 +34,20 @@ def policy_stage(**fields: Any) -> PolicyOptimization:
 def value_stage(**fields: Any) -> ValuePretraining:
     names = {"policy": "sft", "init": "reward", "reward": "main", "prompts": "tasks"}
     return ValuePretraining.model_validate({"kind": "value_pretraining", **names, **fields})
+
+
+def best_of_n(**fields: Any) -> BestOfN:
+    return BestOfN.model_validate(
+        {"kind": "best_of_n", "init": "sft", "reward": "main", "prompts": "tasks", **fields}
+    )
+
+
+def reward_model(**fields: Any) -> RewardModelling:
+    return RewardModelling.model_validate({"kind": "reward_model", "init": "sft", **fields})
+
+
+def collection(**fields: Any) -> PreferenceCollection:
+    return PreferenceCollection.model_validate({"kind": "preference_collection", "policy": "sft", **fields})
 
 
 def test_a_recipe_survives_json(plain: dict[str, Any]) -> None:
@@ -107,6 +119,43 @@ def test_whole_numbers_are_numbers() -> None:
          "batch_size=100 is not a multiple of algorithm.samples_per_prompt=16; use 96 or 112"),
         (lambda: policy_stage(batch_size=96, minibatch_size=64),
          "batch_size=96 is not a multiple of minibatch_size=64; use minibatch_size: 96 or a divisor of it"),
+        (lambda: policy_stage(critic=None),
+         "algorithm.advantage=gae needs a critic; name a value_pretraining or reward_model stage as critic, "
+         "or a policy as fresh_critic"),
+        (lambda: policy_stage(fresh_critic="sft"), "critic=value and fresh_critic=sft exclude each other; give one"),
+        (lambda: policy_stage(algorithm="rloo", minibatch_size=256, epochs=2),
+         "algorithm.importance_ratio=false takes one optimiser step on each rollout, but epochs=2 and "
+         "minibatch_size=256 of batch_size=256 make more; use epochs: 1 and minibatch_size: 256"),
+        (lambda: policy_stage(algorithm={"preset": "ppo", "importance_ratio": False}, minibatch_size=64),
+         "algorithm.importance_ratio=false takes one optimiser step on each rollout, but epochs=1 and "
+         "minibatch_size=64 of batch_size=256 make more; use epochs: 1 and minibatch_size: 256"),
+        (lambda: policy_stage(algorithm={"preset": "vapo", "ptx_coef": 0.5}),
+         "algorithm.ptx_coef=0.5 needs demonstrations; name a dataset as ptx, or set ptx_coef: 0"),
+        (lambda: policy_stage(algorithm={"preset": "ppo", "kl_target": 6.0, "kl_horizon": 51}, batch_size=256),
+         "algorithm.kl_horizon=51 is no more than a fifth of batch_size=256, so that one rollout could turn kl_coef "
+         "negative; raise kl_horizon"),
+        (lambda: RewardTerm(model="a", wrong=-1.0), "wrong=-1 is a verifier's score, and this term names a model; remove it"),
+        (lambda: Reward(terms=({"model": "a"}, {"verifier": "b"}, {"model": "a", "weight": 2})),
+         "terms name 'a' twice; add up their weights in one term"),
+        (lambda: Reward(terms=({"model": "a"}, {"verifier": "a"})), "terms name 'a' twice; add up their weights"),
+        (lambda: reward_model(), "a reward model learns either data (pairs) or rankings; give exactly one of them"),
+        (lambda: reward_model(data="pairs", rankings="ranked"), "a reward model learns either data (pairs) or rankings"),
+        (lambda: reward_model(rankings="ranked", lm_coef=0.3),
+         "lm_coef=0.3 and centre_coef=0 are about pairs; with rankings set both to 0"),
+        (lambda: reward_model(rankings="ranked", centre_coef=0.02), "lm_coef=0 and centre_coef=0.02 are about pairs"),
+        (lambda: collection(), "pairs are made on either prompts or demonstrations; give exactly one of them"),
+        (lambda: collection(prompts="tasks", demonstrations="demos"), "pairs are made on either prompts or demonstrations"),
+        (lambda: collection(prompts="tasks"),
+         "a judge chooses among responses to prompts, and is not asked about demonstrations; add judge"),
+        (lambda: collection(demonstrations="demos", judge={"verifier": "arithmetic"}),
+         "a judge chooses among responses to prompts, and is not asked about demonstrations; remove judge"),
+        (lambda: collection(prompts="tasks", judge={"reward": "main"}, samples_per_prompt=1),
+         "samples_per_prompt=1 leaves a judge nothing to choose among; use 2 or more"),
+        (lambda: best_of_n(batch_size=100), "batch_size=100 is not a multiple of samples_per_prompt=8; use 96 or 104"),
+        (lambda: best_of_n(batch_size=4), "batch_size=4 is not a multiple of samples_per_prompt=8; use 8 or 16"),
+        (lambda: best_of_n(batch_size=128, minibatch_size=32),
+         "batch_size=128 keeps 16 responses of samples_per_prompt=8, not a multiple of minibatch_size=32; "
+         "use minibatch_size: 16 or a divisor of it"),
         (lambda: value_stage(samples_per_prompt=3), "batch_size=256 is not a multiple of samples_per_prompt=3; use 255 or 258"),
         (lambda: value_stage(minibatch_size=100), "batch_size=256 is not a multiple of minibatch_size=100"),
     ],
@@ -115,6 +164,69 @@ def test_rules_over_several_fields(made: Any, said: str) -> None:
     with pytest.raises(ValidationError) as caught:
         made()
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda: policy_stage(critic=None, fresh_critic="sft"),
+        lambda: policy_stage(critic=None, algorithm="dapo"),
+        lambda: policy_stage(critic=None, algorithm={"preset": "ppo", "shared_trunk": True}),
+        lambda: policy_stage(algorithm="rloo", minibatch_size=256),
+        lambda: policy_stage(algorithm={"preset": "ppo", "kl_target": 6.0, "kl_horizon": 52}, batch_size=256),
+        lambda: policy_stage(algorithm={"preset": "ppo", "kl_horizon": 1}),
+        lambda: policy_stage(algorithm="ppo_max", ptx="demos"),
+        lambda: policy_stage(algorithm={"preset": "ppo_max", "ptx_coef": 0}),
+        lambda: RewardTerm(verifier="a", wrong=-1.0),
+        lambda: reward_model(data="pairs", lm_coef=0.3, centre_coef=0.02),
+        lambda: reward_model(rankings="ranked"),
+        lambda: collection(prompts="tasks", judge={"verifier": "arithmetic"}),
+        lambda: collection(prompts="tasks", judge={"reward": "main"}, samples_per_prompt=4),
+        lambda: collection(demonstrations="demos"),
+        lambda: collection(demonstrations="demos", samples_per_prompt=1),
+        lambda: Publication(stage="policy", registered_model="m"),
+        lambda: best_of_n(),
+        lambda: best_of_n(batch_size=128, minibatch_size=8),
+        lambda: best_of_n(batch_size=16, samples_per_prompt=16, minibatch_size=1),
+    ],
+)
+def test_what_those_rules_leave(made: Any) -> None:
+    made()
+
+
+def test_a_verifiers_term_gives_one_or_what_wrong_says() -> None:
+    assert (RewardTerm(verifier="a").wrong, RewardTerm(verifier="a", wrong=-1).wrong) == (0.0, -1.0)
+
+
+def test_terms_are_called_what_they_name() -> None:
+    assert [RewardTerm(model="taste").name, RewardTerm(verifier="arithmetic").name] == ["taste", "arithmetic"]
+
+
+def direct(**fields: Any) -> DirectPreferenceOptimization:
+    return DirectPreferenceOptimization.model_validate(
+        {"kind": "dpo", "init": "sft", "data": "pairs", **fields}
+    )
+
+
+@pytest.mark.parametrize(
+    ("made", "field"),
+    [
+        (lambda: direct(beta=0), "beta"),
+        (lambda: direct(reference=3), "reference"),
+        (lambda: best_of_n(samples_per_prompt=1), "samples_per_prompt"),
+        (lambda: best_of_n(critic="value"), "critic"),
+        (lambda: collection(demonstrations="demos", samples_per_prompt=0), "samples_per_prompt"),
+        (lambda: collection(demonstrations="demos", learning_rate=1e-5), "learning_rate"),
+        (lambda: value_stage(returns={"kl_coef": -1}), "kl_coef"),
+        (lambda: value_stage(returns={"lambda_value": 1}), "lambda_value"),
+        (lambda: value_stage(gamma=1), "gamma"),
+        (lambda: RewardTerm(verifier="a", wrong="-1"), "wrong"),
+    ],
+)
+def test_fields_of_the_wrong_kind_or_range(made: Any, field: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        made()
+    assert [error["loc"][-1] for error in caught.value.errors()] == [field]
 
 
 @pytest.mark.parametrize("name", ["Bad", "9lives", "a-b", "a.b", "", "a" * 64, "a\n", "модель"])
@@ -139,50 +251,6 @@ def test_a_recipe_needs_a_stage(plain: dict[str, Any]) -> None:
     plain["stages"] = {}
     with pytest.raises(ValidationError, match="at least 1"):
         Recipe.model_validate(plain)
-
-
-# -- every field is read
-
-
-def _models(annotation: Any) -> Iterator[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-        for field in annotation.model_fields.values():
-            yield from _models(field.annotation)
-    elif get_origin(annotation) is not None:
-        for argument in get_args(annotation):
-            yield from _models(argument)
-
-
-FIELDS = sorted({(model.__name__, name) for model in _models(Recipe) for name in model.model_fields})
-
-
-@functools.cache
-def _names_read() -> frozenset[str]:
-    """Attributes that are read anywhere above schemas, and by what the schemas themselves say of a recipe."""
-    files = [file for folder in ("models", "tasks", "flows") for file in (ROOT / folder).rglob("*.py")]
-    own = ("references.py", "cautions.py", "verdicts.py", "stage_key.py")
-    read = {name for fields in [*STAGE_FIELDS.values(), *DATA_FIELDS.values()] for name in fields}
-    for file in [*files, *(ROOT / "schemas" / name for name in own)]:
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            match node:
-                case ast.Attribute(attr=name, ctx=ast.Load()):
-                    read.add(name)
-                case ast.Call(func=ast.Name(id="getattr"), args=[_, ast.Constant(value=str(name)), *_]):
-                    read.add(name)
-    return frozenset(read)
-
-
-def test_every_field_is_found() -> None:
-    assert ("Algorithm", "clip_range_high") in FIELDS
-    assert ("Recipe", "publish") in FIELDS
-    assert ("MissingEos", "subtract") in FIELDS
-
-
-@pytest.mark.parametrize("name", sorted({name for _, name in FIELDS}))
-def test_every_field_is_read_by_something(name: str) -> None:
-    """A setting that nothing reads would be a promise that nobody keeps."""
-    assert name in _names_read(), [model for model, field in FIELDS if field == name]
 
 
 def test_algorithm_is_what_a_policy_stage_holds() -> None:

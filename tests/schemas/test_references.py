@@ -6,7 +6,10 @@ import pytest
 
 from schemas.recipe import Recipe
 from schemas.references import (
+    CONTENT_COLUMNS,
     DATA_FIELDS,
+    PUBLISHED,
+    REFERRING,
     STAGE_FIELDS,
     VERIFIERS,
     content_of,
@@ -61,6 +64,29 @@ def test_a_named_reference_is_read(plain: dict[str, Any]) -> None:
     assert dependencies(recipe)["policy"]["reference"] == "model"
     assert stage_reference(recipe.stages["policy"]) == "model"
     assert stage_reference(recipe.stages["value"]) == "sft"
+
+
+def test_a_fresh_critic_and_demonstrations_for_ptx_are_read(plain: dict[str, Any]) -> None:
+    plain["stages"]["policy"] |= {"critic": None, "fresh_critic": "model", "ptx": "demos"}
+    inputs = dependencies(Recipe.model_validate(plain))["policy"]
+    assert (inputs["fresh_critic"], inputs["ptx"]) == ("model", "data.demos")
+    assert "critic" not in inputs
+
+
+def test_rankings_are_read_in_the_place_of_pairs(plain: dict[str, Any]) -> None:
+    plain["data"]["ranked"] = {"source": "ranked.jsonl"}
+    plain["stages"]["reward"] = {"kind": "reward_model", "init": "sft", "rankings": "ranked"}
+    recipe = Recipe.model_validate(plain)
+    assert dependencies(recipe)["reward"] == {"init": "sft", "rankings": "data.ranked"}
+    assert content_of(recipe, "ranked") == "rankings"
+    assert "data.pairs" not in dependencies(recipe)
+
+
+def test_the_best_of_several_is_chosen_by_a_reward(plain: dict[str, Any]) -> None:
+    plain["stages"]["best"] = {"kind": "best_of_n", "init": "sft", "reward": "main", "prompts": "tasks"}
+    recipe = Recipe.model_validate(plain)
+    assert dependencies(recipe)["best"] == {"init": "sft", "prompts": "data.tasks", "reward.main.0": "reward"}
+    assert reward_of(recipe.stages["best"]) == "main"
 
 
 def test_what_no_stage_reads_is_no_step(plain: dict[str, Any]) -> None:
@@ -119,6 +145,10 @@ def test_the_tables_name_fields_that_exist() -> None:
     for table in (STAGE_FIELDS, DATA_FIELDS):
         for kind, named in table.items():
             assert set(named) <= set(fields[kind].model_fields)
+    assert {kind for kind in fields if "reference" in STAGE_FIELDS[kind]} == set(REFERRING)
+    assert all(REFERRING[kind] in STAGE_FIELDS[kind] for kind in REFERRING)
+    assert {content for named in DATA_FIELDS.values() for content in named.values()} == set(CONTENT_COLUMNS)
+    assert set(PUBLISHED) <= set(fields)
 
 
 def _stage_models() -> list[Any]:

@@ -1,6 +1,7 @@
 """A small built-in pipeline, run stage by stage in this process, for the tests of the stages."""
 
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from schemas.algorithm import Returns
 from schemas.job import ImportModel, PrepareData, StageJob, StageResult, Work
 from schemas.recipe import (
     Data,
@@ -26,6 +28,9 @@ from schemas.recipe import (
     ValuePretraining,
 )
 from tasks.stages import run_stage
+
+# Lets tests import what several of them share by its bare name: there are no packages under tests.
+sys.path.insert(0, str(Path(__file__).parent))
 
 GENERATION = Generation(max_prompt_tokens=48, max_response_tokens=24)
 REWARDS = {"main": Reward(terms=(RewardTerm(model="reward"),), missing_eos=MissingEos(subtract=1.0))}
@@ -63,8 +68,7 @@ WORK: dict[str, Work] = {
         init="reward",
         reward="main",
         prompts="prompts",
-        gamma=1.0,
-        kl_coef=0.05,
+        returns=Returns(kl_coef=0.05),
         iterations=4,
         batch_size=16,
         minibatch_size=8,

@@ -1,5 +1,7 @@
 """Mapping a stranger's rows to our columns, on rows written by hand in the layouts that people publish."""
 
+from typing import Any
+
 import pytest
 
 from tasks.columns import MissingColumn, as_text, map_row
@@ -65,3 +67,59 @@ def test_values_that_are_no_text_are_refused() -> None:
     with pytest.raises(ValueError, match="content, value or text; this one has role"):
         as_text({"role": "user"})
     assert as_text(3.5) == "3.5"
+
+
+RANKED = {
+    "question": "1+1?",
+    "answers": ["2", {"role": "assistant", "content": "zwei"}, [{"from": "gpt", "value": "３"}], None],
+    "meta": {"places": [1, 1.5, None, -2]},
+    "gap": 2,
+    "words": "none",
+}
+
+
+def test_responses_and_ranks_are_lists_and_a_margin_is_a_number() -> None:
+    columns = {"prompt": "question", "responses": "answers", "ranks": "meta.places", "margin": "gap"}
+    assert map_row(RANKED, columns) == {
+        "prompt": "1+1?",
+        "responses": ["2", "zwei", "３", None],
+        "ranks": [1.0, 1.5, None, -2.0],
+        "margin": 2.0,
+    }
+
+
+def test_lists_and_numbers_may_be_missing() -> None:
+    columns = {"responses": "a", "ranks": "b.c", "margin": "d"}
+    assert map_row({"a": None, "b": None, "d": None}, columns) == {
+        "responses": None,
+        "ranks": None,
+        "margin": None,
+    }
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({"responses": "{words} {gap}"},
+         r"columns.responses='\{words\} \{gap\}' is a template, which makes a text, and responses is a list of texts"),
+        ({"ranks": "{gap}"}, "columns.ranks='{gap}' is a template, .* and ranks is a list of numbers"),
+        ({"margin": "{gap}"}, "columns.margin='{gap}' is a template, .* and margin is a number; name a column"),
+        ({"responses": "words"},
+         "columns.responses='words': a value of type str is not a list; responses is a list of texts"),
+        ({"ranks": "gap"}, "columns.ranks='gap': a value of type int is not a list.*of scores, .* give −score"),
+        ({"ranks": "answers"}, "columns.ranks='answers': a value of type str is not a number"),
+        ({"ranks": "scores"}, "there is no 'scores' in the data; .* Ranks are positions: 1 is the best"),
+        ({"margin": "words"}, "columns.margin='words': a value of type str is not a number; margin is a number"),
+    ],
+)  # fmt: skip
+def test_what_is_no_list_or_number_is_refused_with_what_it_should_be(
+    columns: dict[str, str], said: str
+) -> None:
+    with pytest.raises(ValueError, match=said):
+        map_row(RANKED, columns)
+
+
+@pytest.mark.parametrize("value", [True, "1.5"])
+def test_what_only_looks_like_a_number_is_none(value: Any) -> None:
+    with pytest.raises(ValueError, match=f"a value of type {type(value).__name__} is not a number"):
+        map_row({"m": value}, {"margin": "m"})

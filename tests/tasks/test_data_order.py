@@ -4,7 +4,8 @@ from collections import Counter
 
 import pytest
 
-from tasks.data_order import WINDOW_BATCHES, DataOrder
+from schemas.recipe import SupervisedFineTuning
+from tasks.data_order import WINDOW_BATCHES, DataOrder, order_of
 
 
 def stream(order: DataOrder, num_batches: int) -> list[int]:
@@ -56,3 +57,22 @@ def test_number_of_batches_rounds_up() -> None:
     assert order.num_batches(2) == 4  # 200 / 64 = 3.1
     assert order.num_batches(0.5) == 1
     assert order.num_batches(0.001) == 1
+
+
+class Three:
+    """Three examples of known length."""
+
+    def __len__(self) -> int:
+        return 3
+
+    def lengths(self) -> tuple[int, ...]:
+        return (4, 2, 9)
+
+
+@pytest.mark.parametrize(("group_by_length", "lengths"), [(True, (4, 2, 9)), (False, None)])
+def test_a_stages_order_is_what_its_recipe_says(
+    group_by_length: bool, lengths: tuple[int, ...] | None
+) -> None:
+    work = SupervisedFineTuning(kind="sft", data="mine", batch_size=2, group_by_length=group_by_length)
+    order = order_of(Three(), work, 7)
+    assert (order.num_examples, order.batch_size, order.seed, order.lengths) == (3, 2, 7, lengths)

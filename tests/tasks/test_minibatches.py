@@ -21,7 +21,9 @@ WORK = ValuePretraining(
 
 
 def cut(*, seed: int = 1, iteration: int = 0) -> list[torch.Tensor]:
-    return list(minibatches(SEQUENCES, WORK, seed=seed, iteration=iteration))
+    epochs = minibatches(SEQUENCES, WORK, seed=seed, iteration=iteration)
+    assert [len(epoch) for epoch in epochs] == [2] * 3
+    return [rows for epoch in epochs for rows in epoch]
 
 
 def test_every_epoch_holds_every_row_once() -> None:

@@ -5,24 +5,32 @@ from typing import Any
 import pytest
 import torch
 
+from algorithms.rewards import RunningMoments
 from models.folders import load_policy
-from models.heads import load_critic
 from schemas.algorithm import Algorithm
+from tasks.actor_critic import ActorCritic, load_actor_critic
+from tasks.estimates import estimate
 from tasks.examples import codec_of, read_prompts
+from tasks.group_sampling import Filled
 from tasks.optimization import TrainingDiverged
-from tasks.policy_optimization import accumulate_losses, check_first_ratio, describe, estimate
-from tasks.rollouts import Actors, Rollout, collect, rollout_values
+from tasks.policy_losses import accumulate_losses, minibatch_of
+from tasks.policy_optimization import describe, initial_state
+from tasks.policy_update import check_first_ratio
+from tasks.rollouts import Actors, Rollout, Scored, sample_and_score, shape
 from tasks.scoring import load_scorer
 
 CPU = torch.device("cpu")
+MAX_LENGTH = 24
+Rolled = tuple[Any, Actors, Rollout, torch.Tensor]
 
 
 @pytest.fixture(scope="module")
-def rolled(pipeline: Any) -> tuple[Any, Actors, Rollout, torch.Tensor]:
+def rolled(pipeline: Any) -> Rolled:
     job = pipeline.job("policy")
+    networks = load_actor_critic(job, job.work, CPU)
     codec = codec_of(job, "init")
     actors = Actors(
-        policy=load_policy(job.inputs["init"]),
+        policy=networks.policy,
         reference=load_policy(job.inputs["reference"]),
         scorer=load_scorer(job, "main", tokenizer_of="init", device=CPU),
         codec=codec,
@@ -30,47 +38,54 @@ def rolled(pipeline: Any) -> tuple[Any, Actors, Rollout, torch.Tensor]:
         precision="float32",
     )
     prompts = read_prompts(job.inputs["prompts"], "train", codec)
-    rollout = collect(actors, prompts, list(range(12)), kl_coef=0.05, seed=1)
-    critic = load_critic(job.inputs["critic"], seed=0)
-    return job, actors, rollout, rollout_values(critic, rollout.sequences, actors)
+    scored = sample_and_score(actors, prompts, list(range(12)), seed=1)
+    rollout = shape(actors, scored, returns=job.work.algorithm)
+    old_values = networks.values(rollout.sequences, actors)
+    assert old_values is not None
+    return job, actors, rollout, old_values
+
+
+def gradients_of(networks: ActorCritic) -> torch.Tensor:
+    """Every parameter's gradient in one row; 0 where there is none."""
+    parameters = [p for module in networks.modules.values() for p in module.parameters()]
+    return torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in parameters])
 
 
 def test_the_reference_is_the_policy_at_first_so_rewards_are_the_scores(
-    rolled: tuple[Any, Actors, Rollout, torch.Tensor],
+    rolled: Rolled,
 ) -> None:
     _, _, rollout, _ = rolled
     mask = rollout.sequences.response_mask
     torch.testing.assert_close(rollout.kl, torch.zeros_like(rollout.kl), atol=1e-5, rtol=0)
-    torch.testing.assert_close(rollout.rewards.sum(dim=1), rollout.scores, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(rollout.rewards.sum(dim=1), rollout.scores.total, atol=1e-5, rtol=1e-5)
     last = mask.sum(dim=1) - 1
     at_last = rollout.rewards[torch.arange(len(last)), last]
-    torch.testing.assert_close(at_last, rollout.scores, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(at_last, rollout.scores.total, atol=1e-5, rtol=1e-5)
     missing = ~rollout.sampled.ended
-    raw = rollout.term_scores["reward"]
-    torch.testing.assert_close(rollout.scores, raw - missing.float())
+    raw = rollout.scores.by_term["reward"]
+    torch.testing.assert_close(rollout.scores.total, raw - missing.float())
 
 
 @pytest.mark.parametrize("aggregation", ["token", "sequence", "sequence_sum", "constant"])
 @pytest.mark.parametrize("microbatch_size", [1, 5])
 def test_micro_batches_leave_every_gradient_unchanged(
-    rolled: tuple[Any, Actors, Rollout, torch.Tensor], aggregation: str, microbatch_size: int
+    rolled: Rolled, aggregation: str, microbatch_size: int
 ) -> None:
-    job, _, rollout, old_values = rolled
+    job, actors, rollout, old_values = rolled
     gradients = []
     metrics = []
     for size in (None, microbatch_size):
-        threshold = float(rollout.scores.median())
+        threshold = float(rollout.scores.total.median())
         algorithm = job.work.algorithm.model_copy(
             update={"aggregation": aggregation, "positive_threshold": threshold}
         )
         work = job.work.model_copy(update={"algorithm": algorithm, "microbatch_size": size})
-        policy, critic = load_policy(job.inputs["init"]), load_critic(job.inputs["critic"], seed=0)
-        estimates = estimate(rollout, old_values, algorithm)
+        networks = load_actor_critic(job, work, CPU)
+        estimates = estimate(rollout, algorithm, old_values=old_values)
         rows = torch.arange(len(rollout.sequences))
-        metrics.append(accumulate_losses(policy, critic, rollout, estimates, rows, job, work))
-        gradients.append(
-            torch.cat([p.grad.flatten() for module in (policy, critic) for p in module.parameters()])
-        )
+        minibatch = minibatch_of(rollout, estimates, rows, work, max_length=MAX_LENGTH)
+        metrics.append(accumulate_losses(networks, actors, minibatch, work, kl_penalty_coef=0.0))
+        gradients.append(gradients_of(networks))
     scale = gradients[0].abs().max()
     torch.testing.assert_close(gradients[1] / scale, gradients[0] / scale, atol=2e-5, rtol=0)
     assert metrics[0].keys() == metrics[1].keys() >= {"positive_nll", "entropy", "value_mse", "clip_fraction"}
@@ -78,12 +93,12 @@ def test_micro_batches_leave_every_gradient_unchanged(
         assert metrics[1][name] == pytest.approx(value, rel=1e-4, abs=1e-5), name
 
 
-def test_before_any_update_the_ratio_is_one(rolled: tuple[Any, Actors, Rollout, torch.Tensor]) -> None:
-    job, _, rollout, old_values = rolled
-    policy, critic = load_policy(job.inputs["init"]), load_critic(job.inputs["critic"], seed=0)
-    estimates = estimate(rollout, old_values, job.work.algorithm)
-    rows = torch.arange(6)
-    metrics = accumulate_losses(policy, critic, rollout, estimates, rows, job, job.work)
+def test_before_any_update_the_ratio_is_one(rolled: Rolled) -> None:
+    job, actors, rollout, old_values = rolled
+    networks = load_actor_critic(job, job.work, CPU)
+    estimates = estimate(rollout, job.work.algorithm, old_values=old_values)
+    minibatch = minibatch_of(rollout, estimates, torch.arange(6), job.work, max_length=MAX_LENGTH)
+    metrics = accumulate_losses(networks, actors, minibatch, job.work, kl_penalty_coef=0.0)
     assert metrics["ratio"] == pytest.approx(1.0, abs=1e-5)
     assert metrics["clip_fraction"] == 0.0
     with pytest.raises(TrainingDiverged, match="the policy that trains is not the one that sampled"):
@@ -96,13 +111,13 @@ def gae_by_hand(rewards: list[float], values: list[float], lam: float) -> list[f
     return [sum(lam**k * delta for k, delta in enumerate(deltas[start:])) for start in range(len(deltas))]
 
 
-def test_estimates_of_vapo_by_hand(rolled: tuple[Any, Actors, Rollout, torch.Tensor]) -> None:
+def test_estimates_of_vapo_by_hand(rolled: Rolled) -> None:
     """λ_policy = 1 − 1/(α·l) for each response's own length, λ_value = 1: targets are Monte-Carlo returns."""
     _, _, rollout, old_values = rolled
     algorithm = Algorithm.model_validate(
         {"preset": "vapo", "length_adaptive_alpha": 0.5, "positive_threshold": 0.1}
     )
-    estimates = estimate(rollout, old_values, algorithm)
+    estimates = estimate(rollout, algorithm, old_values=old_values)
     for row, length in enumerate(rollout.sequences.lengths.tolist()):
         rewards = rollout.rewards[row, :length].double().tolist()
         values = old_values[row, :length].double().tolist()
@@ -112,15 +127,15 @@ def test_estimates_of_vapo_by_hand(rolled: tuple[Any, Actors, Rollout, torch.Ten
         )
         returns = [sum(rewards[start:]) for start in range(length)]
         assert estimates.targets[row, :length].tolist() == pytest.approx(returns, abs=1e-4)
-    assert estimates.is_positive.tolist() == [score >= 0.1 for score in rollout.scores.tolist()]
+    assert estimates.is_positive.tolist() == [score >= 0.1 for score in rollout.scores.total.tolist()]
 
 
 def test_estimates_of_ppo_are_whitened_and_have_one_lambda(
-    rolled: tuple[Any, Actors, Rollout, torch.Tensor],
+    rolled: Rolled,
 ) -> None:
     _, _, rollout, old_values = rolled
     algorithm = Algorithm.model_validate("ppo")
-    estimates = estimate(rollout, old_values, algorithm)
+    estimates = estimate(rollout, algorithm, old_values=old_values)
     valid = estimates.advantages[rollout.sequences.response_mask]
     assert valid.mean().item() == pytest.approx(0.0, abs=1e-5)
     assert valid.std().item() == pytest.approx(1.0, abs=1e-2)
@@ -131,10 +146,10 @@ def test_estimates_of_ppo_are_whitened_and_have_one_lambda(
     assert not estimates.is_positive.any()
 
 
-def test_positives_by_a_verifier_ignore_the_score(rolled: tuple[Any, Actors, Rollout, torch.Tensor]) -> None:
+def test_positives_by_a_verifier_ignore_the_score(rolled: Rolled) -> None:
     _, _, rollout, old_values = rolled
     algorithm = Algorithm.model_validate({"preset": "vapo", "positive_verifier": "arithmetic"})
-    assert estimate(rollout, old_values, algorithm).is_positive.tolist() == [
+    assert estimate(rollout, algorithm, old_values=old_values).is_positive.tolist() == [
         response.endswith(f"#{eval_prompt(prompt)}") and response.count("#") == 1
         for prompt, response in zip(rollout.sampled.prompts, rollout.sampled.responses, strict=True)
     ]
@@ -146,9 +161,16 @@ def eval_prompt(prompt: str) -> int:
     return int(start) + sum(int(step[1:]) for step in steps)
 
 
-def test_a_rollout_is_described_in_plain_means(rolled: tuple[Any, Actors, Rollout, torch.Tensor]) -> None:
+def test_a_rollout_is_described_in_plain_means(rolled: Rolled) -> None:
     job, actors, rollout, old_values = rolled
-    described = describe(rollout, old_values, job.work.algorithm)
+    algorithm = job.work.algorithm
+    estimates = estimate(rollout, algorithm, old_values=old_values)
+    filled = Filled(scored=Scored(rollout.sampled, rollout.scores), rounds=1, uniform_share=0.25)
+    described = describe(
+        rollout, estimates, filled, algorithm, initial_state(job, algorithm), RunningMoments()
+    )
+    assert (described["sampling_rounds"], described["uniform_group_share"]) == (1, 0.25)
+    assert described["kl_coef"] == algorithm.kl_coef
     lengths = [int(length) for length in rollout.sequences.lengths]
     assert described["response_length_mean"] == pytest.approx(sum(lengths) / len(lengths))
     last_ids = [
@@ -156,4 +178,6 @@ def test_a_rollout_is_described_in_plain_means(rolled: tuple[Any, Actors, Rollou
     ]
     end = actors.codec.tokenizer.eos_token_id
     assert described["truncated_share"] == pytest.approx(sum(last != end for last in last_ids) / len(lengths))
-    assert described["score_mean"] == pytest.approx(sum(rollout.scores.tolist()) / len(lengths), rel=1e-5)
+    assert described["score_mean"] == pytest.approx(
+        sum(rollout.scores.total.tolist()) / len(lengths), rel=1e-5
+    )

@@ -2,6 +2,7 @@
 
 import csv
 import json
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,109 @@ def test_preferences_of_messages_are_read(tmp_path: Path) -> None:
     row = read_rows(output, "train")[0]
     number = row["prompt"].split()[1]
     assert row == {"prompt": f"Frage {number}", "chosen": f"gut {number}", "rejected": f"schlecht {number}"}
+
+
+RANKINGS: list[dict[str, Any]] = [
+    {
+        "question": f"Rang {n}?",
+        "answers": [f"großartig {n} 🙂", f"سيئ {n}", f"so {n}"][: 2 + n % 2],
+        "place": [1, 2.5, 1][: 2 + n % 2],
+    }
+    for n in range(40)
+]
+RANKING_COLUMNS: dict[Any, str] = {"prompt": "question", "responses": "answers", "ranks": "place"}
+
+
+@pytest.mark.parametrize("suffix", [".json", ".jsonl", ".parquet"])
+def test_rankings_of_every_format_that_has_lists_are_read(tmp_path: Path, suffix: str) -> None:
+    source = write(tmp_path / f"rows{suffix}", RANKINGS)
+    result, output = prepare(
+        tmp_path / "stage",
+        "rankings",
+        Data(source=str(source), columns=RANKING_COLUMNS, split=Split(validation=3, test=3)),
+    )
+    rows = [row for side in SPLITS for row in read_rows(output, side)]
+    expected = [
+        {"prompt": row["question"], "responses": row["answers"], "ranks": list(map(float, row["place"]))}
+        for row in RANKINGS
+    ]
+    assert sorted(rows, key=itemgetter("prompt")) == sorted(expected, key=itemgetter("prompt"))
+    assert result.metrics == {"train_rows": 34, "validation_rows": 3, "test_rows": 3, "dropped_rows": 0}
+
+
+def test_rankings_of_messages_are_read(tmp_path: Path) -> None:
+    rows = [
+        {
+            "prompt": row["question"],
+            "responses": [[{"role": "assistant", "content": answer}] for answer in row["answers"]],
+            "ranks": row["place"],
+        }
+        for row in RANKINGS
+    ]
+    source = write(tmp_path / "rows.jsonl", rows)
+    _, output = prepare(
+        tmp_path / "stage", "rankings", Data(source=str(source), split=Split(validation=3, test=3))
+    )
+    row = read_rows(output, "train")[0]
+    number = int(row["prompt"].removeprefix("Rang ").removesuffix("?"))
+    assert row["responses"] == RANKINGS[number]["answers"]
+
+
+def test_unusable_rankings_are_refused_with_the_first_of_them(tmp_path: Path) -> None:
+    rows = [
+        {"prompt": f"p {n}", "responses": ["a", "b"], "ranks": [1, 1 if n == 7 else 2]} for n in range(40)
+    ]
+    source = str(write(tmp_path / "rows.jsonl", rows))
+    with pytest.raises(
+        UnusableData,
+        match=r"(?s)1 of 40 rows cannot be used \(all ranks are equal, so nothing is ranked: 1\).*row 7.*\[1.0, 1.0\]",
+    ):
+        prepare(tmp_path / "stage", "rankings", Data(source=source))
+
+
+def test_rankings_in_a_csv_are_refused_with_the_way_out(tmp_path: Path) -> None:
+    source = str(
+        write(tmp_path / "rows.csv", [{"prompt": "p", "responses": "['a', 'b']", "ranks": "[1, 2]"}])
+    )
+    with pytest.raises(UnusableData, match=r"a .csv file has no lists; convert it to .jsonl or .parquet"):
+        prepare(tmp_path / "stage", "rankings", Data(source=source))
+
+
+def test_scores_in_place_of_ranks_are_told_apart(tmp_path: Path) -> None:
+    rows = [{"prompt": f"p {n}", "responses": ["a", "b"], "scores": [0.5, 2]} for n in range(4)]
+    source = str(write(tmp_path / "rows.jsonl", rows))
+    with pytest.raises(
+        MissingColumn, match=r"it has: prompt, responses, scores. Ranks are positions: 1 is the best"
+    ):
+        prepare(tmp_path / "stage", "rankings", Data(source=source))
+
+
+@pytest.mark.parametrize("suffix", [".json", ".jsonl", ".parquet", ".csv"])
+@pytest.mark.parametrize("mapped", [True, False])
+def test_margins_are_read_where_there_are_any(tmp_path: Path, suffix: str, mapped: bool) -> None:
+    margins = {n: None if n == 5 else n / 4 for n in range(40)}
+    rows = [{"prompt": f"p {n}", "chosen": "a", "rejected": "b", "margin": margins[n]} for n in range(40)]
+    columns: dict[Any, str] = {
+        column: column for column in ("prompt", "chosen", "rejected", "margin") if mapped
+    }
+    _, output = prepare(
+        tmp_path / "stage",
+        "preferences",
+        Data(source=str(write(tmp_path / f"rows{suffix}", rows)), columns=columns, split=Split(test=3)),
+    )
+    read = {row["prompt"]: row["margin"] for side in SPLITS for row in read_rows(output, side)}
+    assert read == {f"p {n}": margin for n, margin in margins.items()}
+
+
+def test_a_margin_that_the_mapping_leaves_out_is_not_read(tmp_path: Path) -> None:
+    rows = [{"prompt": f"p {n}", "chosen": "a", "rejected": "b", "margin": 1.0} for n in range(40)]
+    columns: dict[Any, str] = {column: column for column in ("prompt", "chosen", "rejected")}
+    _, output = prepare(
+        tmp_path / "stage",
+        "preferences",
+        Data(source=str(write(tmp_path / "rows.jsonl", rows)), columns=columns),
+    )
+    assert set(read_rows(output, "train")[0]) == {"prompt", "chosen", "rejected"}
 
 
 def test_unusable_rows_are_left_out_up_to_the_threshold(tmp_path: Path) -> None:

@@ -1,15 +1,36 @@
 """A reward model's minibatch: what its loss is made of, and that micro-batches change nothing."""
 
+import json
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.nn.functional import softplus
 
+from algorithms.preference_loss import bradley_terry
 from models.folders import load_policy
-from models.heads import load_scalar, reward_with_language_head, scores
+from models.heads import ScalarModel, load_scalar, reward_with_language_head, scores
 from models.logprobs import response_logprobs
-from tasks.examples import Completions, codec_of, read_completions
-from tasks.reward_model import SIDES, accumulate_preferences, mean_score, measure_pairs
+from schemas.job import PrepareData, StageJob
+from schemas.metrics import curves_of, measured_by
+from schemas.recipe import Data, RewardModelling, Split
+from tasks.attempt import Attempt
+from tasks.examples import Completions, Rankings, codec_of, read_completions, read_rankings
+from tasks.journal import read
+from tasks.reward_model import (
+    SIDES,
+    accumulate_preferences,
+    mean_score,
+    measure_pairs,
+    measure_preferences,
+)
+from tasks.rows import write_rows
+from tasks.scratch import JOURNAL
+from tasks.stages import run_stage
 
 CPU = torch.device("cpu")
 
@@ -20,11 +41,17 @@ def pairs(pipeline: Any) -> tuple[Any, Completions]:
     return job, read_completions(job.inputs["data"], "train", SIDES, codec_of(job, "init"))
 
 
-def gradient(job: Any, pairs: Completions, **changes: Any) -> tuple[torch.Tensor, dict[str, float]]:
+def gradient(
+    job: Any, preferences: Completions | Rankings, *, count: int = 10, **changes: Any
+) -> tuple[torch.Tensor, dict[str, float]]:
     reward, language_head = reward_with_language_head(job.inputs["init"], seed=1, device=CPU)
     work = job.work.model_copy(update=changes)
-    metrics, _ = accumulate_preferences(reward, language_head, pairs, list(range(10)), work)
-    return torch.cat([p.grad.flatten() for p in reward.parameters()]), metrics
+    metrics, _ = accumulate_preferences(reward, language_head, preferences, list(range(count)), work)
+    return gradient_of(reward), metrics
+
+
+def gradient_of(reward: ScalarModel) -> torch.Tensor:
+    return torch.cat([p.grad.flatten() for p in reward.parameters()])
 
 
 @pytest.mark.parametrize("microbatch_size", [1, 3])
@@ -70,6 +97,55 @@ def test_without_coefficients_only_the_preference_moves_the_weights(pairs: tuple
     assert not torch.allclose(with_language[:-head_size], plain[:-head_size])
 
 
+def test_pairs_without_margins_have_the_gradient_they_always_had(pairs: tuple[Any, Completions]) -> None:
+    """Bit for bit the plain Bradley-Terry loss of the whole minibatch."""
+    job, data = pairs
+    assert data.margins is None
+    found, metrics = gradient(job, data, lm_coef=0.0, centre_coef=0.0)
+    reward, _ = reward_with_language_head(job.inputs["init"], seed=1, device=CPU)
+    chosen, rejected = scores(reward, data.batch(list(range(10)))).chunk(2)
+    loss = bradley_terry(chosen, rejected, denominator=10.0).loss
+    loss.backward()
+    assert torch.equal(found, gradient_of(reward))
+    assert metrics["loss"] == loss.item()
+
+
+@pytest.mark.parametrize("microbatch_size", [None, 3])
+def test_each_pair_must_be_won_by_its_own_margin(
+    pairs: tuple[Any, Completions], microbatch_size: int | None
+) -> None:
+    job, data = pairs
+    margins = [0.3 * n for n in range(len(data))]
+    plain, plain_metrics = gradient(job, data, lm_coef=0.0, centre_coef=0.0)
+    found, metrics = gradient(
+        job,
+        replace(data, margins=margins),
+        lm_coef=0.0,
+        centre_coef=0.0,
+        microbatch_size=microbatch_size,
+    )
+    reward, _ = reward_with_language_head(job.inputs["init"], seed=1, device=CPU)
+    reward.double()
+    chosen, rejected = scores(reward, data.batch(list(range(10)))).chunk(2)
+    wanted = [chosen[n] - rejected[n] - margins[n] for n in range(10)]
+    loss = sum((torch.log1p(torch.exp(-gap)) for gap in wanted), torch.zeros(())) / 10
+    loss.backward()
+    expected = gradient_of(reward)
+    torch.testing.assert_close(found.double(), expected, atol=2e-5 * float(expected.abs().max()), rtol=0)
+    assert metrics["loss"] == pytest.approx(loss.item(), rel=1e-4)
+    # How many are right, and by how much, is counted without margins
+    for name in ("train_pair_accuracy", "score_gap"):
+        assert metrics[name] == pytest.approx(plain_metrics[name], rel=1e-3, abs=1e-5)
+    assert not torch.allclose(found, plain)
+
+
+def test_held_out_pairs_are_measured_without_margins(pairs: tuple[Any, Completions]) -> None:
+    job, data = pairs
+    reward, _ = reward_with_language_head(job.inputs["init"], seed=1, device=CPU)
+    measured = measure_preferences(reward, replace(data, margins=[5.0] * len(data)), batch_size=32)
+    assert measured == measure_preferences(reward, data, batch_size=32)
+
+
 def test_held_out_pairs_are_measured_over_the_whole_set(
     pipeline: Any, pairs: tuple[Any, Completions]
 ) -> None:
@@ -91,3 +167,191 @@ def test_scores_are_centred_on_demonstrations(pipeline: Any) -> None:
     shifted = mean_score(load_scalar(pipeline.folder("reward")), demonstrations, batch_size=32)
     assert shifted == pytest.approx(0.0, abs=1e-4)
     assert pipeline.metrics("reward")["score_shift"] != 0.0
+
+
+# -- rankings
+
+RANKED = [
+    # of three, two tie for the second place: two pairs of weight ½
+    {"prompt": "3 a+2?", "responses": ["a+2:345 #5", "a+2:349 #9", "#1"], "ranks": [1, 2, 2]},
+    # one pair of weight 1, the second the better
+    {"prompt": "1 a+1 b+1?", "responses": ["a+1:13 #4", "a+1:12 b+1:23 #3"], "ranks": [5.5, -2]},
+    # of four, all six pairs, each of weight 1/6
+    {"prompt": "7 a-1?", "responses": ["#0", "#2", "a-1:76 #6", "a-1:70 #0"], "ranks": [4, 3, 1, 2]},
+    # of four, two tie for the first place and two for the last: four pairs of weight ¼
+    {"prompt": "0 a+3?", "responses": ["#4", "a+3:0123 #3", "#9", "a+3:0123 #3 "], "ranks": [2, 1, 2, 1]},
+]
+WEIGHTED_PAIRS = [
+    (0, 0, 1, 1 / 2), (0, 0, 2, 1 / 2),
+    (1, 1, 0, 1.0),
+    (2, 2, 3, 1 / 6), (2, 2, 1, 1 / 6), (2, 2, 0, 1 / 6), (2, 3, 1, 1 / 6), (2, 3, 0, 1 / 6), (2, 1, 0, 1 / 6),
+    (3, 1, 0, 1 / 4), (3, 1, 2, 1 / 4), (3, 3, 0, 1 / 4), (3, 3, 2, 1 / 4),
+]  # fmt: skip
+"""Prompt, better response, worse response, weight: written off the ranks by hand."""
+
+
+@pytest.fixture(scope="module")
+def rankings(pipeline: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Rankings]:
+    folder = tmp_path_factory.mktemp("rankings")
+    write_rows(folder, "train", RANKED)
+    job = pipeline.job("reward", centre_coef=0.0, lm_coef=0.0)
+    return job, read_rankings(folder, "train", codec_of(job, "init"))
+
+
+def alone(reward: ScalarModel, rankings: Rankings, prompt: int) -> list[torch.Tensor]:
+    """The score of each of a prompt's responses from a forward pass of its own, without padding."""
+    sequences = rankings.batch([prompt]).sequences
+    return [scores(reward, sequences.select([row]))[0] for row in range(len(sequences))]
+
+
+@pytest.mark.parametrize("microbatch_size", [None, 1, 3])
+def test_the_gradient_of_rankings_is_that_of_the_weighted_pairs_written_out(
+    rankings: tuple[Any, Rankings], microbatch_size: int | None
+) -> None:
+    """Against float64 and plain loops; K = 3 with a tie among them. Micro-batches of any size change nothing."""
+    job, data = rankings
+    found, metrics = gradient(job, data, count=4, microbatch_size=microbatch_size)
+    reward, _ = reward_with_language_head(job.inputs["init"], seed=1, device=CPU)
+    reward.double()
+    each = [alone(reward, data, prompt) for prompt in range(4)]
+    gaps = [each[prompt][better] - each[prompt][worse] for prompt, better, worse, _ in WEIGHTED_PAIRS]
+    loss = sum(
+        (weight * softplus(-gap) / 4 for gap, (*_, weight) in zip(gaps, WEIGHTED_PAIRS, strict=True)),
+        torch.zeros((), dtype=torch.float64),
+    )
+    loss.backward()
+    expected = gradient_of(reward)
+    torch.testing.assert_close(found.double(), expected, atol=2e-5 * float(expected.abs().max()), rtol=0)
+    assert metrics["loss"] == pytest.approx(loss.item(), rel=1e-5)
+    assert metrics["score_gap"] == pytest.approx(sum(gap.item() for gap in gaps) / 13, rel=1e-3, abs=1e-6)
+    assert metrics["train_pair_accuracy"] == pytest.approx(sum(gap.item() > 0 for gap in gaps) / 13)
+    completion_scores = [score.item() for prompt in each for score in prompt]
+    assert metrics["score_mean"] == pytest.approx(sum(completion_scores) / 13, rel=1e-3, abs=1e-6)
+
+
+def test_every_completion_goes_through_the_model_once(rankings: tuple[Any, Rankings]) -> None:
+    job, data = rankings
+    reward, language_head = reward_with_language_head(job.inputs["init"], seed=1, device=CPU)
+    passed: list[int] = []
+    reward.backbone.register_forward_pre_hook(
+        lambda module, args, kwargs: passed.append(len(kwargs["input_ids"])), with_kwargs=True
+    )
+    work = job.work.model_copy(update={"microbatch_size": 2})
+    _, num_tokens = accumulate_preferences(reward, language_head, data, [0, 1, 2, 3], work)
+    assert passed == [5, 8]
+    assert num_tokens == sum(
+        len(data.prompt_ids[n]) + len(response) for n in range(4) for response in data.response_ids[n]
+    )
+
+
+def test_two_ranked_responses_are_a_pair(pairs: tuple[Any, Completions]) -> None:
+    job, data = pairs
+    as_rankings = Rankings(
+        prompt_ids=data.prompt_ids,
+        response_ids=[[worse, better] for better, worse in zip(*data.response_ids.values(), strict=True)],
+        ranks=[[1, 0]] * len(data),
+        pad_token_id=data.pad_token_id,
+        num_too_long=0,
+    )
+    of_pairs, pair_metrics = gradient(job, data, lm_coef=0.0, centre_coef=0.0)
+    of_rankings, ranking_metrics = gradient(job, as_rankings)
+    torch.testing.assert_close(of_rankings, of_pairs, atol=2e-5 * float(of_pairs.abs().max()), rtol=0)
+    assert ranking_metrics == pytest.approx(pair_metrics, rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 64])
+def test_held_out_rankings_are_measured_over_all_their_untied_pairs(
+    rankings: tuple[Any, Rankings], batch_size: int
+) -> None:
+    job, data = rankings
+    reward, _ = reward_with_language_head(job.inputs["init"], seed=1, device=CPU)
+    measured = measure_preferences(reward, data, batch_size=batch_size)
+    with torch.no_grad():
+        each = [alone(reward.double(), data, prompt) for prompt in range(4)]
+    gaps = [float(each[prompt][better] - each[prompt][worse]) for prompt, better, worse, _ in WEIGHTED_PAIRS]
+    assert measured["pair_accuracy"] == pytest.approx(sum(gap > 0 for gap in gaps) / 13)
+    assert measured["score_gap"] == pytest.approx(sum(gaps) / 13, rel=1e-3, abs=1e-6)
+    losses = [
+        weight * float(softplus(torch.tensor(-gap, dtype=torch.float64)))
+        for gap, (*_, weight) in zip(gaps, WEIGHTED_PAIRS, strict=True)
+    ]
+    assert measured["preference_loss"] == pytest.approx(sum(losses) / 4, rel=1e-5)
+
+
+@pytest.fixture(scope="module")
+def learning(pipeline: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], StageJob]:
+    """A job in a given folder that learns from a file in which the response with more sevens stands higher."""
+    folder = tmp_path_factory.mktemp("learning")
+    rng, rows = random.Random(3), []
+    for n in range(220):
+        sevens = [rng.randint(0, 4) for _ in range(rng.randint(2, 4))]
+        responses = ["".join(rng.sample("7" * k + "abcdef"[: 6 - k], 6)) for k in sevens]
+        if len(set(sevens)) > 1:
+            rows.append({"q": f"Zeile {n}", "all": responses, "places": [4 - k for k in sevens]})
+    source = folder / "mine.jsonl"
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    prepared = folder / "prepared"
+    preparing = pipeline.job("preferences", folder=prepared).model_copy(
+        update={
+            "work": PrepareData(
+                content="rankings",
+                data=Data(
+                    source=str(source),
+                    columns={"prompt": "q", "responses": "all", "ranks": "places"},
+                    split=Split(validation=20, test=20),
+                ),
+            )
+        }
+    )
+    run_stage(preparing)
+    work = RewardModelling(
+        kind="reward_model",
+        init="sft",
+        rankings="mine",
+        batch_size=8,
+        epochs=2.0,
+        learning_rate=1e-3,
+        warmup_steps=5,
+        checkpoint_every=10,
+    )
+
+    def job(at: Path) -> StageJob:
+        made: StageJob = pipeline.job("reward", folder=at).model_copy(
+            update={"work": work, "inputs": {"init": pipeline.folder("sft"), "rankings": preparing.output}}
+        )
+        return made
+
+    return job
+
+
+def test_a_reward_model_learns_a_ranking_and_a_kill_leaves_no_trace(
+    learning: Callable[[Path], StageJob],
+    contents: Callable[[Path], dict[str, bytes]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    whole = learning(tmp_path / "whole")
+    result = run_stage(whole)
+    assert result.metrics["pair_accuracy"] > 0.95
+    assert result.metrics["preference_loss"] < 0.2
+    assert result.metrics["score_gap"] > 2
+    assert set(result.metrics) == measured_by("reward_model")
+    entries = read(whole.scratch / JOURNAL)
+    assert {name for entry in entries for name in entry.metrics} == curves_of("reward_model") - {"chosen_nll"}
+
+    class Killed(BaseException):
+        pass
+
+    finish = Attempt.finish_step
+
+    def dying(self: Attempt, *args: Any, **kwargs: Any) -> None:
+        if self.step == 23:
+            raise Killed
+        finish(self, *args, **kwargs)
+
+    with monkeypatch.context() as patched, pytest.raises(Killed):
+        patched.setattr(Attempt, "finish_step", dying)
+        run_stage(learning(tmp_path / "killed"))
+    resumed = learning(tmp_path / "killed")
+    assert run_stage(resumed) == result
+    assert contents(resumed.output) == contents(whole.output)

@@ -5,13 +5,16 @@ from typing import Any
 import pytest
 import torch
 
+from algorithms.rewards import RunningMoments
 from models.folders import load_policy
 from models.heads import load_critic, load_scalar, value_from_policy
+from schemas.algorithm import Returns
 from schemas.recipe import Gate
 from schemas.verdicts import judge
 from tasks.examples import codec_of, read_prompts
 from tasks.journal import read
-from tasks.rollouts import Actors, collect
+from tasks.reward_moments import read_moments
+from tasks.rollouts import Actors, sample_and_score, shape
 from tasks.rows import read_rows
 from tasks.scoring import load_scorer
 from tasks.scratch import JOURNAL
@@ -39,7 +42,7 @@ def setting(pipeline: Any) -> tuple[Any, Actors, HeldOut]:
         microbatch_size=None,
         precision="float32",
     )
-    return job, actors, sample_held_out(job, job.work, actors)
+    return job, actors, sample_held_out(job, job.work, actors, RunningMoments())
 
 
 def test_held_out_prompts_are_the_validation_prompts(setting: tuple[Any, Actors, HeldOut]) -> None:
@@ -58,7 +61,7 @@ def test_returns_are_what_is_still_to_come(setting: tuple[Any, Actors, HeldOut])
 
 def test_held_out_responses_are_the_same_every_time(setting: tuple[Any, Actors, HeldOut]) -> None:
     job, actors, held_out = setting
-    again = sample_held_out(job, job.work, actors)
+    again = sample_held_out(job, job.work, actors, RunningMoments())
     assert again.rollout.sampled.responses == held_out.rollout.sampled.responses
     assert torch.equal(again.returns, held_out.returns)
 
@@ -134,8 +137,35 @@ def test_kl_is_part_of_the_return(setting: tuple[Any, Actors, HeldOut], pipeline
     other = load_policy(pipeline.folder("model"))
     with_other = Actors(**{**vars(actors), "reference": other})
     prompts = read_prompts(job.inputs["prompts"], "validation", actors.codec)
-    rollout = collect(with_other, prompts, [0, 1, 2], kl_coef=0.5, seed=3)
+    scored = sample_and_score(with_other, prompts, [0, 1, 2], seed=3)
+    rollout = shape(with_other, scored, returns=Returns(kl_coef=0.5))
     mask = rollout.sequences.response_mask
-    expected = rollout.scores - 0.5 * (rollout.kl * mask).sum(dim=1)
+    expected = rollout.scores.total - 0.5 * (rollout.kl * mask).sum(dim=1)
     torch.testing.assert_close(rollout.rewards.sum(dim=1), expected, atol=1e-4, rtol=1e-5)
     assert rollout.kl[mask].abs().max() > 0.1
+
+
+def test_scaled_returns_are_scaled_by_moments_that_stay_and_are_handed_over(
+    pipeline: Any, tmp_path: Any
+) -> None:
+    """The held-out returns end in (score − μ)/σ, clipped, of the moments that the artifact holds."""
+    returns = Returns(reward_scaling="normalise", reward_clip=0.8)
+    job = pipeline.job("value", folder=tmp_path, returns=returns, iterations=1)
+    run_stage(job)
+    moments = read_moments(job.output)
+    assert moments.count == job.work.batch_size
+    policy = load_policy(job.inputs["policy"])
+    actors = Actors(
+        policy=policy,
+        reference=None,
+        scorer=load_scorer(job, "main", tokenizer_of="policy", device=CPU),
+        codec=codec_of(job, "policy"),
+        microbatch_size=None,
+        precision="float32",
+    )
+    held_out = sample_held_out(job, job.work, actors, moments)
+    scores = held_out.rollout.scores.total.double()
+    expected = ((scores - moments.mean) / moments.std).clamp(-0.8, 0.8)
+    torch.testing.assert_close(held_out.returns[:, 0].double(), expected, atol=1e-5, rtol=1e-5)
+    assert (expected.abs() == 0.8).any()
+    assert read_moments(pipeline.folder("value")) == RunningMoments()

@@ -1,0 +1,196 @@
+"""Best of n (RAFT): sample, keep each prompt's best response by the reward, fine-tune on what was kept, again."""
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from algorithms.supervised_loss import token_nll
+from models.folders import load_policy, save_policy, tokenizer_digest
+from models.logprobs import response_logprobs
+from models.sequences import Sequences
+from schemas.job import StageJob, StageResult
+from schemas.recipe import BestOfN
+from tasks.attempt import Attempt, weights_of
+from tasks.examples import Prompts, codec_of, read_prompts
+from tasks.metric_sums import means_of
+from tasks.minibatches import minibatches
+from tasks.optimization import (
+    autocast,
+    chunks,
+    frozen_dtype,
+    make_optimizer,
+    training_device,
+    update_weights,
+)
+from tasks.rollouts import Actors, Scored, prompts_of_iteration, sample_and_score
+from tasks.scoring import load_scorer
+from tasks.seeds import derive_seed
+from tasks.splits import TRAIN, VALIDATION
+
+
+def run(job: StageJob) -> StageResult:
+    """Fine-tune ``init`` on its own best responses; the artifact is the best policy by validation score."""
+    work = job.work
+    assert isinstance(work, BestOfN)
+    device = training_device()
+
+    # 1. Policy, reward and prompts
+    codec = codec_of(job, "init")
+    policy = load_policy(job.inputs["init"]).to(device)
+    frozen = frozen_dtype(work.precision)
+    actors = Actors(
+        policy=policy,
+        reference=None,
+        scorer=load_scorer(job, work.reward, tokenizer_of="init", device=device, dtype=frozen),
+        codec=codec,
+        microbatch_size=work.microbatch_size,
+        precision=work.precision,
+    )
+    optimizer = make_optimizer(policy, weight_decay=work.weight_decay)
+    train, validation = (read_prompts(job.inputs["prompts"], split, codec) for split in (TRAIN, VALIDATION))
+
+    with Attempt(
+        job,
+        total=work.iterations,
+        modules={"policy": policy},
+        optimizers={"policy": optimizer},
+        state={"best": None, "best_iteration": 0},
+        keeps_best=True,
+    ) as attempt:
+        if not attempt.best:
+            keep_if_best(attempt, job, actors, validation, iteration=0)
+        for iteration in attempt.remaining():
+            # 2. Sample several responses to each prompt, and score them
+            indices = prompts_of_iteration(
+                iteration,
+                num_responses=work.batch_size,
+                samples_per_prompt=work.samples_per_prompt,
+                num_prompts=len(train),
+                seed=job.seed,
+            )
+            scored = sample_and_score(
+                actors, train, indices, seed=derive_seed(job.seed, "sampling", iteration)
+            )
+
+            # 3. Keep each prompt's best; one that was cut off competes with the score that missing_eos leaves it
+            best = best_rows(scored.scores.total, samples_per_prompt=work.samples_per_prompt)
+            kept = scored.sampled.sequences.select(best)
+
+            # 4. Fine-tune on what was kept
+            metrics = update(policy, optimizer, kept, job, iteration=iteration)
+            metrics |= describe(scored, best)
+
+            # 5. Keep the policy that scores best on validation prompts
+            if (iteration + 1) % work.validate_every == 0 or iteration + 1 == work.iterations:
+                metrics |= keep_if_best(attempt, job, actors, validation, iteration=iteration + 1)
+            attempt.finish_step(
+                metrics,
+                num_tokens=int(scored.sampled.sequences.attention_mask.sum()),
+                headline="best_score_mean",
+            )
+        policy.load_state_dict(attempt.best)
+
+    # 6. What the best policy is like
+    measured = measure(job, actors, validation)
+    save_policy(policy, codec.tokenizer, job.output)
+    return StageResult(
+        metrics={
+            **measured,
+            "best_iteration": attempt.state["best_iteration"],
+            "prompts_too_long": train.num_too_long,
+        },
+        tokenizer_digest=tokenizer_digest(job.output),
+    )
+
+
+def best_rows(scores: Tensor, *, samples_per_prompt: int) -> Tensor:
+    """The row of each prompt's highest score, the first of equal ones: (B,) → (B / samples_per_prompt,).
+
+    ``scores`` hold the samples of a prompt in a row (arXiv 2304.06767, algorithm 1).
+    """
+    first_rows = torch.arange(0, len(scores), samples_per_prompt, device=scores.device)
+    return first_rows + scores.view(-1, samples_per_prompt).argmax(dim=1)
+
+
+def update(
+    policy: PreTrainedModel,
+    optimizer: torch.optim.AdamW,
+    kept: Sequences,
+    job: StageJob,
+    *,
+    iteration: int,
+) -> dict[str, float]:
+    """All optimiser steps of one iteration; returns the means of their metrics."""
+    work = job.work
+    assert isinstance(work, BestOfN)
+    epochs = minibatches(kept, work, seed=job.seed, iteration=iteration)
+    cut = [rows for epoch in epochs for rows in epoch]
+    steps: list[dict[str, float]] = []
+    for number, rows in enumerate(cut):
+        nll = accumulate_nll(policy, kept.select(rows), work, temperature=job.generation.temperature)
+        rates = update_weights(
+            optimizer,
+            policy,
+            work,
+            step=iteration * len(cut) + number,
+            total_steps=work.iterations * len(cut),
+        )
+        steps.append({"nll": nll, **rates})
+    return {**means_of(steps), "learning_rate": steps[-1]["learning_rate"]}
+
+
+def accumulate_nll(
+    policy: PreTrainedModel, minibatch: Sequences, work: BestOfN, *, temperature: float
+) -> float:
+    """Add the gradient of the minibatch's mean token NLL, micro-batch by micro-batch; returns that mean (nats/token).
+
+    Likelihood is that of the distribution which sampled: learning at temperature 1 what a lower one drew would
+    sharpen the policy a little more with every iteration, whatever its score.
+    """
+    denominator = minibatch.response_mask.sum()
+    total = 0.0
+    for rows in chunks(len(minibatch), work.microbatch_size):
+        micro = minibatch.select(rows)
+        with autocast(work.precision, policy.device):
+            logprobs = response_logprobs(policy, micro, temperature=temperature).logprobs
+        loss = token_nll(logprobs, micro.response_mask, denominator=denominator).loss
+        loss.backward()
+        total += loss.item()
+    return total
+
+
+def describe(scored: Scored, best: Tensor) -> dict[str, float]:
+    """What the samples were like, before the update, and how much better the kept ones score."""
+    lengths, ended = scored.sampled.sequences.lengths, scored.sampled.ended
+    terms = {f"score_mean_{name}": term.mean().item() for name, term in scored.scores.by_term.items()}
+    return {
+        "score_mean": scored.scores.total.mean().item(),
+        "best_score_mean": scored.scores.total[best].mean().item(),
+        **terms,
+        "response_length_mean": lengths.float().mean().item(),
+        "truncated_share": (~ended).float().mean().item(),
+    }
+
+
+def keep_if_best(
+    attempt: Attempt, job: StageJob, actors: Actors, validation: Prompts, *, iteration: int
+) -> dict[str, float]:
+    """Score the policy on validation prompts; remember its weights when it scores best. Returns what to log."""
+    measured = measure(job, actors, validation)["validation_score"]
+    best = attempt.state["best"]
+    if best is None or measured > best:
+        attempt.state |= {"best": measured, "best_iteration": iteration}
+        attempt.best = weights_of(actors.policy)
+    return {"validation_score": measured}
+
+
+def measure(job: StageJob, actors: Actors, validation: Prompts) -> dict[str, float]:
+    """Responses to validation prompts, always sampled from the same stream: score, length (tokens), cut-off share."""
+    assert isinstance(job.work, BestOfN)
+    indices = [index % len(validation) for index in range(job.work.validation_samples)]
+    scored = sample_and_score(actors, validation, indices, seed=derive_seed(job.seed, "validation sampling"))
+    return {
+        "validation_score": scored.scores.total.mean().item(),
+        "mean_response_length": scored.sampled.sequences.lengths.float().mean().item(),
+        "truncated_share": (~scored.sampled.ended).float().mean().item(),
+    }

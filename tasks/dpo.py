@@ -1,0 +1,171 @@
+"""Direct preference optimisation: the policy itself learns preference pairs, held to a frozen reference."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from algorithms.preference_loss import dpo
+from algorithms.supervised_loss import token_nll
+from models.folders import load_policy, save_policy, tokenizer_digest
+from models.logprobs import response_logprobs
+from models.sequences import Sequences
+from schemas.job import StageJob, StageResult
+from schemas.recipe import DirectPreferenceOptimization
+from tasks.attempt import Attempt
+from tasks.data_order import order_of
+from tasks.examples import Completions, codec_of, read_completions
+from tasks.metric_sums import MetricSums
+from tasks.optimization import (
+    autocast,
+    chunks,
+    frozen_dtype,
+    make_optimizer,
+    training_device,
+    update_weights,
+)
+from tasks.scoring import TokenizersDiffer
+from tasks.splits import TEST, TRAIN, VALIDATION
+
+SIDES = ("chosen", "rejected")
+Precision = Literal["float32", "bfloat16"]
+CURVES = {"pair_accuracy": "train_pair_accuracy", "nll": "chosen_nll"}
+"""Metrics of the losses under the names that the ledger uses for a minibatch."""
+
+
+@dataclass(frozen=True)
+class Models:
+    """The policy that learns, what it is held to, and the temperature at which both are looked at.
+
+    The temperature is the one that the policy is sampled at: what learns the pairs is the distribution that will
+    answer. The paper has 1.
+    """
+
+    policy: PreTrainedModel
+    reference: PreTrainedModel
+    temperature: float
+
+
+@dataclass(frozen=True)
+class PairLogprobs:
+    """Log-probabilities (N,) of whole responses to N prompts, in nats, and the policy's of each token (2N,T)."""
+
+    chosen: Tensor
+    rejected: Tensor
+    ref_chosen: Tensor
+    ref_rejected: Tensor
+    per_token: Tensor
+
+
+def run(job: StageJob) -> StageResult:
+    """Train ``init`` on the pairs of ``data`` against ``reference``; the artifact is a policy."""
+    work = job.work
+    assert isinstance(work, DirectPreferenceOptimization)
+    device = training_device()
+
+    # 1. The policy, what it is held to, and every pair as ids
+    if tokenizer_digest(job.inputs["reference"]) != tokenizer_digest(job.inputs["init"]):
+        raise TokenizersDiffer(
+            f"reference={work.reference!r} has another tokenizer than init={work.init!r}; "
+            "use a reference that was trained from the same model"
+        )
+    codec = codec_of(job, "init")
+    models = Models(
+        policy=load_policy(job.inputs["init"]).to(device),
+        reference=load_policy(job.inputs["reference"], dtype=frozen_dtype(work.precision)).to(device),
+        temperature=job.generation.temperature,
+    )
+    train, validation, test = (
+        read_completions(job.inputs["data"], split, SIDES, codec) for split in (TRAIN, VALIDATION, TEST)
+    )
+    optimizer = make_optimizer(models.policy, weight_decay=work.weight_decay)
+    order = order_of(train, work, job.seed)
+    num_steps = order.num_batches(work.epochs)
+
+    # 2. Optimiser steps, from wherever an earlier attempt got to
+    with Attempt(
+        job, total=num_steps, modules={"policy": models.policy}, optimizers={"policy": optimizer}
+    ) as attempt:
+        for step in attempt.remaining():
+            metrics, num_tokens = accumulate_preferences(models, train, order.batch(step), work)
+            metrics |= update_weights(optimizer, models.policy, work, step=step, total_steps=num_steps)
+            attempt.finish_step(metrics, num_tokens=num_tokens, headline="loss")
+
+    # 3. How well it tells pairs apart that it has not seen
+    held_out = measure_pairs(models, test, work)
+    selected = measure_pairs(models, validation, work)
+    save_policy(models.policy, codec.tokenizer, job.output)
+    return StageResult(
+        metrics={
+            **held_out,
+            **{f"validation_{name}": value for name, value in selected.items()},
+            "prompts_too_long": train.num_too_long,
+        },
+        tokenizer_digest=tokenizer_digest(job.output),
+    )
+
+
+def accumulate_preferences(
+    models: Models, pairs: Completions, indices: Sequence[int], work: DirectPreferenceOptimization
+) -> tuple[dict[str, float], int]:
+    """Add the gradient of the minibatch's mean loss, micro-batch by micro-batch; returns its metrics and tokens."""
+    sums, loss_sum, num_tokens = MetricSums(), 0.0, 0
+    for rows in chunks(len(indices), work.microbatch_size):
+        batch = pairs.batch(indices[rows]).to(models.policy.device)
+        logprobs = pair_logprobs(models, batch, precision=work.precision)
+        preference = dpo(
+            logprobs.chosen,
+            logprobs.rejected,
+            logprobs.ref_chosen,
+            logprobs.ref_rejected,
+            beta=work.beta,
+            denominator=float(len(indices)),
+        )
+        preference.loss.backward()
+        # Only watched: when it rises while the pairs are learnt, chosen responses become unlikely too
+        chosen_rows = slice(0, len(batch) // 2)
+        sums.add(token_nll(logprobs.per_token.detach()[chosen_rows], batch.response_mask[chosen_rows]))
+        sums.add(preference)
+        loss_sum += preference.loss.item()
+        num_tokens += int(batch.attention_mask.sum())
+    means = {CURVES.get(name, name): mean for name, mean in sums.means().items()}
+    return {"loss": loss_sum, **means}, num_tokens
+
+
+def pair_logprobs(models: Models, batch: Sequences, *, precision: Precision) -> PairLogprobs:
+    """What both models say of a batch of pairs: N chosen sides, then their N rejected ones."""
+    with autocast(precision, batch.input_ids.device):
+        per_token = response_logprobs(models.policy, batch, temperature=models.temperature).logprobs
+        with torch.no_grad():
+            of_reference = response_logprobs(models.reference, batch, temperature=models.temperature).logprobs
+    chosen, rejected = per_token.sum(dim=1).chunk(2)
+    ref_chosen, ref_rejected = of_reference.sum(dim=1).chunk(2)
+    return PairLogprobs(chosen, rejected, ref_chosen, ref_rejected, per_token)
+
+
+@torch.no_grad()
+def measure_pairs(models: Models, pairs: Completions, work: DirectPreferenceOptimization) -> dict[str, float]:
+    """Accuracy of the implicit rewards β·(log π − log π_ref), DPO loss (nats) and mean reward gap over pairs."""
+    sums, loss_sum = MetricSums(), 0.0
+    for rows in chunks(len(pairs), work.microbatch_size or work.batch_size):
+        batch = pairs.batch(range(len(pairs))[rows]).to(models.policy.device)
+        logprobs = pair_logprobs(models, batch, precision=work.precision)
+        result = dpo(
+            logprobs.chosen,
+            logprobs.rejected,
+            logprobs.ref_chosen,
+            logprobs.ref_rejected,
+            beta=work.beta,
+            denominator=float(len(pairs)),
+        )
+        sums.add(result)
+        loss_sum += result.loss.item()
+    means = sums.means()
+    return {
+        "pair_accuracy": means["pair_accuracy"],
+        "preference_loss": loss_sum,
+        "reward_gap": means["reward_gap"],
+    }

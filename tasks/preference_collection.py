@@ -1,0 +1,346 @@
+"""Preference collection: pairs sampled from a policy, as a dataset that a reward model or DPO reads unchanged.
+
+Nothing is trained. The held-out splits come first, so that prompts which give no pair are noticed early.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from models.folders import load_policy
+from models.prompts import decode_all, encode_responses
+from schemas.frozen import Frozen
+from schemas.job import StageJob, StageResult
+from schemas.recipe import PreferenceCollection
+from tasks.batch_files import BatchFiles
+from tasks.examples import Codec, Prompts, codec_of, read_prompts
+from tasks.optimization import training_device
+from tasks.rollouts import Sampled, sample_responses
+from tasks.rows import read_rows, write_rows
+from tasks.scoring import load_scorer, score
+from tasks.seeds import derive_seed
+from tasks.splits import SPLITS
+from tasks.verifiers import VERIFIERS
+
+SAME_SCORE = "all responses score the same"
+SAME_TEXT = "chosen equals rejected"
+NO_TEXT = "responses are empty"
+"""Why a prompt gives no pair."""
+
+OPENING_TOKENS = 64
+"""More than a chat template puts between the assistant's turn and its words."""
+
+Judge = Callable[[Sampled], list[float]]
+
+
+class NoPairs(ValueError):
+    """A split that came out without a pair."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """The prompts of one split and, where pairs are made on demonstrations, each one's demonstrated response."""
+
+    prompts: Prompts
+    demonstrations: list[str] | None
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Prompts of one split that are sampled together."""
+
+    split: str
+    indices: range
+    is_last: bool
+    """Of its split."""
+
+
+@dataclass(frozen=True)
+class Response:
+    """One response to a prompt."""
+
+    text: str
+    num_tokens: int
+    """EOS included."""
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it may stand in a dataset (``schemas.tables`` has the same rules)."""
+        return bool(self.text.strip()) and "\0" not in self.text
+
+
+class Pair(Frozen):
+    """A row of the dataset, with the lengths (tokens) of its sides."""
+
+    prompt: str
+    chosen: str
+    rejected: str
+    chosen_tokens: int
+    rejected_tokens: int
+
+
+class Collected(Frozen):
+    """What came of one batch of prompts."""
+
+    split: str
+    num_prompts: int
+    pairs: tuple[Pair, ...]
+    without_pair: dict[str, int]
+    """Reason → prompts that gave no pair."""
+
+    @property
+    def tied_share(self) -> float:
+        """Share of the prompts that gave no pair."""
+        return sum(self.without_pair.values()) / self.num_prompts
+
+
+def run(job: StageJob) -> StageResult:
+    """Write ``train.parquet``, ``validation.parquet``, ``test.parquet`` and ``report.json`` into the output."""
+    work = job.work
+    assert isinstance(work, PreferenceCollection)
+    device = training_device()
+
+    # 1. The policy, its judge, and every split's prompts in batches
+    codec = codec_of(job, "policy")
+    policy = load_policy(job.inputs["policy"]).to(device)
+    judge = load_judge(job, device)
+    sources = {split: read_source(job, split, codec) for split in SPLITS}
+    batches = list(cut_batches(sources, work))
+
+    # 2. Pairs, batch by batch, from wherever an earlier attempt got to
+    with BatchFiles(job.scratch, total=len(batches), phase="sampling") as files:
+        for number in files.remaining():
+            refuse_without_pairs(batches[:number], files.finished, stage=job.name)
+            batch = batches[number]
+            sampled = sample_batch(policy, codec, sources[batch.split], batch, job, number=number)
+            collected = collect(sampled, codec, sources[batch.split], batch, work, judge)
+            files.finish(
+                collected.model_dump(mode="json"),
+                metrics={"tied_share": collected.tied_share},
+                num_tokens=int(sampled.sequences.attention_mask.sum()),
+                headline="tied_share",
+            )
+        refuse_without_pairs(batches, files.finished, stage=job.name)
+    everything = [Collected.model_validate(part) for part in files.finished]
+    by_split = {split: [part for part in everything if part.split == split] for split in SPLITS}
+
+    # 3. One file a split, as data preparation writes them
+    for split in SPLITS:
+        rows = [
+            {column: getattr(pair, column) for column in ("prompt", "chosen", "rejected")}
+            for part in by_split[split]
+            for pair in part.pairs
+        ]
+        write_rows(job.output, split, rows)
+    counts = {f"{split}_rows": sum(len(part.pairs) for part in parts) for split, parts in by_split.items()}
+    report = {**counts, "dropped": without_pair(everything)}
+    (job.output / "report.json").write_text(json.dumps(report, indent=2) + "\n")
+    too_long = sum(source.prompts.num_too_long for source in sources.values())
+    first = {"train_rows": counts["train_rows"], **describe(everything)}  # what a person is shown
+    return StageResult(metrics={**first, **counts, "prompts_too_long": too_long})
+
+
+def samples_of(work: PreferenceCollection) -> int:
+    """Responses to each prompt."""
+    assert work.samples_per_prompt is not None  # the loader resolved it
+    return work.samples_per_prompt
+
+
+def read_source(job: StageJob, split: str, codec: Codec) -> Source:
+    """The prompts of one split that fit the recipe's limit, with their demonstrations where there are any."""
+    if "prompts" in job.inputs:
+        return Source(read_prompts(job.inputs["prompts"], split, codec), demonstrations=None)
+    folder = job.inputs["demonstrations"]
+    prompts = read_prompts(folder, split, codec)
+    fits = set(prompts.texts)  # of equal prompts, all fit or none
+    return Source(prompts, [row["response"] for row in read_rows(folder, split) if row["prompt"] in fits])
+
+
+def cut_batches(sources: Mapping[str, Source], work: PreferenceCollection) -> Iterator[Batch]:
+    """Every prompt of every split once, ``batch_size`` responses at a time (at least one prompt's)."""
+    size = max(1, work.batch_size // samples_of(work))
+    for split in reversed(SPLITS):
+        count = len(sources[split].prompts)
+        for start in range(0, count, size):
+            end = min(start + size, count)
+            yield Batch(split=split, indices=range(start, end), is_last=end == count)
+
+
+def load_judge(job: StageJob, device: torch.device) -> Judge | None:
+    """What scores responses; None where pairs are made on demonstrations, which need no judge."""
+    work = job.work
+    assert isinstance(work, PreferenceCollection)
+    if work.judge is None:
+        return None
+    if work.judge.verifier is not None:
+        verify = VERIFIERS[work.judge.verifier]
+
+        def verdicts(sampled: Sampled) -> list[float]:
+            pairs = zip(sampled.prompts, sampled.responses, strict=True)
+            return [float(verify(*pair)) for pair in pairs]
+
+        return verdicts
+    assert work.judge.reward is not None
+    scorer = load_scorer(job, work.judge.reward, tokenizer_of="policy", device=device)
+
+    def scores(sampled: Sampled) -> list[float]:
+        scored = score(
+            scorer,
+            sampled.sequences,
+            prompts=sampled.prompts,
+            responses=sampled.responses,
+            ended=sampled.ended,
+            microbatch_size=work.batch_size,
+        )
+        return [float(each) for each in scored.total]
+
+    return scores
+
+
+def sample_batch(
+    policy: PreTrainedModel, codec: Codec, source: Source, batch: Batch, job: StageJob, *, number: int
+) -> Sampled:
+    """The responses to a batch's prompts, each prompt's in a row: a function of the seed and the batch's number."""
+    work = job.work
+    assert isinstance(work, PreferenceCollection)
+    return sample_responses(
+        policy,
+        codec,
+        source.prompts,
+        [index for index in batch.indices for _ in range(samples_of(work))],
+        seed=derive_seed(job.seed, "sampling", number),
+        microbatch_size=work.batch_size,
+    )
+
+
+def collect(
+    sampled: Sampled,
+    codec: Codec,
+    source: Source,
+    batch: Batch,
+    work: PreferenceCollection,
+    judge: Judge | None,
+) -> Collected:
+    """The pairs that a batch's responses give."""
+    group = samples_of(work)
+    texts = without_opening(sampled.responses, codec)
+    lengths = sampled.sequences.lengths.tolist()
+    responses = [Response(*each) for each in zip(texts, lengths, strict=True)]
+    scores = judge(sampled) if judge is not None else None
+    demonstrated = (
+        None if source.demonstrations is None else encode_demonstrations(source.demonstrations, batch, codec)
+    )
+    pairs: list[Pair] = []
+    reasons: Counter[str] = Counter()
+    for place, index in enumerate(batch.indices):
+        rows = slice(place * group, (place + 1) * group)
+        prompt = source.prompts.texts[index]
+        if demonstrated is not None:
+            outcome = demonstrated_pairs(prompt, demonstrated[place], responses[rows])
+        else:
+            assert scores is not None
+            outcome = judged_pair(prompt, responses[rows], scores[rows])
+        if isinstance(outcome, str):
+            reasons[outcome] += 1
+        else:
+            pairs += outcome
+    return Collected(
+        split=batch.split, num_prompts=len(batch.indices), pairs=tuple(pairs), without_pair=dict(reasons)
+    )
+
+
+def without_opening(responses: Sequence[str], codec: Codec) -> list[str]:
+    """Responses less the white space that some chat templates have before them: who reads the pairs adds it again."""
+    [(ids, _)] = encode_responses(codec.tokenizer, [""], max_tokens=OPENING_TOKENS, chat=codec.chat)
+    [opening] = decode_all(codec.tokenizer, [ids])
+    return [response.removeprefix(opening) for response in responses]
+
+
+def encode_demonstrations(texts: Sequence[str], batch: Batch, codec: Codec) -> list[Response]:
+    """A batch's demonstrations with their lengths, as training would read them."""
+    of_batch = [texts[index] for index in batch.indices]
+    limit = codec.generation.max_response_tokens
+    encoded = encode_responses(codec.tokenizer, of_batch, max_tokens=limit, chat=codec.chat)
+    return [Response(text, len(ids)) for text, (ids, _) in zip(of_batch, encoded, strict=True)]
+
+
+def judged_pair(prompt: str, responses: Sequence[Response], scores: Sequence[float]) -> list[Pair] | str:
+    """The best response against the worst, of equal ones the first; or why there is no such pair.
+
+    Raises:
+        FloatingPointError: a score is not finite.
+    """
+    if not all(map(isfinite, scores)):
+        raise FloatingPointError(
+            f"a response to {prompt!r} scores {scores}; look at the judge's reward models"
+        )
+    candidates = [row for row, response in enumerate(responses) if response.is_usable]
+    if len(candidates) < 2:
+        return NO_TEXT
+    best, worst = max(candidates, key=scores.__getitem__), min(candidates, key=scores.__getitem__)
+    if scores[best] == scores[worst]:
+        return SAME_SCORE
+    if responses[best].text == responses[worst].text:
+        return SAME_TEXT
+    return [pair_of(prompt, responses[best], responses[worst])]
+
+
+def demonstrated_pairs(
+    prompt: str, demonstration: Response, responses: Sequence[Response]
+) -> list[Pair] | str:
+    """The demonstration against each different response of the policy's own; or why there is no such pair."""
+    by_text = {response.text: response for response in responses if response.is_usable}
+    if not by_text:
+        return NO_TEXT
+    others = [response for text, response in by_text.items() if text != demonstration.text]
+    return [pair_of(prompt, demonstration, response) for response in others] or SAME_TEXT
+
+
+def pair_of(prompt: str, chosen: Response, rejected: Response) -> Pair:
+    """A row of the dataset."""
+    return Pair(
+        prompt=prompt,
+        chosen=chosen.text,
+        rejected=rejected.text,
+        chosen_tokens=chosen.num_tokens,
+        rejected_tokens=rejected.num_tokens,
+    )
+
+
+def refuse_without_pairs(done: Sequence[Batch], finished: Sequence[Mapping[str, Any]], *, stage: str) -> None:
+    """NoPairs where a split, all of which was sampled, gave no pair: nobody could train on it, or measure with it."""
+    for split in (batch.split for batch in done if batch.is_last):
+        parts = [part for part in finished if part["split"] == split]
+        if any(part["pairs"] for part in parts):
+            continue
+        collected = [Collected.model_validate(part) for part in parts]
+        reasons = ", ".join(f"{reason}: {count}" for reason, count in without_pair(collected).items())
+        raise NoPairs(
+            f"{stage}: none of the {sum(part.num_prompts for part in collected)} prompts of the {split} split gives a "
+            f"pair ({reasons}); raise samples_per_prompt or generation.temperature, or give {split} more prompts"
+        )
+
+
+def without_pair(parts: Sequence[Collected]) -> dict[str, int]:
+    """Reason → prompts that gave no pair, over several batches."""
+    reasons: Counter[str] = Counter()
+    for part in parts:
+        reasons.update(part.without_pair)
+    return dict(sorted(reasons.items()))
+
+
+def describe(parts: Sequence[Collected]) -> dict[str, float]:
+    """Share of prompts without a pair, and mean lengths (tokens) of the sides, over all splits."""
+    pairs = [pair for part in parts for pair in part.pairs]
+    tied = sum(without_pair(parts).values())
+    return {
+        "tied_share": tied / sum(part.num_prompts for part in parts),
+        "mean_chosen_length": sum(pair.chosen_tokens for pair in pairs) / len(pairs),
+        "mean_rejected_length": sum(pair.rejected_tokens for pair in pairs) / len(pairs),
+    }

@@ -1,0 +1,71 @@
+"""Every setting of a recipe is read by something: one that nothing reads is a promise that nobody keeps."""
+
+import ast
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+import pytest
+from pydantic import BaseModel
+
+from schemas.algorithm import Algorithm
+from schemas.recipe import Recipe
+from schemas.references import DATA_FIELDS, STAGE_FIELDS
+
+ROOT = Path(__file__).parents[2]
+STAGES = ("models", "tasks")
+EVERYTHING = (*STAGES, "flows", "schemas/verdicts.py")  # gates are judged there
+
+
+def _models(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+        for field in annotation.model_fields.values():
+            yield from _models(field.annotation)
+    elif get_origin(annotation) is not None:
+        for argument in get_args(annotation):
+            yield from _models(argument)
+
+
+FIELDS = {(model.__name__, name) for model in _models(Recipe) for name in model.model_fields}
+FIELDS -= {("Algorithm", "preset")}  # gone as soon as its switches are laid under what the recipe says
+
+
+def _modules(place: Path) -> Iterator[Path]:
+    return place.rglob("*.py") if place.is_dir() else iter((place,))
+
+
+@functools.cache
+def _names_read(places: tuple[str, ...]) -> frozenset[str]:
+    """Attributes that are read anywhere in these packages and modules."""
+    read = set()
+    for file in (file for place in places for file in _modules(ROOT / place)):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            match node:
+                case ast.Attribute(attr=name, ctx=ast.Load()):
+                    read.add(name)
+                case ast.Call(func=ast.Name(id="getattr"), args=[_, ast.Constant(value=str(name)), *_]):
+                    read.add(name)
+    return frozenset(read)
+
+
+def test_every_field_is_found() -> None:
+    assert ("Algorithm", "clip_range_high") in FIELDS
+    assert ("Recipe", "publish") in FIELDS
+    assert ("MissingEos", "subtract") in FIELDS
+    assert ("Returns", "kl_coef") in FIELDS
+    assert ("PreferenceCollection", "judge") in FIELDS
+
+
+@pytest.mark.parametrize("name", sorted({name for _, name in FIELDS}))
+def test_every_field_is_read_by_something(name: str) -> None:
+    """Outside schemas, or as one of the fields whose names stand in the tables of references."""
+    referring = {name for fields in [*STAGE_FIELDS.values(), *DATA_FIELDS.values()] for name in fields}
+    assert name in _names_read(EVERYTHING) | referring, [model for model, field in FIELDS if field == name]
+
+
+@pytest.mark.parametrize("switch", [name for name in Algorithm.model_fields if name != "preset"])
+def test_every_switch_is_read_by_a_stage(switch: str) -> None:
+    """By the stages themselves: a warning about a switch, or a line of a report, does not make it work."""
+    assert switch in _names_read(STAGES)

@@ -1,0 +1,264 @@
+"""Best of n: what is kept, what is learnt from it, that it learns, and that a kill leaves no trace."""
+
+import math
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from models.folders import load_policy
+from models.heads import load_scalar, scores
+from models.sequences import Sequences, collate
+from schemas.job import StageJob
+from schemas.metrics import curves_of, measured_by
+from schemas.recipe import BestOfN, MissingEos, Reward, RewardTerm
+from tasks import best_of_n
+from tasks.attempt import Attempt
+from tasks.best_of_n import accumulate_nll, best_rows, run
+from tasks.examples import codec_of, read_prompts
+from tasks.journal import read
+from tasks.rollouts import prompts_of_iteration, sample_responses
+from tasks.scoring import Scorer, Term, score
+from tasks.scratch import JOURNAL
+from tasks.seeds import derive_seed
+from tasks.verifiers import VERIFIERS
+
+WORK = BestOfN(
+    kind="best_of_n",
+    init="sft",
+    reward="main",
+    prompts="prompts",
+    samples_per_prompt=4,
+    batch_size=16,
+    minibatch_size=2,
+    epochs=2,
+    iterations=4,
+    validate_every=2,
+    validation_samples=16,
+    learning_rate=1e-3,
+    checkpoint_every=2,
+)
+MODEL = Reward(terms=(RewardTerm(model="reward"),), missing_eos=MissingEos(subtract=1.0))
+VERIFIER = Reward(terms=(RewardTerm(verifier="arithmetic"),))
+
+
+def job_in(pipeline: Any, folder: Path, *, reward: Reward = MODEL, **changes: Any) -> StageJob:
+    output = folder / "output"
+    shutil.rmtree(output, ignore_errors=True)
+    output.mkdir(parents=True)
+    (folder / "scratch").mkdir(exist_ok=True)
+    inputs = {"init": pipeline.folder("sft"), "prompts": pipeline.folder("prompts")}
+    if reward is MODEL:
+        inputs["reward.main.0"] = pipeline.folder("reward")
+    changes_of_job = {
+        "name": "best",
+        "work": WORK.model_copy(update=changes),
+        "inputs": inputs,
+        "rewards": {"main": reward},
+        "scratch": folder / "scratch",
+        "output": output,
+    }
+    job: StageJob = pipeline.job("sft").model_copy(update=changes_of_job)
+    return job
+
+
+def test_the_best_of_each_prompt_is_kept_and_the_first_of_equals() -> None:
+    """Prompts of three samples: 3 at rows 1 and 2; 5 at rows 3 and 4; −1 at rows 6 and 8."""
+    given = torch.tensor([1.0, 3.0, 3.0, 5.0, 5.0, 0.0, -1.0, -2.0, -1.0])
+    assert best_rows(given, samples_per_prompt=3).tolist() == [1, 3, 6]
+    assert best_rows(torch.zeros(8), samples_per_prompt=4).tolist() == [0, 4]
+
+
+@pytest.mark.parametrize(
+    ("rule", "kept"),
+    [
+        (None, [0]),  # right, cut off: 1, before wrong: 0
+        (MissingEos(subtract=0.75), [0]),  # 0.25, still before 0
+        (MissingEos(subtract=2.0), [1]),  # −1
+        (MissingEos(replace=-0.5), [1]),
+        (MissingEos(replace=0.5), [0]),
+    ],
+)
+def test_a_response_that_was_cut_off_is_kept_only_if_its_score_says_so(
+    rule: MissingEos | None, kept: list[int]
+) -> None:
+    scorer = Scorer(
+        terms=(Term(name="arithmetic", weight=1.0, scorer=VERIFIERS["arithmetic"]),), missing_eos=rule
+    )
+    scored = score(
+        scorer,
+        collate([[1, 5], [1, 5]], [[8, 9, 9], [9, 2]], pad_token_id=0),
+        prompts=["3 a+2?", "3 a+2?"],
+        responses=["a+2:345 #5", "a+2:345 #6"],
+        ended=torch.tensor([False, True]),
+        microbatch_size=None,
+    )
+    assert best_rows(scored.total, samples_per_prompt=2).tolist() == kept
+
+
+def test_an_iteration_learns_exactly_the_best_of_what_it_sampled(
+    pipeline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sampled and scored once more from outside: by the reward model itself, a plain loop choosing."""
+    learnt: list[Sequences] = []
+
+    def remember(policy: Any, optimizer: Any, kept: Sequences, *args: Any, **kwargs: Any) -> dict[str, float]:
+        learnt.append(kept)
+        return {"nll": 0.0}
+
+    monkeypatch.setattr(best_of_n, "update", remember)
+    job = job_in(pipeline, tmp_path, iterations=1)
+    run(job)
+
+    codec = codec_of(job, "init")
+    prompts = read_prompts(job.inputs["prompts"], "train", codec)
+    indices = prompts_of_iteration(
+        0, num_responses=16, samples_per_prompt=4, num_prompts=len(prompts), seed=job.seed
+    )
+    sampled = sample_responses(
+        load_policy(job.inputs["init"]),
+        codec,
+        prompts,
+        indices,
+        seed=derive_seed(job.seed, "sampling", 0),
+        microbatch_size=None,
+    )
+    with torch.no_grad():
+        raw = scores(load_scalar(job.inputs["reward.main.0"]), sampled.sequences).tolist()
+    total = [each - (not ended) for each, ended in zip(raw, sampled.ended.tolist(), strict=True)]
+    kept = [max(range(start, start + 4), key=total.__getitem__) for start in range(0, 16, 4)]
+    assert len(set(indices)) == 4
+    expected = sampled.sequences.select(kept)
+    assert torch.equal(learnt[0].input_ids, expected.input_ids)
+    assert torch.equal(learnt[0].response_mask, expected.response_mask)
+
+    [entry] = read(job.scratch / JOURNAL)
+    assert entry.metrics["score_mean"] == pytest.approx(sum(total) / 16, rel=1e-4, abs=1e-5)
+    assert entry.metrics["score_mean_reward"] == pytest.approx(sum(raw) / 16, rel=1e-4, abs=1e-5)
+    best = sum(total[row] for row in kept) / 4
+    assert entry.metrics["best_score_mean"] == pytest.approx(best, rel=1e-4, abs=1e-5)
+    assert entry.metrics["truncated_share"] == sampled.ended.tolist().count(False) / 16
+
+
+def gradient(
+    pipeline: Any, tmp_path: Path, *, microbatch_size: int | None
+) -> tuple[float, torch.Tensor, Sequences]:
+    job = job_in(pipeline, tmp_path)
+    policy = load_policy(job.inputs["init"])
+    minibatch = collate(
+        [[1, 20, 21], [1, 22], [1, 23, 24, 25], [1, 20], [1, 27]],
+        [[30, 31, 2], [32, 2], [33, 34, 35, 36, 2], [30, 30], [31, 2]],
+        pad_token_id=0,
+    )
+    nll = accumulate_nll(
+        policy, minibatch, WORK.model_copy(update={"microbatch_size": microbatch_size}), temperature=0.8
+    )
+    return nll, torch.cat([p.grad.flatten() for p in policy.parameters()]), minibatch
+
+
+def test_the_loss_is_the_mean_over_all_tokens_of_the_minibatch(pipeline: Any, tmp_path: Path) -> None:
+    """From full logits, one sequence at a time, in float64."""
+    nll, _, minibatch = gradient(pipeline, tmp_path, microbatch_size=None)
+    policy = load_policy(pipeline.folder("sft")).double()
+    total, num_tokens = 0.0, 0
+    for row in range(len(minibatch)):
+        start, length = int(minibatch.prompt_lengths[row]), int(minibatch.lengths[row])
+        ids = minibatch.input_ids[row, : start + length]
+        with torch.no_grad():
+            logits = policy(input_ids=ids[None]).logits[0] / 0.8
+        for place in range(start, start + length):
+            total -= float(logits[place - 1, ids[place]]) - math.log(float(logits[place - 1].exp().sum()))
+        num_tokens += length
+    assert num_tokens == 14
+    assert nll == pytest.approx(total / num_tokens, rel=1e-4)
+
+
+@pytest.mark.parametrize("microbatch_size", [1, 3])
+def test_micro_batches_leave_the_gradient_unchanged(
+    pipeline: Any, tmp_path: Path, microbatch_size: int
+) -> None:
+    nll, whole, _ = gradient(pipeline, tmp_path, microbatch_size=None)
+    again, parts, _ = gradient(pipeline, tmp_path, microbatch_size=microbatch_size)
+    assert again == pytest.approx(nll, rel=1e-5)
+    torch.testing.assert_close(parts / whole.abs().max(), whole / whole.abs().max(), atol=2e-5, rtol=0)
+
+
+def test_it_learns_what_the_reward_asks_for(
+    pipeline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A verifier of another task, which about a third of the responses pass at first: there is an answer."""
+    monkeypatch.setitem(VERIFIERS, "arithmetic", lambda prompt, response: "#" in response)
+    job = job_in(pipeline, tmp_path, reward=VERIFIER, iterations=6, batch_size=64, minibatch_size=4)
+    run(job)
+    entries = list(read(job.scratch / JOURNAL))
+    sampled = [entry.metrics["score_mean"] for entry in entries]
+    assert sampled[-1] > sampled[0] + 0.25, sampled
+    assert all(entry.metrics["best_score_mean"] >= entry.metrics["score_mean"] for entry in entries)
+
+
+def test_the_policy_that_scores_best_on_validation_prompts_is_the_artifact(
+    pipeline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def weights_and_best(name: str, scripted: list[float], iterations: int) -> tuple[Any, float]:
+        told = iter(scripted)
+        monkeypatch.setattr(best_of_n, "measure", lambda *_: {"validation_score": next(told)})
+        job = job_in(pipeline, tmp_path / name, iterations=iterations, validate_every=1)
+        result = run(job)
+        return load_file(job.output / "model.safetensors"), result.metrics["best_iteration"]
+
+    # before training, after each iteration, and once more of what was kept
+    kept, iteration = weights_and_best("long", [0.0, 1.0, 5.0, 2.0, 5.0, 5.0], 4)
+    expected, _ = weights_and_best("short", [0.0, 1.0, 2.0, 2.0], 2)
+    assert iteration == 2
+    assert kept.keys() == expected.keys()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in kept.items())
+
+    kept, iteration = weights_and_best("none", [9.0, 1.0, 2.0, 9.0], 2)
+    start = load_file(pipeline.folder("sft") / "model.safetensors")
+    assert iteration == 0
+    assert all(torch.equal(tensor, start[name]) for name, tensor in kept.items())
+
+
+class Killed(BaseException):
+    """Stands for a kill: nothing is saved on the way out."""
+
+
+@pytest.mark.parametrize("step", [1, 3])
+def test_killed_and_run_again_it_gives_the_same_bytes(
+    step: int,
+    pipeline: Any,
+    contents: Callable[[Path], dict[str, bytes]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    whole = job_in(pipeline, tmp_path / "whole")
+    expected = run(whole)
+    finish = Attempt.finish_step
+
+    def dying(self: Attempt, *args: Any, **kwargs: Any) -> None:
+        if self.step == step:
+            raise Killed
+        finish(self, *args, **kwargs)
+
+    with monkeypatch.context() as patched, pytest.raises(Killed):
+        patched.setattr(Attempt, "finish_step", dying)
+        run(job_in(pipeline, tmp_path / "cut"))
+    cut = job_in(pipeline, tmp_path / "cut")
+    assert run(cut) == expected
+    assert contents(cut.output) == contents(whole.output)
+    steps = [entry.step for entry in read(cut.scratch / JOURNAL)]
+    assert steps == list(range(1, len(steps) + 1))
+
+
+def test_it_reports_exactly_the_metrics_of_the_page(pipeline: Any, tmp_path: Path) -> None:
+    job = job_in(pipeline, tmp_path)
+    result = run(job)
+    assert set(result.metrics) == measured_by("best_of_n")
+    written = {name for entry in read(job.scratch / JOURNAL) for name in entry.metrics}
+    assert {name.replace("score_mean_reward", "score_mean_TERM") for name in written} == curves_of(
+        "best_of_n"
+    )

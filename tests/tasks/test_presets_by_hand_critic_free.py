@@ -1,0 +1,284 @@
+"""Every preset without a critic, from scores to gradients, worked out by hand on two responses to one prompt.
+
+Expected numbers are plain arithmetic, written out token by token: a1, a2, b1, b2, b3 of ``two_responses``, where
+k1, ratios and weights stand. −0.05·k1 is −0.01, 0.02, −0.02, −0.01, 0.01. log π is −1, −2 | −0.5, −1.5, −1.
+"""
+
+from math import exp, log, sqrt
+
+import pytest
+from two_responses import CONSTANT_OF_10, RATIOS, SEQUENCE, Learnt, close, learn, scored_as, times
+
+from schemas.algorithm import PRESETS, Algorithm
+from tasks.group_sampling import fill
+
+UNMOVED = [1.0] * 5
+# log π − log π_ref after the update: k1 + log ρ
+NEW_DELTAS = [
+    0.2 + log(1.25),
+    -0.4 + log(0.7),
+    0.4 + log(0.75),
+    0.2 + log(1.3),
+    -0.2 + log(0.9),
+]
+
+
+def test_every_preset_without_a_critic_is_worked_out_here() -> None:
+    worked_out = {name.removeprefix("test_") for name in globals() if name.startswith("test_")}
+    assert {name for name in PRESETS if not Algorithm(preset=name).reads_critic} <= worked_out  # type: ignore[arg-type]
+
+
+def has_no_critic(learnt: Learnt) -> bool:
+    return learnt.estimates.targets is None and learnt.estimates.old_values is None
+
+
+def test_policy_gradient() -> None:
+    """−log π·(return from the token on); each response's sum, mean over the two."""
+    learnt = learn("policy_gradient", scores=[1.0, -1.0])
+    assert has_no_critic(learnt)
+    assert learnt.scaled_scores == [1.0, -1.0]
+    assert learnt.rewards == close([-0.01, 0.02 + 1.0, -0.02, -0.01, 0.01 - 1.0])
+    returns = [
+        -0.01 + 1.02,  # 1.01
+        1.02,
+        -0.02 - 0.01 - 0.99,  # −1.02
+        -0.01 - 0.99,  # −1
+        -0.99,
+    ]
+    assert learnt.advantages == close(returns)
+    update = learnt.policy_update(UNMOVED)
+    assert update.loss == close((1.0 * 1.01 + 2.0 * 1.02 - 0.5 * 1.02 - 1.5 * 1.0 - 1.0 * 0.99) / 2)
+    assert update.slopes == close([-1.01 / 2, -1.02 / 2, 1.02 / 2, 1.0 / 2, 0.99 / 2])
+
+
+def test_policy_gradient_with_a_state_baseline() -> None:
+    """λ = 1: the return from the token on, less its state's value 0.2, 0.4 | 0.1, −0.2, −0.4."""
+    learnt = learn("policy_gradient", scores=[1.0, -1.0], advantage="gae", lambda_policy=1.0)
+    advantages = [1.01 - 0.2, 1.02 - 0.4, -1.02 - 0.1, -1.0 - -0.2, -0.99 - -0.4]
+    assert learnt.advantages == close(advantages)
+    assert learnt.policy_update(UNMOVED).slopes == close([-advantage / 2 for advantage in advantages])
+
+
+def test_reinforce_pp() -> None:
+    """The return from the token on, whitened over all tokens; clip 0.2; each response weighs the same."""
+    learnt = learn("reinforce_pp", scores=[1.0, -1.0])
+    assert has_no_critic(learnt)
+    assert learnt.rewards == close([-0.01, 0.02 + 1.0, -0.02, -0.01, 0.01 - 1.0])
+    # Returns 1.01, 1.02 | −1.02, −1, −0.99: their sum is −0.98
+    mean = -0.98 / 5  # −0.196
+    squares = (1.01 + 0.196) ** 2 + (1.02 + 0.196) ** 2 + (0.196 - 1.02) ** 2
+    std = sqrt((squares + (0.196 - 1.0) ** 2 + (0.196 - 0.99) ** 2) / 5)
+    a1, a2 = (1.01 - mean) / std, (1.02 - mean) / std
+    b1, b2, b3 = (-1.02 - mean) / std, (-1.0 - mean) / std, (-0.99 - mean) / std
+    assert learnt.advantages == close([a1, a2, b1, b2, b3])
+
+    first = learnt.policy_update(UNMOVED)
+    assert first.loss == close(-((a1 + a2) / 2 + (b1 + b2 + b3) / 3) / 2)
+    assert first.slopes == close([-a1 / 4, -a2 / 4, -b1 / 6, -b2 / 6, -b3 / 6])
+    # Later: 1.25 of A > 0 and 0.75 of A < 0 are clipped; 0.7 of A > 0 and 1.3 of A < 0 are not
+    later = learnt.policy_update(RATIOS)
+    assert later.loss == close(-((1.2 * a1 + 0.7 * a2) / 2 + (0.8 * b1 + 1.3 * b2 + 0.9 * b3) / 3) / 2)
+    assert later.slopes == close([0.0, -0.7 * a2 / 4, 0.0, -1.3 * b2 / 6, -0.9 * b3 / 6])
+    assert later.metrics["clip_fraction"] == close(2 / 5)
+
+
+def test_reinforce_pp_baseline() -> None:
+    """The score less its group's mean, whitened over all tokens; 0.01 · ρ·½Δ² in the loss, none in the reward."""
+    learnt = learn("reinforce_pp_baseline", scores=[1.0, 0.0], samples_per_prompt=2)
+    assert has_no_critic(learnt)
+    assert learnt.rewards == close([0.0, 1.0, 0.0, 0.0, 0.0])
+    # 1 − 0.5 on two tokens, 0 − 0.5 on three: mean −0.1, variance (2·0.6² + 3·0.4²)/5 = 0.24
+    a, b = 0.6 / sqrt(0.24), -0.4 / sqrt(0.24)
+    assert learnt.advantages == close([a, a, b, b, b])
+
+    # At first Δ is k1: 0.2, −0.4 | 0.4, 0.2, −0.2
+    first = learnt.policy_update(UNMOVED)
+    kl = ((0.02 + 0.08) / 2 + (0.08 + 0.02 + 0.02) / 3) / 2  # of ½Δ²
+    assert first.loss == close(-(a + b) / 2 + 0.01 * kl)
+    assert first.slopes == close(
+        [
+            (-a + 0.01 * 0.2) / 4,
+            (-a - 0.01 * 0.4) / 4,
+            (-b + 0.01 * 0.4) / 6,
+            (-b + 0.01 * 0.2) / 6,
+            (-b - 0.01 * 0.2) / 6,
+        ]
+    )
+    assert first.metrics["kl_loss"] == close((0.02 + 0.08 + 0.08 + 0.02 + 0.02) / 5)
+    # Later each Δ has moved by log ρ, and ρ multiplies ½Δ² without being differentiated
+    later = learnt.policy_update(RATIOS)
+    halves = [ratio * delta**2 / 2 for ratio, delta in zip(RATIOS, NEW_DELTAS, strict=True)]
+    kl = ((halves[0] + halves[1]) / 2 + (halves[2] + halves[3] + halves[4]) / 3) / 2
+    surrogate = -((1.2 + 0.7) * a / 2 + (0.8 + 1.3 + 0.9) * b / 3) / 2
+    assert later.loss == close(surrogate + 0.01 * kl)
+    d1, d2, d3, d4, d5 = NEW_DELTAS
+    assert later.slopes == close(
+        [
+            (0.0 + 0.01 * 1.25 * d1) / 4,  # where the clip binds the KL still pulls
+            (-0.7 * a + 0.01 * 0.7 * d2) / 4,
+            (0.0 + 0.01 * 0.75 * d3) / 6,
+            (-1.3 * b + 0.01 * 1.3 * d4) / 6,
+            (-0.9 * b + 0.01 * 0.9 * d5) / 6,
+        ]
+    )
+
+
+def test_rloo() -> None:
+    """R = score − 0.05·Σ k1, less the mean R of the others; −log π·A, each response's sum."""
+    learnt = learn("rloo", scores=[1.0, -1.0], samples_per_prompt=2)
+    assert has_no_critic(learnt)
+    assert learnt.rewards == close([-0.01, 0.02 + 1.0, -0.02, -0.01, 0.01 - 1.0])
+    # R_a = 1 − 0.05·(0.2 − 0.4) = 1.01, R_b = −1 − 0.05·(0.4 + 0.2 − 0.2) = −1.02
+    assert learnt.advantages == close([1.01 + 1.02, 1.01 + 1.02, -1.02 - 1.01, -1.02 - 1.01, -1.02 - 1.01])
+    update = learnt.policy_update(UNMOVED)
+    assert update.loss == close(((1.0 + 2.0) * 2.03 - (0.5 + 1.5 + 1.0) * 2.03) / 2)
+    assert update.slopes == close([-2.03 / 2, -2.03 / 2, 2.03 / 2, 2.03 / 2, 2.03 / 2])
+
+
+def test_remax() -> None:
+    """The score less the greedy response's, at the end; −0.05·k1 on the way; −log π·(what follows the token)."""
+    learnt = learn("remax", scores=[1.0, -1.0], greedy_scores=[0.25, 0.25])
+    assert has_no_critic(learnt)
+    assert learnt.scaled_scores == [1.0, -1.0]
+    assert learnt.rewards == close([-0.01, 0.02 + 1.0, -0.02, -0.01, 0.01 - 1.0])
+    # From the end on, with 1 − 0.25 = 0.75 and −1 − 0.25 = −1.25 in the scores' place
+    advantages = [
+        -0.01 + 0.77,
+        0.02 + 0.75,  # 0.77
+        -0.02 - 1.25,
+        -0.01 - 1.24,  # −1.25
+        0.01 - 1.25,  # −1.24
+    ]
+    assert learnt.advantages == close(advantages)
+    update = learnt.policy_update(UNMOVED)
+    assert update.loss == close((1.0 * 0.76 + 2.0 * 0.77 - 0.5 * 1.27 - 1.5 * 1.25 - 1.0 * 1.24) / 2)
+    assert update.slopes == close([-0.76 / 2, -0.77 / 2, 1.27 / 2, 1.25 / 2, 1.24 / 2])
+
+
+def test_grpo() -> None:
+    """(R − mean)/(std + 1e-6) by ddof 1; clip 0.2; 0.04 · ρ·(e^−Δ − 1 + Δ) inside each response's mean."""
+    learnt = learn("grpo", scores=[1.0, 0.0], samples_per_prompt=2)
+    assert has_no_critic(learnt)
+    assert learnt.rewards == close([0.0, 1.0, 0.0, 0.0, 0.0])
+    # Deviations ±0.5, variance (0.25 + 0.25)/(2 − 1) = 0.5
+    a = 0.5 / (sqrt(0.5) + 1e-6)
+    b = -a
+    assert learnt.advantages == close([a, a, b, b, b])
+
+    # At first Δ = 0.2, −0.4 | 0.4, 0.2, −0.2; the slope of e^−Δ − 1 + Δ is 1 − e^−Δ
+    first = learnt.policy_update(UNMOVED)
+    of_a = (exp(-0.2) - 1 + 0.2) + (exp(0.4) - 1 - 0.4)
+    of_b = (exp(-0.4) - 1 + 0.4) + (exp(-0.2) - 1 + 0.2) + (exp(0.2) - 1 - 0.2)
+    assert first.loss == close(-(a + b) / 2 + 0.04 * (of_a / 2 + of_b / 3) / 2)
+    assert first.slopes == close(
+        [
+            (-a + 0.04 * (1 - exp(-0.2))) / 4,
+            (-a + 0.04 * (1 - exp(0.4))) / 4,
+            (-b + 0.04 * (1 - exp(-0.4))) / 6,
+            (-b + 0.04 * (1 - exp(-0.2))) / 6,
+            (-b + 0.04 * (1 - exp(0.2))) / 6,
+        ]
+    )
+    # Later: 1.25 of A > 0 and 0.75 of A < 0 are clipped. With Δ moved by log ρ, ρ·e^−Δ = e^−k1 is as it was,
+    # so ρ·(e^−Δ − 1 + Δ) = e^−k1 − ρ·(1 − Δ), and its slope ρ·(1 − e^−Δ) = ρ − e^−k1
+    later = learnt.policy_update(RATIOS)
+    d1, d2, d3, d4, d5 = NEW_DELTAS
+    of_a = (exp(-0.2) - 1.25 * (1 - d1)) + (exp(0.4) - 0.7 * (1 - d2))
+    of_b = (exp(-0.4) - 0.75 * (1 - d3)) + (exp(-0.2) - 1.3 * (1 - d4)) + (exp(0.2) - 0.9 * (1 - d5))
+    surrogate = -((1.2 + 0.7) * a / 2 + (0.8 + 1.3 + 0.9) * b / 3) / 2
+    assert later.loss == close(surrogate + 0.04 * (of_a / 2 + of_b / 3) / 2)
+    assert later.slopes == close(
+        times(
+            SEQUENCE,
+            [
+                0.0 + 0.04 * (1.25 - exp(-0.2)),
+                -0.7 * a + 0.04 * (0.7 - exp(0.4)),
+                0.0 + 0.04 * (0.75 - exp(-0.4)),
+                -1.3 * b + 0.04 * (1.3 - exp(-0.2)),
+                -0.9 * b + 0.04 * (0.9 - exp(0.2)),
+            ],
+        )
+    )
+
+
+def test_dr_grpo() -> None:
+    """R − mean, nothing divided by std or length: every token weighs 1/(2 responses · 10 tokens at most)."""
+    learnt = learn("dr_grpo", scores=[1.0, 0.0], samples_per_prompt=2, max_length=10)
+    assert has_no_critic(learnt)
+    assert learnt.rewards == close([0.0, 1.0, 0.0, 0.0, 0.0])
+    assert learnt.advantages == close([0.5, 0.5, -0.5, -0.5, -0.5])
+
+    first = learnt.policy_update(UNMOVED)
+    assert first.loss == close(-(0.5 + 0.5 - 0.5 - 0.5 - 0.5) / 20)
+    assert first.slopes == close([-0.5 / 20, -0.5 / 20, 0.5 / 20, 0.5 / 20, 0.5 / 20])
+    later = learnt.policy_update(RATIOS)
+    assert later.loss == close(-0.5 * (1.2 + 0.7 - 0.8 - 1.3 - 0.9) / 20)
+    assert later.slopes == close(times(CONSTANT_OF_10, [0.0, -0.7 * 0.5, 0.0, 1.3 * 0.5, 0.9 * 0.5]))
+
+
+def test_dapo() -> None:
+    """Groups that are all right are sampled again; overlong shaping; as grpo, clip 0.2/0.28, token mean, no KL."""
+    rounds = [scored_as([1.0, 1.0]), scored_as([1.0, -1.0])]
+    preset = Algorithm(preset="dapo")
+    assert preset.drop_uniform_groups
+    filled = fill(
+        lambda number: rounds[number],
+        samples_per_prompt=2,
+        max_rounds=preset.max_sampling_rounds,
+        pad_token_id=0,
+    )
+    assert (filled.rounds, filled.uniform_share) == (2, 0.5)
+    assert filled.scored.scores.total.tolist() == [1.0, -1.0]
+
+    # At most 3 tokens, the buffer is the last 0.2 of them, round(0.6) = 1: b, with 3, loses ((3 − 1) − 3)/1
+    learnt = learn("dapo", scores=filled.scored, samples_per_prompt=2, max_length=3)
+    assert has_no_critic(learnt)
+    assert learnt.scaled_scores == [1.0, -1.0 - 1.0]
+    assert learnt.rewards == close([0.0, 1.0, 0.0, 0.0, -2.0])
+    # Mean −0.5, deviations ±1.5, variance (2.25 + 2.25)/(2 − 1) = 4.5
+    a = 1.5 / (sqrt(4.5) + 1e-6)
+    b = -a
+    assert learnt.advantages == close([a, a, b, b, b])
+
+    first = learnt.policy_update(UNMOVED)
+    assert first.loss == close(-(2 * a + 3 * b) / 5)
+    assert first.slopes == close([-a / 5, -a / 5, -b / 5, -b / 5, -b / 5])
+    # Later, with ρ = 1.25 within the high clip of 0.28, and 1.3 beyond it
+    later = learnt.policy_update([1.25, 1.3, 0.75, 1.3, 0.9])
+    assert later.loss == close(-((1.25 + 1.28) * a + (0.8 + 1.3 + 0.9) * b) / 5)
+    assert later.slopes == close([-1.25 * a / 5, 0.0, 0.0, -1.3 * b / 5, -0.9 * b / 5])
+    assert later.metrics["clip_fraction"] == close(2 / 5)
+
+
+def test_a_group_of_equal_scores_teaches_nothing() -> None:
+    for preset in ("rloo", "grpo", "dr_grpo", "reinforce_pp_baseline"):
+        learnt = learn(preset, scores=[1.0, 1.0], samples_per_prompt=2, kl_coef=0.0, kl_loss_coef=0.0)
+        assert learnt.advantages == [0.0] * 5, preset
+        assert learnt.policy_update(UNMOVED).slopes == close([0.0] * 5), preset
+
+
+def test_dual_clip_bounds_what_a_loser_costs() -> None:
+    """A = −0.5 on b: with c = 1.2 its loss is at most 1.2 · 0.5, and 1.3 · 0.5 passes no gradient."""
+    learnt = learn("dr_grpo", scores=[1.0, 0.0], samples_per_prompt=2, dual_clip=1.2)
+    update = learnt.policy_update(RATIOS)
+    assert update.loss == close((-0.5 * (1.2 + 0.7) + 0.5 * (0.8 + 1.2 + 0.9)) / 20)
+    assert update.slopes == close([0.0, -0.7 * 0.5 / 20, 0.0, 0.0, 0.9 * 0.5 / 20])
+    assert update.metrics["dual_clip_fraction"] == close(1 / 5)
+
+
+@pytest.mark.parametrize("ended", [(True, False), (False, False)])
+def test_the_overlong_filter_leaves_responses_that_were_cut_off_out_of_the_loss(
+    ended: tuple[bool, bool],
+) -> None:
+    """Of the advantages' baseline they stay a part; of the denominator they do not."""
+    scored = scored_as([1.0, 0.0], ended=ended)
+    learnt = learn("dapo", scores=scored, samples_per_prompt=2, max_length=20, overlong_filter=True)
+    a = 0.5 / (sqrt(0.5) + 1e-6)
+    update = learnt.policy_update(UNMOVED)
+    if ended[0]:
+        assert update.loss == close(-a)
+        assert update.slopes == close([-a / 2, -a / 2, 0.0, 0.0, 0.0])
+    else:
+        assert update.loss == 0.0
+        assert update.slopes == [0.0] * 5
+    assert learnt.estimates.policy_mask.any(dim=1).tolist() == list(ended)

@@ -1,0 +1,245 @@
+"""Every preset as a stage, two real iterations on the tiny pipeline: what it reports, and that it can be resumed."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import isfinite
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import torch
+
+from models.folders import load_policy
+from models.heads import fresh_value_head, load_critic
+from schemas.algorithm import Algorithm, PresetName
+from schemas.job import StageJob, StageResult
+from schemas.metrics import curves_of, measured_by
+from schemas.recipe import Generation, PolicyOptimization, Reward, RewardTerm
+from tasks import checkpoints, preemption
+from tasks.actor_critic import critic_folder
+from tasks.journal import read
+from tasks.scratch import CHECKPOINTS, JOURNAL
+from tasks.seeds import derive_seed
+from tasks.stages import run_stage
+
+BATCH = 8
+GROUP = 4
+RIGHT_OR_WRONG = Reward(terms=(RewardTerm(verifier="arithmetic", wrong=-1.0),))
+
+
+@dataclass(frozen=True)
+class Case:
+    """One policy stage."""
+
+    algorithm: dict[str, Any]
+    work: dict[str, Any] = field(default_factory=dict)
+    reward: Reward | None = None
+    """None: the pipeline's, a reward model."""
+
+
+def preset(name: str, **switches: Any) -> dict[str, Any]:
+    """A preset, with groups that fit into the batch."""
+    if Algorithm.model_validate({"preset": name}).samples_per_prompt > 1:
+        switches = {"samples_per_prompt": GROUP, **switches}
+    return {"preset": name, **switches}
+
+
+PRESET_CASES = {name: Case(preset(name)) for name in get_args(PresetName)} | {
+    # one that a reward model's scores never leave uniform, so that groups are dropped; and not for ever
+    "dapo": Case(preset("dapo", max_sampling_rounds=3), reward=RIGHT_OR_WRONG),
+    "vapo": Case(preset("vapo", length_adaptive_alpha=1.0, positive_threshold=-10.0)),
+}
+OTHER_CASES = {
+    "fresh critic": Case(preset("ppo"), {"critic": None, "fresh_critic": "sft", "epochs": 2}),
+    "shared trunk": Case(preset("ppo", shared_trunk=True, entropy_coef=0.01), {"critic": None}),
+    "trust region": Case(
+        preset("ppo", trust_region_kl=1e-3, trust_region_halvings=6),
+        {"learning_rate": 2e-3, "epochs": 2},
+    ),
+    "steered KL to the reference": Case(
+        preset("ppo", kl_target=0.5, kl_horizon=40), {"learning_rate": 1e-3, "epochs": 2}
+    ),
+    "full KL in the reward": Case(preset("a2c", kl_kind="full")),
+    "full KL in the loss": Case(preset("grpo", kl_loss_kind="full")),
+    "filter, dual clip and two minibatches": Case(
+        preset("dapo", overlong_filter=True, drop_uniform_groups=False, dual_clip=3.0),
+        {"minibatch_size": 2, "microbatch_size": 1},
+    ),
+}
+CASES = PRESET_CASES | OTHER_CASES
+
+
+def job_of(case: Case, pipeline: Any, folder: Path) -> StageJob:
+    """The case as a stage of the tiny pipeline, with short responses and small batches."""
+    switches = Algorithm.model_validate(case.algorithm)
+    work = PolicyOptimization.model_validate(
+        {
+            "kind": "policy_optimization",
+            "algorithm": case.algorithm,
+            "init": "sft",
+            "critic": "value",
+            "ptx": "demonstrations" if switches.ptx_coef else None,
+            "reward": "main",
+            "prompts": "prompts",
+            "iterations": 2,
+            "batch_size": BATCH,
+            "minibatch_size": BATCH if not switches.importance_ratio else BATCH // 2,
+            "validate_every": 2,
+            "validation_samples": 4,
+            "learning_rate": 1e-4,
+            "critic_learning_rate": 1e-4,
+            **case.work,
+        }
+    )
+    job: StageJob = pipeline.job("policy", folder=folder)
+    inputs = {role: pipeline.folder(source) for role, source in (("ptx", work.ptx),) if source}
+    if work.fresh_critic is not None:
+        inputs["fresh_critic"] = pipeline.folder(work.fresh_critic)
+    without = {"critic"} if work.critic is None else set()
+    return job.model_copy(
+        update={
+            "work": work,
+            "generation": Generation(max_prompt_tokens=48, max_response_tokens=12),
+            "rewards": {"main": case.reward} if case.reward else job.rewards,
+            "inputs": {role: path for role, path in job.inputs.items() if role not in without} | inputs,
+        }
+    )
+
+
+def expected_metrics(case: Case, *, reward_term: str) -> set[str]:
+    """The curves of the page that belong to the case's switches."""
+    switches = Algorithm.model_validate(case.algorithm)
+    has_values = switches.reads_critic or switches.shared_trunk
+    off = {
+        "explained_variance": has_values,
+        "value_loss": has_values,
+        "value_bias": has_values,
+        "value_mse": has_values,
+        "value_clip_fraction": has_values,
+        "grad_norm_critic": switches.reads_critic,
+        "learning_rate_critic": switches.reads_critic,
+        "ptx_nll": switches.ptx_coef > 0,
+        "trust_region_undone": switches.trust_region_kl is not None,
+        "kl_loss": switches.kl_loss_coef > 0,
+        "old_kl": switches.kl_penalty_coef > 0,
+        "kl_penalty_coef": switches.kl_penalty_coef > 0,
+        "reward_moments_mean": switches.reward_scaling != "none",
+        "reward_moments_std": switches.reward_scaling != "none",
+        "greedy_score_mean": switches.advantage == "greedy_baseline",
+        "positive_nll": switches.positive_nll_coef > 0,
+    }
+    names = curves_of("policy_optimization") - {name for name, is_on in off.items() if not is_on}
+    return {name.replace("TERM", reward_term) for name in names}
+
+
+def weights_at_first(job: StageJob) -> dict[str, Mapping[str, torch.Tensor]]:
+    """What policy and critic start from, by the beginning of their names in a checkpoint."""
+    switches = job.work.algorithm  # type: ignore[union-attr]
+    policy = load_policy(job.inputs["init"]).state_dict()
+    seed = derive_seed(job.seed, "init")
+    if switches.shared_trunk:
+        head = fresh_value_head(load_policy(job.inputs["init"]), seed=seed).state_dict()
+        return {"policy.weights/policy.": policy, "policy.weights/value_head.": head}
+    if switches.reads_critic:
+        critic = load_critic(critic_folder(job), seed=seed).state_dict()
+        return {"policy.weights/": policy, "critic.weights/": critic}
+    return {"policy.weights/": policy}
+
+
+def last_checkpoint(job: StageJob) -> checkpoints.Loaded:
+    """Everything that moved, as the last checkpoint has it."""
+    found = checkpoints.latest(job.scratch / CHECKPOINTS)
+    assert found is not None
+    modules = {"policy", "critic"} if job.work.algorithm.reads_critic else {"policy"}  # type: ignore[union-attr]
+    parts = {f"{name}.{part}" for name in modules for part in ("weights", "optimizer")}
+    return checkpoints.load(found, required=parts | {"best", "stage", "stopped", "journal_offset"})
+
+
+def same_tensors(left: Mapping[str, torch.Tensor], right: Mapping[str, torch.Tensor]) -> bool:
+    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+
+
+def run_in_two_attempts(job: StageJob, monkeypatch: pytest.MonkeyPatch) -> StageResult:
+    """Stopped after the first iteration, then gone on with."""
+    with monkeypatch.context() as patched:
+        patched.setattr(preemption, "requested", lambda: True)
+        with pytest.raises(preemption.Preempted, match="stopped on request after step 1 of 2"):
+            run_stage(job)
+    return run_stage(job)
+
+
+def curve(job: StageJob) -> list[dict[str, float]]:
+    """What was journalled at each iteration, but for the speed."""
+    return [
+        {name: value for name, value in entry.metrics.items() if name != "tokens_per_second"}
+        for entry in read(job.scratch / JOURNAL)
+    ]
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_two_iterations_report_what_they_should_and_resume_exactly(
+    name: str, pipeline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = CASES[name]
+    whole, cut = (job_of(case, pipeline, tmp_path / attempt) for attempt in ("whole", "cut"))
+    result = run_stage(whole)
+
+    # 1. What it says
+    steps = curve(whole)
+    assert len(steps) == 2
+    for step in steps:
+        assert {metric for metric, value in step.items() if not isfinite(value)} == set()
+    reported = set().union(*steps) | {"tokens_per_second"}
+    assert reported == expected_metrics(case, reward_term="arithmetic" if case.reward else "reward")
+    assert set(result.metrics) == measured_by("policy_optimization")
+    assert all(step["ratio_deviation_first"] < 1e-5 for step in steps)
+
+    # 2. The weights moved
+    after = last_checkpoint(whole)
+    for part, weights in weights_at_first(whole).items():
+        unmoved = {
+            name for name, tensor in weights.items() if torch.equal(tensor, after.tensors[part + name])
+        }
+        assert unmoved == set(), part
+
+    # 3. So did what is steered, and nothing else
+    switches = Algorithm.model_validate(case.algorithm)
+    state = after.state["stage"]
+    assert (state["kl_coef"] != switches.kl_coef) == (switches.kl_target is not None)
+    assert (state["kl_penalty_coef"] != switches.kl_penalty_coef) == (switches.kl_penalty_target is not None)
+    seen = 2 * BATCH if switches.reward_scaling != "none" else 0
+    assert state["moments"]["count"] == seen
+    assert state["batches"] == sum(step["sampling_rounds"] for step in steps)
+    assert (state["batches"] > 2) == switches.drop_uniform_groups
+    if switches.trust_region_kl is not None:
+        assert sum(step["trust_region_undone"] for step in steps) > 0
+
+    # 4. Stopped and gone on with, it ends with the same bits
+    assert run_in_two_attempts(cut, monkeypatch) == result
+    resumed = last_checkpoint(cut)
+    assert resumed.step == after.step == 2
+    assert same_tensors(resumed.tensors, after.tensors)
+    assert resumed.state["stage"] == after.state["stage"]
+    assert curve(cut) == steps
+    assert (cut.output / "model.safetensors").read_bytes() == (
+        whole.output / "model.safetensors"
+    ).read_bytes()
+
+
+def test_where_every_step_is_too_far_the_policy_stays_and_each_epoch_ends(
+    pipeline: Any, tmp_path: Path
+) -> None:
+    """Two epochs of two minibatches: of each, the first step is tried whole and halved, and the second never."""
+    algorithm = preset("ppo", trust_region_kl=1e-12, trust_region_halvings=1)
+    job = job_of(Case(algorithm, {"epochs": 2, "iterations": 1}), pipeline, tmp_path)
+    run_stage(job)
+    after, at_first = last_checkpoint(job), weights_at_first(job)
+    assert curve(job)[0]["trust_region_undone"] == 2 * 2
+    policy = at_first["policy.weights/"]
+    assert all(
+        torch.equal(tensor, after.tensors[f"policy.weights/{name}"]) for name, tensor in policy.items()
+    )
+    critic = at_first["critic.weights/"]
+    assert not any(
+        torch.equal(tensor, after.tensors[f"critic.weights/{name}"]) for name, tensor in critic.items()
+    )
