@@ -1,6 +1,7 @@
 """All optimiser steps of one rollout."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -98,26 +99,14 @@ def step_all(
     total_steps: int,
 ) -> TakenBack:
     """Step every optimiser with the accumulated gradients, the policy's under guard; adds their rates to ``metrics``."""
-    taken_back = TakenBack()
+    taken_back, limit = TakenBack(), work.algorithm.trust_region_kl
     for name, optimizer in networks.optimizers.items():
-        module, peak = networks.modules[name], networks.learning_rates[name]
-
-        def take(share: float, name: str = name, peak: float = peak) -> dict[str, float]:
-            return update_weights(
-                networks.optimizers[name],
-                networks.modules[name],
-                work,
-                step=step,
-                total_steps=total_steps,
-                peak=share * peak,
-            )
-
-        limit = work.algorithm.trust_region_kl
+        take = partial(_take, networks, name, work, step=step, total_steps=total_steps)
         if name == "policy" and limit is not None:
             guarded = guarded_step(
                 take,
-                lambda: surrogate_and_old_kl(networks, actors, minibatch, work),
-                module,
+                partial(surrogate_and_old_kl, networks, actors, minibatch, work),
+                networks.modules[name],
                 optimizer,
                 surrogate_before=metrics["surrogate_loss"],
                 max_kl=limit,
@@ -129,6 +118,20 @@ def step_all(
             rates = take(1.0)
         metrics |= {f"{rate}_{name}": value for rate, value in rates.items()}
     return taken_back
+
+
+def _take(
+    networks: ActorCritic, name: str, work: PolicyOptimization, share: float, *, step: int, total_steps: int
+) -> dict[str, float]:
+    """One optimiser step with a share of its learning rate."""
+    return update_weights(
+        networks.optimizers[name],
+        networks.modules[name],
+        work,
+        step=step,
+        total_steps=total_steps,
+        peak=share * networks.learning_rates[name],
+    )
 
 
 def check_first_ratio(deviation: float, precision: str) -> None:
