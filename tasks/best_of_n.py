@@ -10,8 +10,8 @@ from models.logprobs import response_logprobs
 from models.sequences import Sequences
 from schemas.job import StageJob, StageResult
 from schemas.recipe import BestOfN
-from tasks.attempt import Attempt, weights_of
-from tasks.examples import Prompts, codec_of, read_prompts
+from tasks.attempt import Attempt
+from tasks.examples import codec_of, read_prompts
 from tasks.metric_sums import means_of
 from tasks.minibatches import minibatches
 from tasks.optimization import (
@@ -25,6 +25,7 @@ from tasks.optimization import (
 from tasks.rollouts import Actors, Scored, prompts_of_iteration, sample_and_score
 from tasks.scoring import load_scorer
 from tasks.seeds import derive_seed
+from tasks.selection import Selection
 from tasks.splits import TRAIN, VALIDATION
 
 
@@ -48,6 +49,7 @@ def run(job: StageJob) -> StageResult:
     )
     optimizer = make_optimizer(policy, weight_decay=work.weight_decay)
     train, validation = (read_prompts(job.inputs["prompts"], split, codec) for split in (TRAIN, VALIDATION))
+    selection = Selection(actors, validation, num_samples=work.validation_samples, seed=job.seed)
 
     with Attempt(
         job,
@@ -58,7 +60,7 @@ def run(job: StageJob) -> StageResult:
         keeps_best=True,
     ) as attempt:
         if not attempt.best:
-            keep_if_best(attempt, job, actors, validation, iteration=0)
+            selection.keep_if_best(attempt, iteration=0)
         for iteration in attempt.remaining():
             # 2. Sample several responses to each prompt, and score them
             indices = prompts_of_iteration(
@@ -82,7 +84,7 @@ def run(job: StageJob) -> StageResult:
 
             # 5. Keep the policy that scores best on validation prompts
             if (iteration + 1) % work.validate_every == 0 or iteration + 1 == work.iterations:
-                metrics |= keep_if_best(attempt, job, actors, validation, iteration=iteration + 1)
+                metrics |= selection.keep_if_best(attempt, iteration=iteration + 1)
             attempt.finish_step(
                 metrics,
                 num_tokens=int(scored.sampled.sequences.attention_mask.sum()),
@@ -91,7 +93,7 @@ def run(job: StageJob) -> StageResult:
         policy.load_state_dict(attempt.best)
 
     # 6. What the best policy is like
-    measured = measure(job, actors, validation)
+    measured = selection.measure()
     save_policy(policy, codec.tokenizer, job.output)
     return StageResult(
         metrics={
@@ -169,28 +171,4 @@ def describe(scored: Scored, best: Tensor) -> dict[str, float]:
         **terms,
         "response_length_mean": lengths.float().mean().item(),
         "truncated_share": (~ended).float().mean().item(),
-    }
-
-
-def keep_if_best(
-    attempt: Attempt, job: StageJob, actors: Actors, validation: Prompts, *, iteration: int
-) -> dict[str, float]:
-    """Score the policy on validation prompts; remember its weights when it scores best. Returns what to log."""
-    measured = measure(job, actors, validation)["validation_score"]
-    best = attempt.state["best"]
-    if best is None or measured > best:
-        attempt.state |= {"best": measured, "best_iteration": iteration}
-        attempt.best = weights_of(actors.policy)
-    return {"validation_score": measured}
-
-
-def measure(job: StageJob, actors: Actors, validation: Prompts) -> dict[str, float]:
-    """Responses to validation prompts, always sampled from the same stream: score, length (tokens), cut-off share."""
-    assert isinstance(job.work, BestOfN)
-    indices = [index % len(validation) for index in range(job.work.validation_samples)]
-    scored = sample_and_score(actors, validation, indices, seed=derive_seed(job.seed, "validation sampling"))
-    return {
-        "validation_score": scored.scores.total.mean().item(),
-        "mean_response_length": scored.sampled.sequences.lengths.float().mean().item(),
-        "truncated_share": (~scored.sampled.ended).float().mean().item(),
     }

@@ -11,11 +11,11 @@ from algorithms.diagnostics import explained_variance
 from algorithms.kl import PenaltyController, ProportionalController
 from algorithms.rewards import RunningMoments
 from models.folders import load_policy, save_policy, tokenizer_digest
-from schemas.algorithm import Algorithm, Returns
+from schemas.algorithm import Algorithm
 from schemas.job import StageJob, StageResult
 from schemas.recipe import PolicyOptimization
 from tasks.actor_critic import critic_folder, load_actor_critic
-from tasks.attempt import Attempt, weights_of
+from tasks.attempt import Attempt
 from tasks.data_order import DataOrder
 from tasks.estimates import Estimates, estimate
 from tasks.examples import Codec, Prompts, codec_of, read_completions, read_prompts
@@ -35,6 +35,7 @@ from tasks.rollouts import (
 )
 from tasks.scoring import load_scorer
 from tasks.seeds import derive_seed
+from tasks.selection import Selection
 from tasks.splits import TRAIN, VALIDATION
 
 
@@ -57,6 +58,7 @@ def run(job: StageJob) -> StageResult:
         precision=work.precision,
     )
     train, validation = (read_prompts(job.inputs["prompts"], split, codec) for split in (TRAIN, VALIDATION))
+    selection = Selection(actors, validation, num_samples=work.validation_samples, seed=job.seed)
     ptx = read_ptx(job, work, codec)
 
     with Attempt(
@@ -69,7 +71,7 @@ def run(job: StageJob) -> StageResult:
     ) as attempt:
         state = attempt.state
         if not attempt.best:
-            keep_if_best(attempt, job, actors, validation, iteration=0)
+            selection.keep_if_best(attempt, iteration=0)
         for iteration in attempt.remaining():
             # 2. Sample and score responses, and shape their rewards
             filled = sample_rollout(job, work, actors, train, first_batch=state["batches"])
@@ -116,14 +118,14 @@ def run(job: StageJob) -> StageResult:
 
             # 6. Keep the policy that scores best on validation prompts
             if (iteration + 1) % work.validate_every == 0 or iteration + 1 == work.iterations:
-                metrics |= keep_if_best(attempt, job, actors, validation, iteration=iteration + 1)
+                metrics |= selection.keep_if_best(attempt, iteration=iteration + 1)
             attempt.finish_step(
                 metrics, num_tokens=int(rollout.sequences.attention_mask.sum()), headline="score_mean"
             )
         networks.policy.load_state_dict(attempt.best)
 
     # 7. What the best policy is like
-    measured = measure(job, actors, validation)
+    measured = selection.measure()
     save_policy(networks.policy, codec.tokenizer, job.output)
     return StageResult(
         metrics={
@@ -245,29 +247,3 @@ def describe(
     if algorithm.kl_penalty_coef:
         metrics["kl_penalty_coef"] = state["kl_penalty_coef"]
     return metrics
-
-
-def keep_if_best(
-    attempt: Attempt, job: StageJob, actors: Actors, validation: Prompts, *, iteration: int
-) -> dict[str, float]:
-    """Score the policy on validation prompts; remember its weights when it scores best. Returns what to log."""
-    measured = measure(job, actors, validation)["validation_score"]
-    best = attempt.state["best"]
-    if best is None or measured > best:
-        attempt.state |= {"best": measured, "best_iteration": iteration}
-        attempt.best = weights_of(actors.policy)
-    return {"validation_score": measured}
-
-
-def measure(job: StageJob, actors: Actors, validation: Prompts) -> dict[str, float]:
-    """Responses to validation prompts, always sampled from the same stream: score, KL (nats), length (tokens)."""
-    assert isinstance(job.work, PolicyOptimization)
-    indices = [index % len(validation) for index in range(job.work.validation_samples)]
-    scored = sample_and_score(actors, validation, indices, seed=derive_seed(job.seed, "validation sampling"))
-    rollout = shape(actors, scored, returns=Returns())
-    return {
-        "validation_score": rollout.scores.total.mean().item(),
-        "kl_to_reference": sequence_sums(rollout.log_ratios, rollout.sequences.response_mask).mean().item(),
-        "mean_response_length": rollout.sequences.lengths.float().mean().item(),
-        "truncated_share": (~rollout.sampled.ended).float().mean().item(),
-    }

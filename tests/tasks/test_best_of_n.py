@@ -25,6 +25,7 @@ from tasks.rollouts import prompts_of_iteration, sample_responses
 from tasks.scoring import Scorer, Term, score
 from tasks.scratch import JOURNAL
 from tasks.seeds import derive_seed
+from tasks.selection import Selection
 from tasks.verifiers import VERIFIERS
 
 WORK = BestOfN(
@@ -205,7 +206,7 @@ def test_the_policy_that_scores_best_on_validation_prompts_is_the_artifact(
 ) -> None:
     def weights_and_best(name: str, scripted: list[float], iterations: int) -> tuple[Any, float]:
         told = iter(scripted)
-        monkeypatch.setattr(best_of_n, "measure", lambda *_: {"validation_score": next(told)})
+        monkeypatch.setattr(Selection, "measure", lambda _: {"validation_score": next(told)})
         job = job_in(pipeline, tmp_path / name, iterations=iterations, validate_every=1)
         result = run(job)
         return load_file(job.output / "model.safetensors"), result.metrics["best_iteration"]
