@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from flows import servers
 from flows.console import Screen, show_end, show_plan
@@ -56,7 +56,8 @@ def execute(
         try:
             with screen.live():
                 if needs_work(steps):
-                    _order(life, verbose=verbose)
+                    in_store = {step.name for step in steps if step.action == "reuse"}
+                    _order(life, in_store, verbose=verbose)
                 else:
                     _verify(life)
         finally:
@@ -94,7 +95,7 @@ def _verify(life: StageLife) -> None:
         publish(publication, life)
 
 
-def _order(life: StageLife, *, verbose: bool) -> None:
+def _order(life: StageLife, in_store: Collection[str], *, verbose: bool) -> None:
     """Have Prefect order the stages, while its server and the children's libraries load side by side."""
     for name, value in (SETTINGS if verbose else {**SETTINGS, **QUIET}).items():
         os.environ.setdefault(name, value)
@@ -102,12 +103,13 @@ def _order(life: StageLife, *, verbose: bool) -> None:
     warm_up()
     server = servers.start(life.run.workspace.root)
     try:
-        from flows.pipeline import pipeline  # takes a second, while the server starts
+        from flows.pipeline import Place, pipeline  # takes a second, while the server starts
 
         url = server.wait_ready()
         life.watcher.say(f"  Prefect shows it at {url.removesuffix('/api')}", "dim")
         try:
-            asyncio.run(pipeline(life.run.record.run_id, life, return_state=True))  # type: ignore[arg-type]
+            place = Place(this_machine(), in_store)
+            asyncio.run(pipeline(life.run.record.run_id, life, place, return_state=True))  # type: ignore[arg-type]
         except Exception as error:
             if servers.is_healthy(url):
                 raise

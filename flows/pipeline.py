@@ -1,13 +1,15 @@
 """The order of work: every stage as soon as all that it reads is there, one Prefect task run for each attempt."""
 
 import asyncio
+from collections.abc import Callable, Collection
+from contextlib import nullcontext
 
 from prefect import flow, runtime, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, StateType
 
 from flows.jobs import resources_of
-from flows.machine import Machine, Share, this_machine
+from flows.machine import Machine, Share
 from flows.pages import close_interrupted, progress_page, show_run
 from flows.publishing import publish
 from flows.stage_life import StageLife
@@ -15,6 +17,9 @@ from flows.stopping import stopping
 
 MAX_ATTEMPTS = 3
 """Attempts at a stage within one run, while the cause of each end allows another (a lost or preempted process)."""
+
+NOTHING = Share(cpus=1)
+"""What a step is given that only looks its artifact up."""
 
 STATES = {
     "completed": (StateType.COMPLETED, "Completed"),
@@ -26,18 +31,42 @@ STATES = {
 """Status of a stage or run → Prefect's type of state, and the name that a person sees there."""
 
 
+class Place:
+    """Where a run's stages take place."""
+
+    __slots__ = ("ended", "in_store", "machine")  # Prefect takes apart and shows what has a __dict__
+
+    def __init__(
+        self,
+        machine: Machine,
+        in_store: Collection[str] = (),
+        ended: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """Hold what the stages share.
+
+        Args:
+            machine: other runs of this process may share it.
+            in_store: steps whose artifact is there; they ask the machine for nothing, or they would wait for all who
+                compute.
+            ended: told of every step that is over, however it ended.
+        """
+        self.machine = machine
+        self.in_store = in_store
+        self.ended = ended
+
+
 @flow(name="vantage", flow_run_name="{run_id}", persist_result=False, validate_parameters=False)
-async def pipeline(run_id: str, life: StageLife) -> State[None]:
+async def pipeline(run_id: str, life: StageLife, place: Place) -> State[None]:
     """All stages, side by side where the machine suffices, then what is published."""
     await close_interrupted(life.run.record.prefect_flow_run_ids)
     life.run.add_flow_run(str(runtime.flow_run.id))
-    machine = this_machine()
     states: dict[str, asyncio.Task[State[None] | None]] = {}
     with stopping(life.request_stop):
         async with asyncio.TaskGroup() as side_by_side:
             for step, reads in life.inputs.items():
                 before = [states[other] for other in dict.fromkeys(reads.values())]
-                states[step] = side_by_side.create_task(when_ready(step, before, life, machine))
+                states[step] = side_by_side.create_task(when_ready(step, before, life, place))
+                states[step].add_done_callback(lambda _, step=step: place.ended(step))
     for publication in life.recipe.publish:
         await asyncio.to_thread(publish, publication, life)
     await show_run(life.run.record, mlflow=life.ledger.where())
@@ -45,7 +74,7 @@ async def pipeline(run_id: str, life: StageLife) -> State[None]:
 
 
 async def when_ready(
-    step: str, before: list[asyncio.Task[State[None] | None]], life: StageLife, machine: Machine
+    step: str, before: list[asyncio.Task[State[None] | None]], life: StageLife, place: Place
 ) -> State[None] | None:
     """A stage after all that it reads: not at all where something is in its way, again where that can help."""
     states = [await each for each in before]
@@ -53,8 +82,9 @@ async def when_ready(
     if obstacle := life.obstacle(step):
         life.block(step, obstacle)
         return None
+    resources = resources_of(life.recipe, step)
     for _ in range(MAX_ATTEMPTS):
-        async with machine.lend(resources_of(life.recipe, step)) as share:
+        async with nullcontext(NOTHING) if step in place.in_store else place.machine.lend(resources) as share:
             state = await stage(step, life.attempt(step), life, share, return_state=True, wait_for=states)  # type: ignore[misc]
         if state.name != "Resumable" or life.stop.is_set():
             break

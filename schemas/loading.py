@@ -29,6 +29,9 @@ BUILTIN_DATA = (
     "builtin:arithmetic/demonstrations",
     "builtin:arithmetic/preferences",
     "builtin:arithmetic/prompts",
+    "builtin:arithmetic_long/demonstrations",
+    "builtin:arithmetic_long/preferences",
+    "builtin:arithmetic_long/prompts",
 )
 
 _HUB = re.compile(r"hub:[A-Za-z0-9._-]+/[A-Za-z0-9._-]+@[A-Za-z0-9._/-]+")
@@ -77,7 +80,7 @@ def parse_recipe(
 
 
 def builtin_recipes() -> list[str]:
-    """Names of the recipes that come with Vantage."""
+    """Names of the recipes and sweeps that come with Vantage."""
     return sorted(
         File(entry.name).stem
         for entry in resources.files("recipes").iterdir()
@@ -125,6 +128,8 @@ def _validate(plain: Any) -> tuple[Recipe | None, list[Problem]]:
     """The recipe, unless a problem was found in its fields, its names or the agreement of its stages."""
     if not isinstance(plain, dict):
         return None, [Problem((), "is not a mapping", "a recipe starts with `recipe: NAME`")]
+    if "sweep" in plain:
+        return None, [Problem(("sweep",), "is a sweep, not a recipe", "use `vantage sweep`")]
     named = name_problems(plain)
     try:
         recipe = Recipe.model_validate(plain)

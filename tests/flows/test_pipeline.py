@@ -128,7 +128,7 @@ def test_a_recipe_runs_once_and_is_then_only_verified(
 
     flow_run, task_runs = prefect_shows(record.prefect_flow_run_ids[0])
     assert (flow_run.name, flow_run.state_name) == (record.run_id, "Completed")
-    assert flow_run.parameters == {"run_id": record.run_id, "life": "<StageLife>"}
+    assert flow_run.parameters == {"run_id": record.run_id, "life": "<StageLife>", "place": "<Place>"}
     assert task_runs == {f"{step} · attempt 1": "Completed" for step in record.stages}
     assert '"metric": "pair_accuracy"' in pages()["gates"]
 

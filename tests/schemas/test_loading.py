@@ -71,6 +71,11 @@ def test_every_builtin_recipe_is_one_that_loads_or_says_what_to_give(name: str) 
     assert [problem for problem in problems_of(name) if problem.path[-1:] != ("source",)] == []
 
 
+def test_a_sweep_is_no_recipe_and_that_is_all_that_is_said() -> None:
+    (problem,) = problems_of("ablation_vapo")
+    assert str(problem).endswith("sweep: is a sweep, not a recipe; use `vantage sweep`")
+
+
 def test_numbers_with_an_exponent_are_numbers(text: str) -> None:
     recipe = parse_recipe(
         text.replace("kind: sft, data: demos", "kind: sft, data: demos, learning_rate: 1e-5")

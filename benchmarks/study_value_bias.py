@@ -1,0 +1,444 @@
+"""What a reward model does as a critic, and what value pretraining cures: measured, with plots.
+
+    python benchmarks/study_value_bias.py --workspace /tmp/study --output docs/value_bias --seeds 1 2 3 4 5
+
+For every seed it runs `recipes/study_value_bias.yaml` (SFT and reward model are trained once and shared) and measures
+
+1. mean value and mean advantage against the relative position in the response, of the reward model as a critic and
+   of the pretrained one, on the same responses to test prompts,
+2. response length, score and explained variance over the iterations of two policy stages that differ in nothing but
+   the critic they start from,
+3. two critics that start from the reward model and learn from the same responses, one with targets of λ = 1 and one
+   of λ = 0.95: how much of the return they know, against the number of tokens that are left before the reward.
+
+It writes one JSON a seed (a seed that has one is not measured again), a CSV and a PNG for each of the three, and
+`summary.md`. Intervals are 95 % ones of the mean over seeds (Student's t).
+"""
+
+import argparse
+import csv
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import torch
+from mlflow.tracking import MlflowClient
+from scipy.stats import t as student_t
+from torch import Tensor
+
+from algorithms.advantages import gae, monte_carlo_returns
+from algorithms.diagnostics import explained_variance
+from algorithms.rewards import shape_rewards
+from algorithms.value_loss import value_loss
+from models.folders import load_policy, load_tokenizer
+from models.heads import ScalarModel, load_critic, values
+from models.sequences import Sequences
+from schemas.loading import load_recipe
+from schemas.recipe import Recipe, ValuePretraining
+from tasks.data_order import DataOrder
+from tasks.examples import Codec, Prompts, read_prompts
+from tasks.minibatches import minibatches
+from tasks.optimization import chunks, make_optimizer, update_weights
+from tasks.rollouts import sample_responses
+from tasks.seeds import derive_seed
+from tasks.splits import TEST, TRAIN
+from tasks.verifiers import VERIFIERS
+
+RECIPE = Path(__file__).resolve().parents[1] / "recipes" / "study_value_bias.yaml"
+RESEEDED = ("value", "from_reward_model", "from_value_model")
+POLICIES = RESEEDED[1:]
+CURVES = ("response_length_mean", "score_mean", "explained_variance")
+"""What is read of every iteration of the two policy stages."""
+
+NUM_POSITIONS = 10
+"""Equal parts of a response."""
+ADVANTAGES = {"advantage": 0.95, "td_error": 0.0, "advantage_lambda_1": 1.0}
+"""Name → λ of the advantages that are looked at by position."""
+TARGET_LAMBDAS = (1.0, 0.95)
+NUM_HELD_OUT = 512
+"""Responses to test prompts on which critics are measured."""
+NUM_ROLLOUTS = 4
+"""Rollouts that the two critics of part 3 learn from."""
+TOKENS_LEFT = (0, 10, 20, 40, 60, 80, 200)
+"""Edges of the parts by tokens left before the reward (the last token has 0 left)."""
+LENGTHS = (0, 65, 90, 200)
+"""Edges of the parts by the length of the whole response."""
+FIRST_TOKENS = 10
+MICROBATCH = 64
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Responses:
+    """Responses with the reward's score at their last token: rewards and returns (B,T), γ = 1 and no KL."""
+
+    sequences: Sequences
+    rewards: Tensor
+
+    @property
+    def mask(self) -> Tensor:
+        """(B,T)."""
+        return self.sequences.response_mask
+
+    @property
+    def returns(self) -> Tensor:
+        """Monte-Carlo returns (B,T)."""
+        return monte_carlo_returns(self.rewards, self.mask, gamma=1.0)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What one seed's measurements need, read from the artifacts of its run."""
+
+    recipe: Recipe
+    seed: int
+    folders: dict[str, Path]
+    codec: Codec
+
+    def prompts(self, split: str) -> Prompts:
+        """The recipe's prompts of one split."""
+        return read_prompts(self.folders["data.prompts"], split, self.codec)
+
+    def respond(self, prompts: Prompts, indices: Sequence[int], *, seed: int) -> Responses:
+        """Responses of the SFT policy, scored by the recipe's verifier."""
+        sampled = sample_responses(
+            load_policy(self.folders["sft"]), self.codec, prompts, indices, seed=seed, microbatch_size=None
+        )
+        verdicts = torch.zeros(len(indices))
+        for term in self.recipe.rewards["main"].terms:
+            assert (
+                term.verifier is not None
+            )  # the study's reward is a rule; the reward model is only a critic here
+            judge = VERIFIERS[term.verifier]
+            for number, pair in enumerate(zip(sampled.prompts, sampled.responses, strict=True)):
+                verdicts[number] += term.weight * (1.0 if judge(*pair) else term.wrong)
+        mask = sampled.sequences.response_mask
+        no_kl = torch.zeros(mask.shape)
+        return Responses(sampled.sequences, shape_rewards(verdicts, no_kl, mask, kl_coef=0.0))
+
+
+def main() -> None:
+    """Measure what is missing, then write tables and plots."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--workspace", type=Path, required=True, help="of the runs; one for all seeds")
+    parser.add_argument("--output", type=Path, required=True, help="a folder for tables and plots")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
+    parser.add_argument(
+        "--threads", type=int, default=1, help="of the measurements; the stages have their own"
+    )
+    parser.add_argument("--set", action="append", default=[], help="passed on to every run")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    measured: list[Row] = []
+    for seed in arguments.seeds:
+        kept = arguments.output / f"seed-{seed}.json"
+        if not kept.is_file():
+            rows = measure(arguments.workspace, seed, arguments.set)
+            kept.write_text(json.dumps(rows, indent=0) + "\n")
+        measured += json.loads(kept.read_text())
+    tables = {part: over_seeds(measured, part) for part in ("position", "iteration", "tokens_left", "length")}
+    for part, table in tables.items():
+        write_csv(arguments.output / f"{part}.csv", table)
+        plot(arguments.output / f"{part}.png", table, part)
+    (arguments.output / "summary.md").write_text(summary(tables, num_seeds=len(arguments.seeds)))
+    print((arguments.output / "summary.md").read_text())
+
+
+# -- one seed
+
+
+def measure(workspace: Path, seed: int, overrides: list[str]) -> list[Row]:
+    """All measurements of one seed: rows ``{part, seed, critic, x, quantity, value}``."""
+    report = run(workspace, seed, overrides)
+    stages = report["stages"]
+    folders = {name: workspace / "store" / "objects" / stage["digest"] for name, stage in stages.items()}
+    recipe = load_recipe(RECIPE, overrides)
+    codec = Codec(load_tokenizer(folders["sft"]), recipe.generation, recipe.model.chat)
+    setting = Setting(recipe, seed, folders, codec)
+    test = setting.prompts(TEST)
+    indices = [index % len(test) for index in range(NUM_HELD_OUT)]
+    held_out = setting.respond(test, indices, seed=derive_seed(seed, "study held out"))
+    rows = [
+        *by_position(setting, held_out),
+        *by_iteration(workspace, stages),
+        *by_target_lambda(setting, held_out),
+    ]
+    return [{"seed": seed, **row} for row in rows]
+
+
+def run(workspace: Path, seed: int, overrides: list[str]) -> dict[str, Any]:
+    """The report of the recipe's run with this seed; what the workspace has is reused."""
+    seeds = [f"stages.{stage}.seed={seed}" for stage in RESEEDED]
+    sets = [part for override in (*seeds, *overrides) for part in ("--set", override)]
+    vantage = Path(sys.executable).with_name("vantage")
+    done = subprocess.run(
+        [vantage, "run", RECIPE, "--workspace", workspace, "--json", *sets], capture_output=True, text=True
+    )
+    if done.returncode:
+        sys.exit(f"seed {seed} ended with exit code {done.returncode}:\n{done.stdout}{done.stderr}")
+    report: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return report
+
+
+def by_position(setting: Setting, held_out: Responses) -> Iterator[Row]:
+    """Part 1: mean value, return and advantage in each tenth of the response, token by token.
+
+    The advantage with PPO's λ = 0.95 is between two others: with λ = 0 it is the TD error, how much the critic rises from
+    one token to the next, and with λ = 1 it is the return less the value.
+    """
+    mask = held_out.mask
+    rank, lengths = mask.cumsum(dim=1) - 1, mask.sum(dim=1, keepdim=True)
+    tenth = rank * NUM_POSITIONS // lengths
+    for critic in ("reward", "value"):
+        predicted = predict(load_critic(setting.folders[critic], seed=0), held_out.sequences)
+        by_lambda = {
+            name: gae(held_out.rewards, predicted, mask, gamma=1.0, lam=lam)
+            for name, lam in ADVANTAGES.items()
+        }
+        quantities = {"value": predicted, "return": held_out.returns, **by_lambda}
+        for position in range(NUM_POSITIONS):
+            here = mask & (tenth == position)
+            for quantity, tensor in quantities.items():
+                yield row("position", critic, (position + 0.5) / NUM_POSITIONS, quantity, tensor[here].mean())
+        yield row(
+            "position",
+            critic,
+            None,
+            "explained_variance",
+            explained_variance(predicted, held_out.returns, mask),
+        )
+        # VC-PPO's claim in one number: how much more the first half of a response is favoured than the second
+        first, second = mask & (2 * rank < lengths), mask & (2 * rank >= lengths)
+        for name, advantages in by_lambda.items():
+            gap = advantages[first].mean() - advantages[second].mean()
+            yield row("position", critic, None, f"{name}_first_half_minus_second", gap)
+
+
+def by_iteration(workspace: Path, stages: dict[str, Any]) -> Iterator[Row]:
+    """Part 2: the curves of the two policy stages, as the ledger has them."""
+    ledger = MlflowClient(f"sqlite:///{(workspace / 'mlflow.db').resolve()}")
+    experiments = [experiment.experiment_id for experiment in ledger.search_experiments()]
+    for stage in POLICIES:
+        key = stages[stage]["stage_key"]
+        runs = ledger.search_runs(experiments, filter_string=f"tags.`vantage.stage_key` = '{key}'")
+        for quantity in CURVES:
+            histories = [ledger.get_metric_history(each.info.run_id, quantity) for each in runs]
+            longest = max(histories, key=len)  # a run that reused the stage has none
+            if not longest:
+                sys.exit(f"the ledger of {workspace} has no {quantity} of {stage}; run it in a new workspace")
+            for point in longest:
+                yield row("iteration", stage, point.step, quantity, point.value)
+        for quantity, final in stages[stage]["metrics"].items():
+            if final is not None:
+                yield row("iteration", stage, None, quantity, final)
+
+
+def by_target_lambda(setting: Setting, held_out: Responses) -> Iterator[Row]:
+    """Part 3: two critics from the reward model, the same responses in the same order, targets of two λ."""
+    rollouts = list(training_rollouts(setting))
+    left = held_out.mask.flip(1).cumsum(dim=1).flip(1) - 1
+    first = held_out.mask & (held_out.mask.cumsum(dim=1) <= FIRST_TOKENS)
+    lengths = held_out.mask.sum(dim=1, keepdim=True).expand_as(held_out.mask)
+    for lam in TARGET_LAMBDAS:
+        name = f"λ = {lam:g}"
+        critic = train_critic(setting, rollouts, lam=lam)
+        predicted = predict(critic, held_out.sequences)
+        for low, high in pairwise(TOKENS_LEFT):
+            here = held_out.mask & (left >= low) & (left < high)
+            yield from known(predicted, held_out.returns, here, part="tokens_left", critic=name, x=low)
+        for low, high in pairwise(LENGTHS):
+            here = first & (lengths >= low) & (lengths < high)
+            mean_length = lengths[here].float().mean().item()
+            yield from known(predicted, held_out.returns, here, part="length", critic=name, x=low)
+            yield row("length", name, low, "mean_length", mean_length)
+        yield from known(predicted, held_out.returns, held_out.mask, part="tokens_left", critic=name, x=None)
+
+
+def known(
+    predicted: Tensor, returns: Tensor, here: Tensor, *, part: str, critic: str, x: float | None
+) -> Iterator[Row]:
+    """What a critic knows of the return at the tokens ``here`` (B,T).
+
+    ``slope`` is that of its values on the returns: by how much V differs between two responses whose scores differ
+    by 1. An ideal critic's slope is its explained variance; a critic that does not hear of the reward has 0.
+    """
+    value, outcome = predicted[here].double(), returns[here].double()
+    deviation = outcome - outcome.mean()
+    slope = (deviation * (value - value.mean())).sum() / deviation.square().sum()
+    yield row(part, critic, x, "explained_variance", explained_variance(predicted, returns, here))
+    yield row(part, critic, x, "slope", slope)
+    yield row(part, critic, x, "bias", (value - outcome).mean())
+
+
+def training_rollouts(setting: Setting) -> Iterator[Responses]:
+    """Responses of the SFT policy to training prompts."""
+    prompts, work = setting.prompts(TRAIN), value_stage(setting)
+    order = DataOrder(num_examples=len(prompts), batch_size=work.batch_size, seed=setting.seed)
+    for number in range(NUM_ROLLOUTS):
+        seed = derive_seed(setting.seed, "study rollouts", number)
+        yield setting.respond(prompts, order.batch(number), seed=seed)
+
+
+def train_critic(setting: Setting, rollouts: list[Responses], *, lam: float) -> ScalarModel:
+    """A critic that starts from the reward model and learns GAE targets, A(λ) + V, as PPO's critic does.
+
+    Optimiser and schedule are the value stage's. With λ = 1 the targets are Monte-Carlo returns.
+    """
+    work = value_stage(setting)
+    critic = load_critic(setting.folders["reward"], seed=0)
+    optimizer = make_optimizer(critic, weight_decay=work.weight_decay)
+    for iteration, responses in enumerate(rollouts):
+        old_values = predict(critic, responses.sequences)
+        targets = old_values + gae(responses.rewards, old_values, responses.mask, gamma=1.0, lam=lam)
+        cut = list(minibatches(responses.sequences, work, seed=setting.seed, iteration=iteration))
+        for number, rows in enumerate(cut):
+            micro = responses.sequences.select(rows)
+            width = micro.response_ids.shape[1]
+            value_loss(
+                values(critic, micro), None, targets[rows, :width], micro.response_mask
+            ).loss.backward()
+            step, total = iteration * len(cut) + number, len(rollouts) * len(cut)
+            update_weights(optimizer, critic, work, step=step, total_steps=total)
+    return critic
+
+
+def value_stage(setting: Setting) -> ValuePretraining:
+    """The recipe's value stage, for its optimiser's settings."""
+    work = setting.recipe.stages["value"]
+    assert isinstance(work, ValuePretraining)
+    return work
+
+
+def predict(critic: ScalarModel, sequences: Sequences) -> Tensor:
+    """Values (B,T), 0 outside the mask."""
+    return over_microbatches(lambda part: values(critic, part), sequences)
+
+
+@torch.no_grad()
+def over_microbatches(compute: Callable[[Sequences], Tensor], sequences: Sequences) -> Tensor:
+    """``compute`` on a few sequences at a time, (b, t) each, put together to (B,T)."""
+    gathered = torch.zeros(sequences.response_ids.shape)
+    for rows in chunks(len(sequences), MICROBATCH):
+        part = compute(sequences.select(rows))
+        gathered[rows, : part.shape[1]] = part
+    return gathered
+
+
+def row(part: str, critic: str, x: float | None, quantity: str, value: Tensor | float) -> Row:
+    """One measured number; ``x`` is None for one of the whole response or run."""
+    return {"part": part, "critic": critic, "x": x, "quantity": quantity, "value": float(value)}
+
+
+# -- all seeds
+
+
+def over_seeds(measured: list[Row], part: str) -> list[Row]:
+    """Mean and 95 % interval over seeds of every number of a part, in the order measured."""
+    samples: dict[tuple[str, float | None, str], list[float]] = {}
+    for each in measured:
+        if each["part"] == part:
+            samples.setdefault((each["critic"], each["x"], each["quantity"]), []).append(each["value"])
+    table = []
+    for (critic, x, quantity), numbers in samples.items():
+        table.append({"critic": critic, "x": x, "quantity": quantity, **interval(numbers)})
+    return table
+
+
+def interval(numbers: list[float]) -> dict[str, float]:
+    """Mean, half width of its 95 % interval (NaN for a single number), and how many there are."""
+    count = len(numbers)
+    half = student_t.ppf(0.975, count - 1) * stdev(numbers) / count**0.5 if count > 1 else float("nan")
+    return {"mean": mean(numbers), "half_width": float(half), "seeds": count}
+
+
+def write_csv(path: Path, table: list[Row]) -> None:
+    """One row for each number of the table."""
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, fieldnames=["critic", "x", "quantity", "mean", "half_width", "seeds"])
+        writer.writeheader()
+        writer.writerows(table)
+
+
+PANELS = {
+    "position": (("value", "return"), ("advantage",), ("td_error",), ("advantage_lambda_1",)),
+    "iteration": (("response_length_mean",), ("score_mean",), ("explained_variance",)),
+    "tokens_left": (("explained_variance",), ("slope",), ("bias",)),
+    "length": (("explained_variance",), ("slope",)),
+}
+"""Part → what each of its panels shows."""
+AXES = {
+    "position": "relative position in the response",
+    "iteration": "iteration",
+    "tokens_left": "tokens left before the reward (from)",
+    "length": "length of the response, tokens (from)",
+}
+
+
+def plot(path: Path, table: list[Row], part: str) -> None:
+    """A panel for each entry of ``PANELS``: a line with its interval for each critic."""
+    panels = PANELS[part]
+    figure, axes = plt.subplots(1, len(panels), figsize=(5 * len(panels), 3.6), squeeze=False)
+    for axis, quantities in zip(axes[0], panels, strict=True):
+        for quantity in quantities:
+            for critic in dict.fromkeys(each["critic"] for each in table):
+                points = [
+                    each
+                    for each in table
+                    if each["critic"] == critic and each["quantity"] == quantity and each["x"] is not None
+                ]
+                x, height = [each["x"] for each in points], [each["mean"] for each in points]
+                spread = [each["half_width"] for each in points]
+                style = ":" if quantity == "return" else "-"
+                axis.errorbar(
+                    x, height, yerr=spread, capsize=2, linestyle=style, label=f"{critic}: {quantity}"
+                )
+        axis.set_xlabel(AXES[part])
+        axis.legend(fontsize=7)
+        axis.grid(alpha=0.3)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def summary(tables: dict[str, list[Row]], *, num_seeds: int) -> str:
+    """Markdown: every number, means with the half width of their 95 % interval over seeds."""
+    lines = [f"Means over {num_seeds} seeds ± half of the 95 % interval.", ""]
+    for part, table in tables.items():
+        quantities = list(dict.fromkeys(each["quantity"] for each in table if each["x"] is not None))
+        lines += [f"## By {part.replace('_', ' ')}", ""]
+        lines += [f"| critic | {part} | {' | '.join(quantities)} |", "|" + "---|" * (len(quantities) + 2)]
+        found = {(each["critic"], each["x"], each["quantity"]): each for each in table}
+        for critic, x in dict.fromkeys(
+            (each["critic"], each["x"]) for each in table if each["x"] is not None
+        ):
+            cells = [shown(found.get((critic, x, quantity))) for quantity in quantities]
+            lines.append(f"| {critic} | {x:g} | {' | '.join(cells)} |")
+        lines.append("")
+        lines += [
+            f"- {each['critic']}, {each['quantity']}: {shown(each)}" for each in table if each["x"] is None
+        ]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def shown(cell: Row | None) -> str:
+    """A mean with its interval."""
+    return "" if cell is None else f"{cell['mean']:.3f} ± {cell['half_width']:.3f}"
+
+
+if __name__ == "__main__":
+    main()
