@@ -117,9 +117,8 @@ class Setting:
         )
         verdicts = torch.zeros(len(indices))
         for term in self.recipe.rewards["main"].terms:
-            assert (
-                term.verifier is not None
-            )  # the study's reward is a rule; the reward model is only a critic here
+            # the study's reward is a rule; the reward model is only a critic here
+            assert term.verifier is not None
             judge = VERIFIERS[term.verifier]
             for number, pair in enumerate(zip(sampled.prompts, sampled.responses, strict=True)):
                 verdicts[number] += term.weight * (1.0 if judge(*pair) else term.wrong)
@@ -304,7 +303,8 @@ def train_critic(setting: Setting, rollouts: list[Responses], *, lam: float) -> 
     for iteration, responses in enumerate(rollouts):
         old_values = predict(critic, responses.sequences)
         targets = old_values + gae(responses.rewards, old_values, responses.mask, gamma=1.0, lam=lam)
-        cut = list(minibatches(responses.sequences, work, seed=setting.seed, iteration=iteration))
+        epochs = minibatches(responses.sequences, work, seed=setting.seed, iteration=iteration)
+        cut = [rows for epoch in epochs for rows in epoch]
         for number, rows in enumerate(cut):
             micro = responses.sequences.select(rows)
             width = micro.response_ids.shape[1]
