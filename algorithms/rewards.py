@@ -15,10 +15,10 @@ SCALE_EPSILON = 1e-6
 def shape_rewards(scores: Tensor, kl: Tensor, response_mask: Tensor, *, kl_coef: float) -> Tensor:
     """Token rewards r_t = −kl_coef · kl_t, plus the sequence's score at its last valid token.
 
-    InstructGPT, arXiv 2203.02155 eq. 2. `scores` (B,), `kl` (B,T) in nats (the k1 estimate of the policy that
-    sampled) → (B,T), detached, 0 outside the mask. The last valid token is the end of sequence, or the last
-    token of a truncated response; never a pad. A row without a response token gets no reward, its score
-    included.
+    InstructGPT, arXiv 2203.02155 eq. 2. `scores` (B,), `kl` (B,T) in nats, of the policy that sampled (k1 is
+    the estimate that belongs here) → (B,T), detached, 0 outside the mask. The last valid token is the end of
+    sequence, or the last token of a truncated response; never a pad. A row without a response token gets no
+    reward, its score included.
 
     Raises ValueError for unequal shapes.
     """

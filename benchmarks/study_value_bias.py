@@ -18,6 +18,8 @@ It writes one JSON a seed (a seed that has one is not measured again), a CSV and
 import argparse
 import csv
 import json
+import math
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -229,14 +231,15 @@ def by_position(setting: Setting, held_out: Responses) -> Iterator[Row]:
 
 def by_iteration(workspace: Path, stages: dict[str, Any]) -> Iterator[Row]:
     """Part 2: the curves of the two policy stages, as the ledger has them."""
-    ledger = MlflowClient(f"sqlite:///{(workspace / 'mlflow.db').resolve()}")
+    uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{(workspace / 'mlflow.db').resolve()}"
+    ledger = MlflowClient(uri)
     experiments = [experiment.experiment_id for experiment in ledger.search_experiments()]
     for stage in POLICIES:
         key = stages[stage]["stage_key"]
         runs = ledger.search_runs(experiments, filter_string=f"tags.`vantage.stage_key` = '{key}'")
         for quantity in CURVES:
             histories = [ledger.get_metric_history(each.info.run_id, quantity) for each in runs]
-            longest = max(histories, key=len)  # a run that reused the stage has none
+            longest = max(histories, key=len, default=[])  # a run that reused the stage has none
             if not longest:
                 sys.exit(f"the ledger of {workspace} has no {quantity} of {stage}; run it in a new workspace")
             for point in longest:
@@ -359,8 +362,11 @@ def over_seeds(measured: list[Row], part: str) -> list[Row]:
 
 
 def interval(numbers: list[float]) -> dict[str, float]:
-    """Mean, half width of its 95 % interval (NaN for a single number), and how many there are."""
+    """Mean, half width of its 95 % interval (NaN for a single number), and how many there are; what is undefined is left out."""
+    numbers = [number for number in numbers if math.isfinite(number)]
     count = len(numbers)
+    if not count:
+        return {"mean": float("nan"), "half_width": float("nan"), "seeds": 0}
     half = student_t.ppf(0.975, count - 1) * stdev(numbers) / count**0.5 if count > 1 else float("nan")
     return {"mean": mean(numbers), "half_width": float(half), "seeds": count}
 

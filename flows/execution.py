@@ -2,7 +2,10 @@
 
 import asyncio
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
 
 from flows import servers
 from flows.console import Screen, show_end, show_plan
@@ -96,20 +99,32 @@ def _verify(life: StageLife) -> None:
 
 
 def _order(life: StageLife, in_store: Collection[str], *, verbose: bool) -> None:
-    """Have Prefect order the stages, while its server and the children's libraries load side by side."""
+    """Have Prefect order the stages."""
+    _refuse_what_does_not_fit(life.recipe)
+    with ordering(life.run.workspace.root, verbose=verbose) as url:
+        from flows.pipeline import Place, pipeline
+
+        life.watcher.say(f"  Prefect shows it at {url.removesuffix('/api')}", "dim")
+        place = Place(this_machine(), in_store)
+        asyncio.run(pipeline(life.run.record.run_id, life, place, return_state=True))  # type: ignore[arg-type]
+
+
+@contextmanager
+def ordering(workspace: Path, *, verbose: bool) -> Iterator[str]:
+    """The URL of a Prefect server that answers, the fork server warm; both load side by side with Prefect itself.
+
+    Raises:
+        flows.servers.ServerUnavailable: none answers, or the one that did has stopped.
+    """
     for name, value in (SETTINGS if verbose else {**SETTINGS, **QUIET}).items():
         os.environ.setdefault(name, value)
-    _refuse_what_does_not_fit(life.recipe)
     warm_up()
-    server = servers.start(life.run.workspace.root)
+    server = servers.start(workspace)
     try:
-        from flows.pipeline import Place, pipeline  # takes a second, while the server starts
-
+        import_module("flows.pipeline")  # takes a second, while the server starts
         url = server.wait_ready()
-        life.watcher.say(f"  Prefect shows it at {url.removesuffix('/api')}", "dim")
         try:
-            place = Place(this_machine(), in_store)
-            asyncio.run(pipeline(life.run.record.run_id, life, place, return_state=True))  # type: ignore[arg-type]
+            yield url
         except Exception as error:
             if servers.is_healthy(url):
                 raise

@@ -18,9 +18,6 @@ from flows.stopping import stopping
 MAX_ATTEMPTS = 3
 """Attempts at a stage within one run, while the cause of each end allows another (a lost or preempted process)."""
 
-NOTHING = Share(cpus=1)
-"""What a step is given that only looks its artifact up."""
-
 STATES = {
     "completed": (StateType.COMPLETED, "Completed"),
     "reused": (StateType.COMPLETED, "Reused"),
@@ -82,9 +79,10 @@ async def when_ready(
     if obstacle := life.obstacle(step):
         life.block(step, obstacle)
         return None
-    resources = resources_of(life.recipe, step)
-    for _ in range(MAX_ATTEMPTS):
-        async with nullcontext(NOTHING) if step in place.in_store else place.machine.lend(resources) as share:
+    for number in range(MAX_ATTEMPTS):
+        looks_up = step in place.in_store and number == 0
+        lent = nullcontext(None) if looks_up else place.machine.lend(resources_of(life.recipe, step))
+        async with lent as share:
             state = await stage(step, life.attempt(step), life, share, return_state=True, wait_for=states)  # type: ignore[misc]
         if state.name != "Resumable" or life.stop.is_set():
             break
@@ -92,10 +90,10 @@ async def when_ready(
 
 
 @task(name="stage", task_run_name="{step} · attempt {attempt}", cache_policy=NO_CACHE, persist_result=False)
-async def stage(step: str, attempt: int, life: StageLife, share: Share) -> State[None]:
-    """One attempt at a stage, in a thread that waits for the stage's process."""
+async def stage(step: str, attempt: int, life: StageLife, share: Share | None) -> State[None]:
+    """One attempt at a stage, in a thread that waits for the stage's process; without a share it only looks the artifact up."""
     async with progress_page(step, lambda: life.progress(step)):
-        record = await asyncio.to_thread(life.live, step, share)
+        record = await asyncio.to_thread(life.live, step, share, from_store=share is None)
     return _state(record.status, record.reason or " · ".join(map(str, record.verdicts)))
 
 

@@ -44,6 +44,10 @@ class Stopped(Exception):
     """The run was asked to stop before the stage began."""
 
 
+class Gone(Exception):
+    """An artifact that was to be reused is damaged or removed."""
+
+
 @dataclass(frozen=True)
 class Obtained:
     """A step's artifact, and how it came about."""
@@ -111,8 +115,13 @@ class StageLife:
         """Record that the step did not start."""
         return self._end(step, status="resumable" if self.stop.is_set() else "blocked", reason=reason)
 
-    def live(self, step: str, share: Share | None = None) -> StageRecord:
-        """One attempt at the step, from its key to its ledger entry; whatever goes wrong is in the record."""
+    def live(self, step: str, share: Share | None = None, *, from_store: bool = False) -> StageRecord:
+        """One attempt at the step, from its key to its ledger entry; whatever goes wrong is in the record.
+
+        Args:
+            share: of the machine, to compute on; None: all of it.
+            from_store: compute nothing; an artifact that is not there leaves the step resumable.
+        """
         began = time.monotonic()
         try:
             # 1. What the step's result depends on
@@ -126,7 +135,11 @@ class StageLife:
             key = stage_key(parts)
             with self._exclusive(step, key):
                 # 2. An artifact, from the store or from a child process
-                obtained = self._find(step, key, inputs) or self._make(step, key, parts, inputs, share)
+                obtained = self._find(step, key, inputs)
+                if obtained is None:
+                    if from_store:
+                        raise Gone
+                    obtained = self._make(step, key, parts, inputs, share)
                 artifact = self.artifacts[step] = obtained.artifact
                 # 3. What its gates say, recorded before anything follows from it
                 verdicts = tuple(judge(gate, artifact.metrics) for gate in gates_of(self.recipe, step))
@@ -151,6 +164,10 @@ class StageLife:
                     self._tell(step, obtained, "gate_closed" if closed else "completed")
         except Stopped:
             return self._end(step, status="resumable", reason="the run was stopped before the stage began")
+        except Gone:
+            return self._end(
+                step, status="resumable", reason="its artifact was lost after the run was planned"
+            )
         except Exception as error:  # a stage that fails must not take those beside it along
             return self._fail(step, error, seconds=time.monotonic() - began)
         self.watcher.ended(step, stage)

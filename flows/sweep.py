@@ -13,10 +13,9 @@ from contextlib import contextmanager
 from contextvars import copy_context
 from pathlib import Path
 
-from flows import servers
 from flows.console import Screen
-from flows.execution import QUIET, SETTINGS
-from flows.launch import RUN_STAGE, warm_up
+from flows.execution import ordering
+from flows.launch import RUN_STAGE
 from flows.machine import Machine, this_machine
 from flows.planning import needs_work, plan, refuse_drift
 from flows.runs import Workspace, read_runs
@@ -111,35 +110,23 @@ def _order(
     waiting: Sequence[Cell], sweep_runs: SweepRuns, machine: Machine, at_once: int, *, verbose: bool
 ) -> None:
     """Have Prefect order all runs, by one server and one fork server."""
-    for name, value in (SETTINGS if verbose else {**SETTINGS, **QUIET}).items():
-        os.environ.setdefault(name, value)
-    warm_up()
-    server = servers.start(sweep_runs.workspace.root)
-    try:
-        from flows.sweep_cells import run_cells  # takes a second, while the server starts
+    with ordering(sweep_runs.workspace.root, verbose=verbose) as url:
+        from flows.sweep_cells import run_cells
 
-        url = server.wait_ready()
         sweep_runs.screen.say(f"  Prefect shows them at {url.removesuffix('/api')}", "dim")
         reseeds = sweep_runs.swept.sweep.reseeds
-        try:
-            cells = run_cells(
-                waiting,
-                sweep_runs.drive,
-                machine=machine,
-                at_once=at_once,
-                shared=lambda cell: set(dependencies(cell.recipe)) - reached(cell.recipe, reseeds),
-            )
-            with _signals_to(sweep_runs.request_stop), ThreadPoolExecutor(1) as thread:
+        cells = run_cells(
+            waiting,
+            sweep_runs.drive,
+            machine=machine,
+            at_once=at_once,
+            shared=lambda cell: set(dependencies(cell.recipe)) - reached(cell.recipe, reseeds),
+        )
+        with _signals_to(sweep_runs.request_stop), ThreadPoolExecutor(1) as thread:
+            try:
                 thread.submit(copy_context().run, asyncio.run, cells).result()
-        except Exception as error:
-            if servers.is_healthy(url):
+            except Exception as error:
                 raise _first(error) from error
-            raise servers.ServerUnavailable(
-                f"the Prefect server at {url} has stopped answering; finished runs are kept, and running stages have "
-                "saved their state: run the same command again"
-            ) from error
-    finally:
-        server.stop()
 
 
 @contextmanager

@@ -140,7 +140,7 @@ class Algorithm(Returns):
     positive_nll_coef: NonNegative = 0.0
     """μ of the NLL on responses held to be right (VAPO eq. 9-10)."""
     positive_threshold: Number | None = None
-    """A response is held to be right from this score on (before KL); read where no verifier is named."""
+    """A response is held to be right above this score (before KL); read where no verifier is named."""
     positive_verifier: str | None = None
     """A response is held to be right when this verifier says so."""
     ptx_coef: NonNegative = 0.0
@@ -263,7 +263,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "length_adaptive_alpha": 0.05,
         "clip_range_high": 0.28,
         "positive_nll_coef": 0.1,
-        "positive_threshold": 0.0,  # inferred: the paper has a verifier; our scores are centred on 0
+        "positive_threshold": 0.0,  # inferred: the paper has a verifier; above 0 is right for it and for centred scores
         "samples_per_prompt": 16,
     },
     # arXiv 2501.03262: eq. 1, then eq. 6-8

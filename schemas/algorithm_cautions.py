@@ -23,6 +23,7 @@ def algorithm_warnings(recipe: Recipe, name: str, stage: PolicyOptimization) -> 
         *_uncentred_threshold(recipe, name, stage),
         *_unclipped(name, stage),
         *_groups_that_never_agree(recipe, name, stage),
+        *_penalty_without_a_second_step(name, stage),
         *(f"stages.{name}.algorithm.{found}" for found in _mixtures(stage.algorithm)),
     ]
 
@@ -61,6 +62,10 @@ def _mixtures(switches: Algorithm) -> Iterator[str]:
             f"samples_per_prompt: with one response there is nothing that {switches.advantage} could compare it with: "
             "every advantage is 0 (RLOO, arXiv 2402.14740; GRPO, arXiv 2402.03300); raise it"
         )
+    if switches.advantage in GROUPED and switches.gamma < 1:
+        yield (
+            f"gamma: {switches.gamma:g} is not read, because {switches.advantage} compares whole responses; set gamma: 1"
+        )
     if switches.advantage == "group_normalised" and switches.aggregation == "constant":
         yield (
             "aggregation: constant removes GRPO's length bias but advantage=group_normalised keeps that of its standard "
@@ -70,6 +75,14 @@ def _mixtures(switches: Algorithm) -> Iterator[str]:
         switches.clip_range_low or switches.clip_range_high or switches.dual_clip
     ):
         yield "importance_ratio: without a ratio nothing is clipped; clip_range_low, clip_range_high and dual_clip are not read"
+
+
+def _penalty_without_a_second_step(name: str, stage: PolicyOptimization) -> Iterator[str]:
+    if stage.algorithm.kl_penalty_coef and stage.epochs * stage.batch_size == stage.minibatch_size:
+        yield (
+            f"stages.{name}.algorithm.kl_penalty_coef: KL(old‖new) has no gradient at the first optimiser step of a "
+            "rollout, and there is only one (PPO, arXiv 1707.06347 §4); use epochs or smaller minibatches"
+        )
 
 
 def _groups_that_never_agree(recipe: Recipe, name: str, stage: PolicyOptimization) -> Iterator[str]:

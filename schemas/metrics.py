@@ -302,7 +302,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "advantage_mean", "reward",
         "Mean of the advantages over the rollout's valid tokens, as the update uses them: whitened where the recipe "
-        "says so, before any normalisation within minibatches.",
+        "says so, before any normalisation within minibatches; whitened or normalised by groups they have no unit.",
         curve=("policy_optimization",),
     ),
     Metric(

@@ -38,6 +38,7 @@ def name_problems(plain: Plain) -> list[Problem]:
         *_reward_references(plain),
         *_data_references(plain),
         *_verifiers(plain),
+        *_verifiers_of_another_task(plain),
         *_gates(plain),
         *_publications(plain),
         *_cycles(plain),
@@ -210,6 +211,29 @@ def _verifiers(plain: Plain) -> Iterator[Problem]:
     for path, verifier in named:
         if isinstance(verifier, str) and verifier not in VERIFIERS:
             yield Problem(path, f"no verifier is called {quote(verifier)}", suggest(verifier, VERIFIERS))
+
+
+def _verifiers_of_another_task(plain: Plain) -> Iterator[Problem]:
+    """Built-in prompts judged by a rule of another built-in task, which would not understand them."""
+    data = _mapping(plain.get("data"))
+    for name, stage in _stages(plain).items():
+        prompts = stage.get("prompts")
+        source = _mapping(data.get(prompts)).get("source") if isinstance(prompts, str) else None
+        if not isinstance(source, str) or not source.startswith("builtin:"):
+            continue
+        task = source.removeprefix("builtin:").partition("/")[0]
+        read: list[tuple[Path, Any]] = [
+            (("stages", name, field, key), _mapping(stage.get(field)).get(key))
+            for field, key in (("judge", "verifier"), ("algorithm", "positive_verifier"))
+        ]
+        rewards = [reward for _, reward in _reads_rewards(name, stage)]
+        read += [
+            ((*path, "verifier"), term.get("verifier")) for r, path, term in _terms(plain) if r in rewards
+        ]
+        for path, verifier in read:
+            if verifier in VERIFIERS and task in VERIFIERS and verifier != task:
+                message = f"'{verifier}' does not understand the prompts that {name} reads (data.{prompts}: {source})"
+                yield Problem(path, message, f"use {task}")
 
 
 def _gates(plain: Plain) -> Iterator[Problem]:

@@ -184,7 +184,8 @@ class Training(Stage):
     weight_decay: NonNegative = 0.0
     max_grad_norm: Positive = 1.0
     microbatch_size: Count | None = None
-    """Sequences in one forward pass; changes memory, never the gradient. None: the whole minibatch."""
+    """Sequences in one forward pass; changes memory, never the gradient. None: the whole minibatch, and where responses
+    are sampled and scored, the whole rollout."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Type of the arithmetic (autocast), and of the weights of models that are not trained; those that are trained,
     and their optimiser's state, stay in float32."""

@@ -115,4 +115,5 @@ def held_to_be_right(rollout: Rollout, algorithm: Algorithm) -> Tensor:
         verify = VERIFIERS[algorithm.positive_verifier]
         pairs = zip(rollout.sampled.prompts, rollout.sampled.responses, strict=True)
         return torch.tensor([verify(*pair) for pair in pairs], device=scores.device)
-    return scores >= algorithm.positive_threshold
+    assert algorithm.positive_threshold is not None  # or the recipe would have been refused
+    return scores > algorithm.positive_threshold

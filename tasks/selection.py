@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from schemas.algorithm import Returns
 from tasks.attempt import Attempt, weights_of
 from tasks.examples import Prompts
-from tasks.rollouts import Actors, sample_and_score, sequence_sums, shape
+from tasks.rollouts import Actors, Scored, sample_and_score, sequence_sums, shape
 from tasks.seeds import derive_seed
 
 
@@ -20,9 +20,7 @@ class Selection:
 
     def measure(self) -> dict[str, float]:
         """Score, length (tokens), cut-off share and, against a reference, KL (nats) of the policy as it is now."""
-        indices = [index % len(self.prompts) for index in range(self.num_samples)]
-        seed = derive_seed(self.seed, "validation sampling")
-        scored = sample_and_score(self.actors, self.prompts, indices, seed=seed)
+        scored = self._respond()
         measured = {"validation_score": scored.scores.total.mean().item()}
         if self.actors.reference is not None:
             rollout = shape(self.actors, scored, returns=Returns())
@@ -34,11 +32,20 @@ class Selection:
             "truncated_share": (~scored.sampled.ended).float().mean().item(),
         }
 
+    def score(self) -> float:
+        """The score alone."""
+        return self._respond().scores.total.mean().item()
+
     def keep_if_best(self, attempt: Attempt, *, iteration: int) -> dict[str, float]:
         """Score the policy; remember its weights when it scores best so far. Returns what to log."""
-        measured = self.measure()["validation_score"]
+        measured = self.score()
         best = attempt.state["best"]
         if best is None or measured > best:
             attempt.state |= {"best": measured, "best_iteration": iteration}
             attempt.best = weights_of(self.actors.policy)
         return {"validation_score": measured}
+
+    def _respond(self) -> Scored:
+        indices = [index % len(self.prompts) for index in range(self.num_samples)]
+        seed = derive_seed(self.seed, "validation sampling")
+        return sample_and_score(self.actors, self.prompts, indices, seed=seed)

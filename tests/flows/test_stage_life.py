@@ -228,6 +228,24 @@ def test_a_damaged_artifact_is_made_again_loudly(workspace: Workspace, recipe_fi
     assert again["model"].status == "reused"
 
 
+def test_a_step_that_only_looks_its_artifact_up_computes_nothing(
+    workspace: Workspace, recipe_file: Path
+) -> None:
+    """It was given no share of the machine; what was lost meanwhile is made by an attempt that has one."""
+    with lives(workspace, recipe_file) as life:
+        stages = live_all(life, until="reward")
+        (workspace.store / "objects" / str(stages["sft"].digest) / "weights.txt").write_text("flipped")
+        life.run.update(status="completed")
+    with lives(workspace, recipe_file) as life:
+        live_all(life, until="sft")
+        computed = events(workspace)
+        lost = life.live("sft", from_store=True)
+        assert (lost.status, events(workspace)) == ("resumable", computed)
+        assert lost.reason == "its artifact was lost after the run was planned"
+        again = life.live("sft")
+    assert (again.status, again.digest) == ("completed", stages["sft"].digest)
+
+
 def test_a_failed_stage_names_its_cause_and_its_log(workspace: Workspace, recipe_file: Path) -> None:
     with lives(workspace, recipe_file) as life:
         life.stage_function = "fake_work.refuse"

@@ -91,6 +91,8 @@ UNREAD_CLIP = "importance_ratio: without a ratio nothing is clipped; clip_range_
         ({"preset": "rloo", "clip_range_low": 0.2}, UNREAD_CLIP),
         ({"preset": "rloo", "clip_range_high": 0.2}, UNREAD_CLIP),
         ({"preset": "a2c", "dual_clip": 3.0}, UNREAD_CLIP),
+        ({"preset": "dr_grpo", "gamma": 0.99},
+         "gamma: 0.99 is not read, because group_mean compares whole responses; set gamma: 1"),
     ],
 )  # fmt: skip
 def test_mixtures(plain: dict[str, Any], switches: dict[str, Any], said: str) -> None:
@@ -114,6 +116,7 @@ def test_mixtures(plain: dict[str, Any], switches: dict[str, Any], said: str) ->
         {"preset": "rloo", "samples_per_prompt": 2},
         {"preset": "remax", "samples_per_prompt": 1},
         {"preset": "dr_grpo", "aggregation": "token"},
+        {"preset": "reinforce_pp", "gamma": 0.99},
         {"preset": "rloo", "aggregation": "constant"},
         {"dual_clip": 3.0},
         {"shared_trunk": True},
@@ -269,3 +272,15 @@ def test_several_steps_without_a_clip(plain: dict[str, Any]) -> None:
 def test_steps_that_something_else_holds_together(plain: dict[str, Any], held: dict[str, Any]) -> None:
     plain["stages"]["policy"] |= {"algorithm": unclipped(**held), "epochs": 3}
     assert warned(plain) == []
+
+
+@pytest.mark.parametrize(("minibatch_size", "is_said"), [(256, True), (128, False)])
+def test_a_penalty_on_moving_away_needs_a_second_step(
+    plain: dict[str, Any], minibatch_size: int, is_said: bool
+) -> None:
+    """KL(old‖new) and its gradient are 0 where the policy is still the one that sampled."""
+    plain["stages"]["policy"] |= {"algorithm": "ppo_kl_penalty", "minibatch_size": minibatch_size}
+    found = [line for line in warned(plain) if "kl_penalty_coef: KL(old‖new) has no gradient" in line]
+    assert bool(found) == is_said
+    plain["stages"]["policy"] |= {"epochs": 2}
+    assert not [line for line in warned(plain) if "has no gradient" in line]

@@ -213,3 +213,16 @@ def test_a_long_chain_is_no_ring_and_a_long_ring_is_one(plain: dict[str, Any]) -
 )
 def test_other_shapes_are_left_to_pydantic(plain: Any) -> None:
     assert said(plain) == []
+
+
+def test_a_verifier_of_another_builtin_task_is_refused(plain: dict[str, Any]) -> None:
+    """It would raise at the first response, hours after the recipe was loaded."""
+    plain["data"]["tasks"] = {"source": "builtin:arithmetic_long/prompts"}
+    plain["stages"]["policy"]["algorithm"] = {"preset": "vapo", "positive_verifier": "arithmetic"}
+    found = [str(problem) for problem in name_problems(plain)]
+    told = "'arithmetic' does not understand the prompts that policy reads (data.tasks: builtin:arithmetic_long/prompts)"
+    assert [line for line in found if "policy.algorithm" in line] == [
+        f"stages.policy.algorithm.positive_verifier: {told}; use arithmetic_long"
+    ]
+    plain["stages"]["policy"]["algorithm"]["positive_verifier"] = "arithmetic_long"
+    assert not [line for line in map(str, name_problems(plain)) if "policy.algorithm" in line]

@@ -127,7 +127,7 @@ def test_estimates_of_vapo_by_hand(rolled: Rolled) -> None:
         )
         returns = [sum(rewards[start:]) for start in range(length)]
         assert estimates.targets[row, :length].tolist() == pytest.approx(returns, abs=1e-4)
-    assert estimates.is_positive.tolist() == [score >= 0.1 for score in rollout.scores.total.tolist()]
+    assert estimates.is_positive.tolist() == [score > 0.1 for score in rollout.scores.total.tolist()]
 
 
 def test_estimates_of_ppo_are_whitened_and_have_one_lambda(
