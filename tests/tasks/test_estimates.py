@@ -89,14 +89,21 @@ def test_a_minibatch_of_which_nothing_is_learnt_is_not_normalised() -> None:
     assert torch.equal(unchanged, torch.full((2, 3), 0.5))
 
 
-def test_right_is_from_the_threshold_on_by_the_score_before_any_shaping() -> None:
+def test_right_is_above_the_threshold_by_the_score_before_any_shaping() -> None:
     learnt = learn(
-        "vapo", scores=[0.5, 0.4999], samples_per_prompt=2, positive_threshold=0.5, overlong_buffer=1.0
+        "vapo", scores=[0.5001, 0.5], samples_per_prompt=2, positive_threshold=0.5, overlong_buffer=1.0
     )
-    assert learnt.scaled_scores != [0.5, 0.4999]
+    assert learnt.scaled_scores != [0.5001, 0.5]
     assert learnt.estimates.is_positive.tolist() == [True, False]
 
 
 def test_without_a_weight_nothing_is_held_to_be_right() -> None:
     learnt = learn("ppo", scores=[1.0, 1.0], positive_threshold=0.0)
     assert held_to_be_right(learnt.rollout, learnt.work.algorithm).tolist() == [False, False]
+
+
+@pytest.mark.parametrize("wrong", [0.0, -1.0])
+def test_a_response_that_the_verifier_calls_wrong_is_never_imitated_by_the_preset_itself(wrong: float) -> None:
+    """VAPO's threshold is 0, and a verifier's score of a wrong response may be just that."""
+    learnt = learn("vapo", scores=[1.0, wrong], samples_per_prompt=2)
+    assert learnt.estimates.is_positive.tolist() == [True, False]
