@@ -186,6 +186,9 @@ def _source_problems(name: str, data: Plain, reader: Path, content: Content) -> 
     source, columns, held = data.get("source"), data.get("columns"), _builtin_content(data)
     if held is not None and content not in (held, "prompts"):
         yield Problem(reader, f"reads {content}, but {source} holds {held}", "name another dataset here")
+    if content == "rankings" and isinstance(source, str) and source.lower().endswith(".csv"):
+        message = "rankings are lists of responses and ranks, and a .csv file has no lists"
+        yield Problem(("data", name, "source"), message, "use .json, .jsonl or .parquet")
     if held and columns:
         yield Problem(("data", name, "columns"), f"{source} has our columns already", "remove columns")
     elif isinstance(columns, Mapping) and columns:

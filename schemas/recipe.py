@@ -54,6 +54,7 @@ class Split(Frozen):
 
 
 Column = Literal["prompt", "response", "chosen", "rejected", "margin", "responses", "ranks"]
+_NOT_TEXT = ("margin", "responses", "ranks")
 
 
 class Data(Frozen):
@@ -68,6 +69,16 @@ class Data(Frozen):
     """At most so many rows for training; None: all that the source has."""
     max_dropped: Probability = 0.01
     """The share of rows that may be unusable (empty, doubled, chosen equal to rejected) before the data is refused."""
+
+    @model_validator(mode="after")
+    def _templates_make_text(self) -> Self:
+        for column, spec in self.columns.items():
+            if column in _NOT_TEXT and "{" in spec:
+                raise ValueError(
+                    f"columns.{column}={spec!r} is a template, which makes a text, and {column} is none; "
+                    "name a column of the file"
+                )
+        return self
 
 
 class RewardTerm(Frozen):

@@ -226,3 +226,15 @@ def test_a_verifier_of_another_builtin_task_is_refused(plain: dict[str, Any]) ->
     ]
     plain["stages"]["policy"]["algorithm"]["positive_verifier"] = "arithmetic_long"
     assert not [line for line in map(str, name_problems(plain)) if "policy.algorithm" in line]
+
+
+def test_rankings_do_not_come_in_a_csv(plain: dict[str, Any]) -> None:
+    plain["data"]["pairs"] = {"source": "ranked.csv"}
+    plain["stages"]["reward"].pop("data")
+    plain["stages"]["reward"]["rankings"] = "pairs"
+    assert (
+        "data.pairs.source: rankings are lists of responses and ranks, and a .csv file has no lists; use .json, "
+        ".jsonl or .parquet" in said(plain)
+    )
+    plain["data"]["pairs"] = {"source": "ranked.jsonl"}
+    assert not [line for line in said(plain) if ".csv" in line]

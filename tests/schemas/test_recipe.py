@@ -255,3 +255,12 @@ def test_a_recipe_needs_a_stage(plain: dict[str, Any]) -> None:
 
 def test_algorithm_is_what_a_policy_stage_holds() -> None:
     assert isinstance(policy_stage().algorithm, Algorithm)
+
+
+@pytest.mark.parametrize("column", ["margin", "responses", "ranks"])
+def test_a_template_makes_text_and_nothing_else(column: str) -> None:
+    with pytest.raises(
+        ValidationError, match=f"columns.{column}='{{a}} {{b}}' is a template, which makes a text"
+    ):
+        Data(source="x.json", columns={column: "{a} {b}"})
+    assert Data(source="x.json", columns={"prompt": "{a} {b}", column: "there"}).columns[column] == "there"
