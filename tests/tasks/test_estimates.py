@@ -103,7 +103,9 @@ def test_without_a_weight_nothing_is_held_to_be_right() -> None:
 
 
 @pytest.mark.parametrize("wrong", [0.0, -1.0])
-def test_a_response_that_the_verifier_calls_wrong_is_never_imitated_by_the_preset_itself(wrong: float) -> None:
+def test_a_response_that_the_verifier_calls_wrong_is_never_imitated_by_the_preset_itself(
+    wrong: float,
+) -> None:
     """VAPO's threshold is 0, and a verifier's score of a wrong response may be just that."""
     learnt = learn("vapo", scores=[1.0, wrong], samples_per_prompt=2)
     assert learnt.estimates.is_positive.tolist() == [True, False]
