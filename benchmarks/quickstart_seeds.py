@@ -1,6 +1,6 @@
 """The quickstart with several seeds, one run each: the table in the README.
 
-    python benchmarks/quickstart_seeds.py --seeds 1 2 3 4 5 --workspace /tmp/seeds
+    python benchmarks/quickstart_seeds.py --seeds 1 2 3 4 5 --workspace DIR
 
 Every seed has a workspace of its own, so nothing is reused between them and the time of each is that of a whole run.
 Nothing else should run on the machine. A seed whose run has finished is read again, not run again.

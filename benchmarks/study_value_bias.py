@@ -1,6 +1,6 @@
 """What a reward model does as a critic, and what value pretraining cures: measured, with plots.
 
-    python benchmarks/study_value_bias.py --workspace /tmp/study --output docs/value_bias --seeds 1 2 3 4 5
+    python benchmarks/study_value_bias.py --workspace DIR --output docs/value_bias --seeds 1 2 3 4 5
 
 For every seed it runs `recipes/study_value_bias.yaml` (SFT and reward model are trained once and shared) and measures
 
