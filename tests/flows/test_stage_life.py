@@ -176,15 +176,22 @@ def test_killed_after_the_commit_the_artifact_is_adopted_and_told_once(
     assert artifacts == {stages["sft"].digest}
 
 
+def stop_in_the_middle(life: StageLife, step: str) -> None:
+    """Ask the run to stop once the step has shown some progress, however long that takes."""
+    while not any(name == step and done > 0 for name, done in life.watcher.seen):  # type: ignore[attr-defined]
+        time.sleep(0.01)
+    life.request_stop()
+
+
 def test_a_stage_that_is_stopped_goes_on_from_its_checkpoint(workspace: Workspace, recipe_file: Path) -> None:
     with lives(workspace, recipe_file) as whole:
         expected = live_all(whole, until="reward")["sft"].digest
 
     other = Workspace(workspace.root.with_name("other"))
-    pace(other, 0.1)
+    pace(other, 0.5)
     with lives(other, recipe_file) as life:
         live_all(life, until="sft")
-        threading.Timer(0.8, life.request_stop).start()
+        threading.Thread(target=stop_in_the_middle, args=(life, "sft"), daemon=True).start()
         stage = life.live("sft")
         assert (stage.status, stage.exit_code) == ("resumable", ExitCode.RESUME)
         assert "stopped after step" in str(stage.reason)
@@ -291,10 +298,10 @@ def test_two_runs_at_once_make_each_artifact_once(workspace: Workspace, recipe_f
 def test_what_changed_since_the_attempt_that_is_resumed_is_recorded(
     workspace: Workspace, recipe_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pace(workspace, 0.1)
+    pace(workspace, 0.5)
     with lives(workspace, recipe_file) as life:
         live_all(life, until="sft")
-        threading.Timer(0.9, life.stop.set).start()
+        threading.Thread(target=stop_in_the_middle, args=(life, "sft"), daemon=True).start()
         assert life.live("sft").status == "resumable"
     pace(workspace, 0.0)
     monkeypatch.setattr("flows.stage_life.provenance", lambda kind, *, threads: {"torch": "9.0"})
