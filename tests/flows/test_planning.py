@@ -100,7 +100,7 @@ def test_what_a_file_holds_counts_and_not_where_it_lies(workspace: Workspace, re
 
 
 def test_an_interrupted_stage_is_resumed_at_its_checkpoint(workspace: Workspace, recipe_file: Path) -> None:
-    pace(workspace, 0.1)
+    pace(workspace, 0.4)
     with lives(workspace, recipe_file) as life:
         live_all(life, until="sft")
         life.watcher.progressed = lambda step, report: life.stop.set() if report.step >= 5 else None  # type: ignore[method-assign]
