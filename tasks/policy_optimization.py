@@ -3,8 +3,12 @@
 One iteration, top to bottom: sample, score, shape, estimate advantages, update, steer the coefficients.
 """
 
+from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from typing import Any
+
+from torch import Tensor
 
 from algorithms.advantages import monte_carlo_returns
 from algorithms.diagnostics import explained_variance
@@ -75,19 +79,14 @@ def run(job: StageJob) -> StageResult:
         for iteration in attempt.remaining():
             # 2. Sample and score responses, and shape their rewards
             filled = sample_rollout(job, work, actors, train, first_batch=state["batches"])
-            moments = RunningMoments(**state["moments"])
-            if algorithm.reward_scaling != "none":
-                moments = moments.update(filled.scored.scores.total)
+            moments = updated_moments(state["moments"], filled.scored, algorithm)
             rollout = shape(
                 actors, filled.scored, returns=algorithm, moments=moments, kl_coef=state["kl_coef"]
             )
 
             # 3. Advantages for the policy, targets for the critic
             greedy = sample_greedy(work, actors, train, filled.scored)
-            greedy_scores = None
-            if greedy is not None:
-                max_length = job.generation.max_response_tokens
-                greedy_scores = scale(greedy, algorithm, moments, max_length=max_length)
+            greedy_scores = scaled_greedy(greedy, algorithm, moments, job)
             old_values = networks.values(rollout.sequences, actors)
             estimates = estimate(rollout, algorithm, old_values=old_values, greedy_scores=greedy_scores)
 
@@ -111,10 +110,8 @@ def run(job: StageJob) -> StageResult:
             state["batches"] += filled.rounds
             state["moments"] = asdict(moments)
             state["kl_coef"] = steered_kl_coef(state["kl_coef"], rollout, algorithm)
-            if algorithm.kl_penalty_target is not None:
-                controller = PenaltyController(state["kl_penalty_coef"], target=algorithm.kl_penalty_target)
-                moved = kl_to_old(networks, actors, rollout, estimates, work)
-                state["kl_penalty_coef"] = controller.update(moved).coef
+            moved = partial(kl_to_old, networks, actors, rollout, estimates, work)
+            state["kl_penalty_coef"] = steered_kl_penalty_coef(state["kl_penalty_coef"], moved, algorithm)
 
             # 6. Keep the policy that scores best on validation prompts
             if (iteration + 1) % work.validate_every == 0 or iteration + 1 == work.iterations:
@@ -201,6 +198,28 @@ def sample_greedy(
     greedy = sample_and_score(actors, prompts, [place[text] for text in distinct], seed=0, greedy=True)
     row = {text: number for number, text in enumerate(distinct)}
     return greedy.select([row[text] for text in scored.sampled.prompts])
+
+
+def scaled_greedy(
+    greedy: Scored | None, algorithm: Algorithm, moments: RunningMoments, job: StageJob
+) -> Tensor | None:
+    """The greedy responses' scores (B,), scaled as the sampled ones are."""
+    if greedy is None:
+        return None
+    return scale(greedy, algorithm, moments, max_length=job.generation.max_response_tokens)
+
+
+def updated_moments(before: dict[str, Any], scored: Scored, algorithm: Algorithm) -> RunningMoments:
+    """The moments of all scores so far, a rollout's included before it is scaled by them."""
+    moments = RunningMoments(**before)
+    return moments if algorithm.reward_scaling == "none" else moments.update(scored.scores.total)
+
+
+def steered_kl_penalty_coef(coef: float, moved: Callable[[], float], algorithm: Algorithm) -> float:
+    """KLPEN's β for the next rollout; ``moved`` measures KL(old‖new), nats per token, and is asked only where it counts."""
+    if algorithm.kl_penalty_target is None:
+        return coef
+    return PenaltyController(coef, target=algorithm.kl_penalty_target).update(moved()).coef
 
 
 def steered_kl_coef(kl_coef: float, rollout: Rollout, algorithm: Algorithm) -> float:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from math import isfinite
 
 from torch import Tensor
+from torch.optim import Optimizer
 
 from algorithms.advantages import monte_carlo_returns
 from algorithms.diagnostics import ValueDiagnostics, value_diagnostics
@@ -112,14 +113,7 @@ def run(job: StageJob) -> StageResult:
             )
 
             # 4. Regress on them, without a value clip: the critic has far to go
-            epochs = minibatches(rollout.sequences, work, seed=job.seed, iteration=iteration)
-            cut = [rows for epoch in epochs for rows in epoch]
-            for number, rows in enumerate(cut):
-                metrics = accumulate_value_loss(critic, rollout, returns, rows, work)
-                step = iteration * len(cut) + number
-                metrics |= update_weights(
-                    optimizer, critic, work, step=step, total_steps=work.iterations * len(cut)
-                )
+            metrics = regress(critic, optimizer, rollout, returns, job, work, iteration=iteration)
 
             # 5. Keep the critic that explains unseen prompts best; more steps are not always better
             if (iteration + 1) % work.validate_every == 0 or iteration + 1 == work.iterations:
@@ -177,6 +171,27 @@ def sample_held_out(
     rollout = shape(actors, scored, returns=work.returns, moments=moments)
     returns = monte_carlo_returns(rollout.rewards, rollout.sequences.response_mask, gamma=work.returns.gamma)
     return HeldOut(rollout=rollout, returns=returns)
+
+
+def regress(
+    critic: ScalarModel,
+    optimizer: Optimizer,
+    rollout: Rollout,
+    returns: Tensor,
+    job: StageJob,
+    work: ValuePretraining,
+    *,
+    iteration: int,
+) -> dict[str, float]:
+    """All optimiser steps of one rollout; returns the metrics of the last."""
+    metrics: dict[str, float] = {}
+    epochs = minibatches(rollout.sequences, work, seed=job.seed, iteration=iteration)
+    cut = [rows for epoch in epochs for rows in epoch]
+    for number, rows in enumerate(cut):
+        metrics = accumulate_value_loss(critic, rollout, returns, rows, work)
+        step = iteration * len(cut) + number
+        metrics |= update_weights(optimizer, critic, work, step=step, total_steps=work.iterations * len(cut))
+    return metrics
 
 
 def accumulate_value_loss(

@@ -3,11 +3,13 @@
 import math
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from kills import same_bytes_after_a_kill
 from safetensors.torch import load_file
 
 from models.folders import load_policy
@@ -17,7 +19,6 @@ from schemas.job import StageJob
 from schemas.metrics import curves_of, measured_by
 from schemas.recipe import BestOfN, MissingEos, Reward, RewardTerm
 from tasks import best_of_n
-from tasks.attempt import Attempt
 from tasks.best_of_n import accumulate_nll, best_rows, run
 from tasks.examples import codec_of, read_prompts
 from tasks.journal import read
@@ -224,10 +225,6 @@ def test_the_policy_that_scores_best_on_validation_prompts_is_the_artifact(
     assert all(torch.equal(tensor, start[name]) for name, tensor in kept.items())
 
 
-class Killed(BaseException):
-    """Stands for a kill: nothing is saved on the way out."""
-
-
 @pytest.mark.parametrize("step", [1, 3])
 def test_killed_and_run_again_it_gives_the_same_bytes(
     step: int,
@@ -236,23 +233,9 @@ def test_killed_and_run_again_it_gives_the_same_bytes(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    whole = job_in(pipeline, tmp_path / "whole")
-    expected = run(whole)
-    finish = Attempt.finish_step
-
-    def dying(self: Attempt, *args: Any, **kwargs: Any) -> None:
-        if self.step == step:
-            raise Killed
-        finish(self, *args, **kwargs)
-
-    with monkeypatch.context() as patched, pytest.raises(Killed):
-        patched.setattr(Attempt, "finish_step", dying)
-        run(job_in(pipeline, tmp_path / "cut"))
-    cut = job_in(pipeline, tmp_path / "cut")
-    assert run(cut) == expected
-    assert contents(cut.output) == contents(whole.output)
-    steps = [entry.step for entry in read(cut.scratch / JOURNAL)]
-    assert steps == list(range(1, len(steps) + 1))
+    same_bytes_after_a_kill(
+        run, partial(job_in, pipeline), tmp_path, step=step, contents=contents, monkeypatch=monkeypatch
+    )
 
 
 def test_it_reports_exactly_the_metrics_of_the_page(pipeline: Any, tmp_path: Path) -> None:

@@ -4,17 +4,18 @@ import json
 import math
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from kills import same_bytes_after_a_kill
 
 from models.folders import load_policy
 from schemas.job import StageJob
 from schemas.metrics import curves_of, measured_by
 from schemas.recipe import DirectPreferenceOptimization, Generation
-from tasks.attempt import Attempt
 from tasks.dpo import SIDES, Models, accumulate_preferences, measure_pairs, run
 from tasks.examples import Completions, codec_of, read_completions
 from tasks.journal import read
@@ -186,10 +187,6 @@ def test_training_widens_the_gap_and_reports_exactly_the_metrics_of_the_page(
     assert load_policy(job.output).config.vocab_size == load_policy(job.inputs["init"]).config.vocab_size
 
 
-class Killed(BaseException):
-    """Stands for a kill: nothing is saved on the way out."""
-
-
 @pytest.mark.parametrize("step", [1, 3])
 def test_killed_and_run_again_it_gives_the_same_bytes(
     step: int,
@@ -198,23 +195,9 @@ def test_killed_and_run_again_it_gives_the_same_bytes(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    whole = job_in(pipeline, tmp_path / "whole")
-    expected = run(whole)
-    finish = Attempt.finish_step
-
-    def dying(self: Attempt, *args: Any, **kwargs: Any) -> None:
-        if self.step == step:
-            raise Killed
-        finish(self, *args, **kwargs)
-
-    with monkeypatch.context() as patched, pytest.raises(Killed):
-        patched.setattr(Attempt, "finish_step", dying)
-        run(job_in(pipeline, tmp_path / "cut"))
-    cut = job_in(pipeline, tmp_path / "cut")
-    assert run(cut) == expected
-    assert contents(cut.output) == contents(whole.output)
-    steps = [entry.step for entry in read(cut.scratch / JOURNAL)]
-    assert steps == list(range(1, len(steps) + 1))
+    same_bytes_after_a_kill(
+        run, partial(job_in, pipeline), tmp_path, step=step, contents=contents, monkeypatch=monkeypatch
+    )
 
 
 def test_half_precision_trains_and_holds_a_frozen_reference_in_it(pipeline: Any, tmp_path: Path) -> None:
