@@ -74,6 +74,7 @@ def plan(recipe: Recipe, store: Store | None, runs: Sequence[RunRecord]) -> list
     inputs = dependencies(recipe)
     steps: dict[str, PlannedStep] = {}
     for name in order(recipe):
+        _provenance(recipe, name)  # the code is read as it is now, while there is one thread only
         earlier = _earlier(recipe, name, runs)
         read = {role: steps[step] for role, step in inputs[name].items()}
         steps[name] = _plan_step(recipe, name, read, store, earlier)

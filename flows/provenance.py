@@ -9,6 +9,7 @@ import importlib.util
 import os
 import platform
 import re
+import threading
 from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -20,6 +21,10 @@ PACKAGES = ("schemas", "algorithms", "models", "tasks")
 """Whose code decides a stage's numbers."""
 
 NVIDIA = Path("/proc/driver/nvidia")
+
+# CPython 3.11 counts the depth of the tree that it builds in one place for all threads: when a garbage collection lets
+# another thread build one meanwhile, either fails with a SystemError (python/cpython#106905).
+_parser_lock = threading.Lock()
 
 LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "datasets", "pyarrow", "numpy")
 
@@ -65,7 +70,8 @@ def code_digest(module: str) -> str:
 @cache
 def _read(path: Path) -> tuple[str, tuple[str, ...]]:
     """sha256 of the module's syntax tree without docstrings, and what it may import; read once in a process."""
-    tree = ast.parse(path.read_bytes())
+    with _parser_lock:
+        tree = ast.parse(path.read_bytes())
     imports = tuple(_imports(tree))
     return hashlib.sha256(ast.dump(_without_docstrings(tree)).encode()).hexdigest(), imports
 

@@ -70,6 +70,12 @@ def run(workspace: Path, **overrides: Any) -> tuple[int, dict[str, Any]]:
     return done.returncode, json.loads(done.stdout.strip().splitlines()[-1])
 
 
+def reasons(workspace: Path) -> dict[str, str]:
+    """Why each stage of the newest run has failed, as far as one has."""
+    record = json.loads(max((workspace / "runs").glob("*/run.json")).read_text())
+    return {name: stage["reason"] for name, stage in record["stages"].items() if stage["reason"]}
+
+
 def digests(report: dict[str, Any]) -> dict[str, str]:
     return {name: stage["digest"] for name, stage in report["stages"].items()}
 
@@ -83,7 +89,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
     """A workspace in which the reduced quickstart has run through, and what it reported."""
     workspace = tmp_path_factory.mktemp("finished") / "workspace"
     code, report = run(workspace)
-    assert code == 0, report
+    assert code == 0, reasons(workspace)
     return workspace, report
 
 

@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from flows.jobs import resources_of
+from flows.machine import Machine, Share, available_cpus
 from flows.runs import StageRecord, Workspace, drive
 from flows.stage_life import StageLife
 from schemas.loading import load_recipe
@@ -57,7 +59,8 @@ def live_all(life: StageLife, *, until: str | None = None) -> dict[str, StageRec
         if obstacle:
             life.block(step, obstacle)
         else:
-            life.live(step)
+            cpus, _ = Machine(cpus=available_cpus()).share_of(resources_of(life.recipe, step))
+            life.live(step, Share(cpus=cpus))
     return life.run.record.stages
 
 

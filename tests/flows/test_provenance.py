@@ -1,7 +1,10 @@
 """Digests of code that the tests write themselves, in a package of their own."""
 
+import gc
 import subprocess
 import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -105,6 +108,31 @@ def test_the_gpu_is_the_one_that_the_driver_names(tmp_path: Path, monkeypatch: p
     assert provenance("sft", threads=1)["device"] == "NVIDIA H200"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert provenance("sft", threads=1)["device"] == "cpu"
+
+
+@pytest.fixture
+def threads_that_switch_while_trees_are_built() -> Iterator[None]:
+    """What lets CPython 3.11 go wrong: other threads get their turn in the middle of a garbage collection."""
+    interval, thresholds = sys.getswitchinterval(), gc.get_threshold()
+
+    def take_turns(*_: object) -> None:
+        sum(range(50))
+
+    sys.setswitchinterval(1e-6)
+    gc.set_threshold(7)
+    gc.callbacks.append(take_turns)
+    yield
+    gc.callbacks.remove(take_turns)
+    gc.set_threshold(*thresholds)
+    sys.setswitchinterval(interval)
+
+
+@pytest.mark.usefixtures("threads_that_switch_while_trees_are_built")
+def test_stages_that_begin_together_read_the_code_together() -> None:
+    with ThreadPoolExecutor(len(MODULES)) as threads:
+        together = list(threads.map(code_digest, MODULES.values()))
+    forget_what_was_read()
+    assert together == [code_digest(module) for module in MODULES.values()]
 
 
 def test_nothing_that_it_describes_is_loaded() -> None:
