@@ -42,6 +42,7 @@ from algorithms.advantages import gae, monte_carlo_returns
 from algorithms.diagnostics import explained_variance
 from algorithms.rewards import shape_rewards
 from algorithms.value_loss import value_loss
+from models.chunks import chunks
 from models.folders import load_policy, load_tokenizer
 from models.heads import ScalarModel, load_critic, values
 from models.sequences import Sequences
@@ -50,7 +51,7 @@ from schemas.recipe import Recipe, ValuePretraining
 from tasks.data_order import DataOrder
 from tasks.examples import Codec, Prompts, read_prompts
 from tasks.minibatches import minibatches
-from tasks.optimization import chunks, make_optimizer, update_weights
+from tasks.optimization import make_optimizer, update_weights
 from tasks.rollouts import sample_responses
 from tasks.seeds import derive_seed
 from tasks.splits import TEST, TRAIN

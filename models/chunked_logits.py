@@ -12,11 +12,6 @@ CHUNK_ELEMENTS = 2**23
 """Logits held at once when `chunk_tokens` is not given: 32 MiB of float32."""
 
 
-def chunks(length: int, chunk_tokens: int) -> list[slice]:
-    """Slices of at most `chunk_tokens` that cover `length` tokens in order."""
-    return [slice(start, start + chunk_tokens) for start in range(0, length, chunk_tokens)]
-
-
 def default_chunk_tokens(head: OutputHead) -> int:
     """As many tokens as have about `CHUNK_ELEMENTS` logits, at least one."""
     return max(1, CHUNK_ELEMENTS // head.weight.shape[0])

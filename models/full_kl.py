@@ -6,13 +6,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from models.chunked_logits import (
-    HeadGradients,
-    chunks,
-    default_chunk_tokens,
-    in_autocast_type,
-    logits_and_slope,
-)
+from models.chunked_logits import HeadGradients, default_chunk_tokens, in_autocast_type, logits_and_slope
+from models.chunks import chunks
 from models.output_head import OutputHead
 
 

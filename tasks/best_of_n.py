@@ -5,6 +5,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from algorithms.supervised_loss import token_nll
+from models.chunks import chunks
 from models.folders import load_policy, save_policy, tokenizer_digest
 from models.logprobs import response_logprobs
 from models.sequences import Sequences
@@ -14,14 +15,7 @@ from tasks.attempt import Attempt
 from tasks.examples import codec_of, read_prompts
 from tasks.metric_sums import means_of
 from tasks.minibatches import minibatches
-from tasks.optimization import (
-    autocast,
-    chunks,
-    frozen_dtype,
-    make_optimizer,
-    training_device,
-    update_weights,
-)
+from tasks.optimization import autocast, frozen_dtype, make_optimizer, training_device, update_weights
 from tasks.rollouts import Actors, Scored, prompts_of_iteration, sample_and_score
 from tasks.scoring import load_scorer
 from tasks.seeds import derive_seed

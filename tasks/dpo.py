@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from algorithms.preference_loss import dpo
 from algorithms.supervised_loss import token_nll
+from models.chunks import chunks
 from models.folders import load_policy, save_policy, tokenizer_digest
 from models.logprobs import response_logprobs
 from models.sequences import Sequences
@@ -19,14 +20,7 @@ from tasks.attempt import Attempt
 from tasks.data_order import order_of
 from tasks.examples import Completions, codec_of, read_completions
 from tasks.metric_sums import MetricSums
-from tasks.optimization import (
-    autocast,
-    chunks,
-    frozen_dtype,
-    make_optimizer,
-    training_device,
-    update_weights,
-)
+from tasks.optimization import autocast, frozen_dtype, make_optimizer, training_device, update_weights
 from tasks.scoring import TokenizersDiffer
 from tasks.splits import TEST, TRAIN, VALIDATION
 

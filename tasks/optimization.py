@@ -1,7 +1,6 @@
 """One optimiser step, and what decides its size: shared by every stage that trains."""
 
 import math
-from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Literal
 
@@ -99,13 +98,6 @@ def take_step(
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return norm
-
-
-def chunks(count: int, size: int | None) -> Iterator[slice]:
-    """Slices of at most ``size`` out of ``count``; None: one slice."""
-    size = size or max(count, 1)
-    for start in range(0, count, size):
-        yield slice(start, min(start + size, count))
 
 
 def frozen_dtype(precision: Literal["float32", "bfloat16"]) -> torch.dtype:

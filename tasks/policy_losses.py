@@ -14,6 +14,7 @@ from algorithms.kl_loss import exact_kl_loss, old_kl_loss, reference_kl_loss
 from algorithms.policy_loss import PolicyLoss, clipped_surrogate, policy_gradient, positive_example_nll
 from algorithms.supervised_loss import token_nll
 from algorithms.value_loss import ValueLoss, value_loss
+from models.chunks import chunks
 from models.heads import values
 from models.logprobs import LogProbs, response_logprobs
 from models.sequences import Sequences
@@ -21,7 +22,7 @@ from schemas.recipe import PolicyOptimization
 from tasks.actor_critic import ActorCritic
 from tasks.estimates import Estimates, minibatch_advantages
 from tasks.metric_sums import MetricSums
-from tasks.optimization import TrainingDiverged, autocast, chunks
+from tasks.optimization import TrainingDiverged, autocast
 from tasks.rollouts import Actors, Rollout
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from algorithms.preference_loss import bradley_terry, rankable, ranking_loss, score_centring
 from algorithms.supervised_loss import token_nll
+from models.chunks import chunks
 from models.folders import tokenizer_digest
 from models.heads import (
     ScalarModel,
@@ -26,7 +27,7 @@ from tasks.attempt import Attempt
 from tasks.data_order import order_of
 from tasks.examples import Codec, Completions, Rankings, codec_of, read_completions, read_rankings
 from tasks.metric_sums import MetricSums
-from tasks.optimization import autocast, chunks, make_optimizer, training_device, update_weights
+from tasks.optimization import autocast, make_optimizer, training_device, update_weights
 from tasks.seeds import derive_seed
 from tasks.splits import TEST, TRAIN, VALIDATION
 

@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 
 from algorithms.kl import kl_estimate
 from algorithms.rewards import RunningMoments, overlong_penalty, scale_scores, shape_rewards
+from models.chunks import chunks
 from models.heads import ScalarModel, values
 from models.logprobs import response_logprobs
 from models.prompts import decode_all
@@ -17,7 +18,7 @@ from models.sequences import Sequences, collate
 from schemas.algorithm import Returns
 from tasks.data_order import DataOrder
 from tasks.examples import Codec, Prompts
-from tasks.optimization import autocast, chunks
+from tasks.optimization import autocast
 from tasks.scoring import Scorer, Scores, score
 
 

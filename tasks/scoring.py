@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from algorithms.rewards import replace_missing_eos, subtract_missing_eos
+from models.chunks import chunks
 from models.folders import tokenizer_digest
 from models.heads import ScalarModel, load_scalar, scores
 from models.sequences import Sequences
 from schemas.job import StageJob
 from schemas.recipe import MissingEos
-from tasks.optimization import chunks
 from tasks.verifiers import VERIFIERS, Verifier
 
 

@@ -4,6 +4,7 @@ import torch
 from transformers import PreTrainedModel
 
 from algorithms.supervised_loss import token_nll
+from models.chunks import chunks
 from models.folders import load_policy, save_policy, tokenizer_digest
 from models.logprobs import response_logprobs
 from models.sequences import Sequences
@@ -12,7 +13,7 @@ from schemas.recipe import SupervisedFineTuning
 from tasks.attempt import Attempt
 from tasks.data_order import order_of
 from tasks.examples import Completions, codec_of, read_completions
-from tasks.optimization import autocast, chunks, make_optimizer, training_device, update_weights
+from tasks.optimization import autocast, make_optimizer, training_device, update_weights
 from tasks.splits import TEST, TRAIN, VALIDATION
 
 

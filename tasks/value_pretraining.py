@@ -15,6 +15,7 @@ from algorithms.advantages import monte_carlo_returns
 from algorithms.diagnostics import ValueDiagnostics, value_diagnostics
 from algorithms.rewards import RunningMoments
 from algorithms.value_loss import value_loss
+from models.chunks import chunks
 from models.folders import load_policy, tokenizer_digest
 from models.heads import ScalarModel, load_critic, save_value, values
 from schemas.job import StageJob, StageResult
@@ -24,14 +25,7 @@ from tasks.data_order import DataOrder
 from tasks.examples import Prompts, codec_of, read_prompts
 from tasks.metric_sums import MetricSums
 from tasks.minibatches import minibatches
-from tasks.optimization import (
-    autocast,
-    chunks,
-    frozen_dtype,
-    make_optimizer,
-    training_device,
-    update_weights,
-)
+from tasks.optimization import autocast, frozen_dtype, make_optimizer, training_device, update_weights
 from tasks.reward_moments import write_moments
 from tasks.rollouts import (
     Actors,

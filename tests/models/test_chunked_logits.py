@@ -1,17 +1,8 @@
 import pytest
 import torch
 
-from models.chunked_logits import CHUNK_ELEMENTS, chunks, default_chunk_tokens, logits_and_slope
+from models.chunked_logits import CHUNK_ELEMENTS, default_chunk_tokens, logits_and_slope
 from models.output_head import OutputHead
-
-
-@pytest.mark.parametrize("chunk_tokens", [1, 3, 7, 100])
-def test_chunks_take_every_token_once_in_order(chunk_tokens: int) -> None:
-    tokens = list(range(7))
-    parts = [tokens[chunk] for chunk in chunks(7, chunk_tokens)]
-    assert [token for part in parts for token in part] == tokens
-    assert all(0 < len(part) <= chunk_tokens for part in parts)
-    assert chunks(0, chunk_tokens) == []
 
 
 def test_a_chunk_holds_so_many_logits_and_at_least_one_token() -> None:

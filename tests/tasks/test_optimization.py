@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from tasks.optimization import TrainingDiverged, chunks, learning_rate_at, make_optimizer, take_step
+from tasks.optimization import TrainingDiverged, learning_rate_at, make_optimizer, take_step
 
 
 def test_warm_up_is_linear_and_reaches_the_peak() -> None:
@@ -58,9 +58,3 @@ def test_a_gradient_that_is_not_finite_touches_nothing(bad: float) -> None:
     for name, tensor in layer.state_dict().items():
         torch.testing.assert_close(tensor, before[name], rtol=0, atol=0)
     assert not optimizer.state
-
-
-def test_chunks_cover_everything_once() -> None:
-    assert [list(range(10))[part] for part in chunks(10, 4)] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
-    assert list(chunks(3, None)) == [slice(0, 3)]
-    assert list(chunks(0, None)) == []
