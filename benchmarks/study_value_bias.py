@@ -22,11 +22,10 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from statistics import mean, stdev
 from typing import Any
 
 import matplotlib
@@ -35,16 +34,15 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import torch
 from mlflow.tracking import MlflowClient
-from scipy.stats import t as student_t
 from torch import Tensor
 
 from algorithms.advantages import gae, monte_carlo_returns
 from algorithms.diagnostics import explained_variance
 from algorithms.rewards import shape_rewards
 from algorithms.value_loss import value_loss
-from models.chunks import chunks
+from flows.sweep_report import interval
 from models.folders import load_policy, load_tokenizer
-from models.heads import ScalarModel, load_critic, values
+from models.heads import ScalarModel, load_critic, load_scalar, values
 from models.sequences import Sequences
 from schemas.loading import load_recipe
 from schemas.recipe import Recipe, ValuePretraining
@@ -52,7 +50,8 @@ from tasks.data_order import DataOrder
 from tasks.examples import Codec, Prompts, read_prompts
 from tasks.minibatches import minibatches
 from tasks.optimization import make_optimizer, update_weights
-from tasks.rollouts import sample_responses
+from tasks.rollouts import Sampled, per_token, sample_responses
+from tasks.scoring import Scorer, Term, score
 from tasks.seeds import derive_seed
 from tasks.splits import TEST, TRAIN
 from tasks.verifiers import VERIFIERS
@@ -113,21 +112,43 @@ class Setting:
         """The recipe's prompts of one split."""
         return read_prompts(self.folders["data.prompts"], split, self.codec)
 
-    def respond(self, prompts: Prompts, indices: Sequence[int], *, seed: int) -> Responses:
-        """Responses of the SFT policy, scored by the recipe's verifier."""
-        sampled = sample_responses(
+    def respond(self, prompts: Prompts, indices: Sequence[int], *, seed: int) -> Sampled:
+        """Responses of the SFT policy."""
+        return sample_responses(
             load_policy(self.folders["sft"]), self.codec, prompts, indices, seed=seed, microbatch_size=None
         )
-        verdicts = torch.zeros(len(indices))
-        for term in self.recipe.rewards["main"].terms:
-            # the study's reward is a rule; the reward model is only a critic here
-            assert term.verifier is not None
-            judge = VERIFIERS[term.verifier]
-            for number, pair in enumerate(zip(sampled.prompts, sampled.responses, strict=True)):
-                verdicts[number] += term.weight * (1.0 if judge(*pair) else term.wrong)
-        mask = sampled.sequences.response_mask
-        no_kl = torch.zeros(mask.shape)
-        return Responses(sampled.sequences, shape_rewards(verdicts, no_kl, mask, kl_coef=0.0))
+
+    def paid_by_rule(self, sampled: Sampled) -> Responses:
+        """Responses with the recipe's reward, a rule; the reward model is only a critic in it."""
+        terms = self.recipe.rewards["main"].terms
+        assert all(term.verifier for term in terms)
+        return paid(
+            sampled,
+            [
+                Term(term.name, term.weight, VERIFIERS[term.verifier], term.wrong)
+                for term in terms
+                if term.verifier
+            ],
+        )
+
+    def paid_by_reward_model(self, sampled: Sampled) -> Responses:
+        """The same responses with the reward model's score as reward: then it is a critic of itself."""
+        return paid(sampled, [Term("reward", 1.0, load_scalar(self.folders["reward"], role="reward"))])
+
+
+def paid(sampled: Sampled, terms: Sequence[Term]) -> Responses:
+    """Responses with the sum of the terms as the reward of their last token."""
+    scores = score(
+        Scorer(tuple(terms), missing_eos=None),
+        sampled.sequences,
+        prompts=sampled.prompts,
+        responses=sampled.responses,
+        ended=sampled.ended,
+        microbatch_size=MICROBATCH,
+    )
+    mask = sampled.sequences.response_mask
+    no_kl = torch.zeros(mask.shape)
+    return Responses(sampled.sequences, shape_rewards(scores.total, no_kl, mask, kl_coef=0.0))
 
 
 def main() -> None:
@@ -173,9 +194,17 @@ def measure(workspace: Path, seed: int, overrides: list[str]) -> list[Row]:
     setting = Setting(recipe, seed, folders, codec)
     test = setting.prompts(TEST)
     indices = [index % len(test) for index in range(NUM_HELD_OUT)]
-    held_out = setting.respond(test, indices, seed=derive_seed(seed, "study held out"))
+    sampled = setting.respond(test, indices, seed=derive_seed(seed, "study held out"))
+    held_out = setting.paid_by_rule(sampled)
     rows = [
-        *by_position(setting, held_out),
+        *by_position(setting, held_out, critic="reward", name="reward model"),
+        *by_position(setting, held_out, critic="value", name="pretrained"),
+        *by_position(
+            setting,
+            setting.paid_by_reward_model(sampled),
+            critic="reward",
+            name="reward model, of its own score",
+        ),
         *by_iteration(workspace, stages),
         *by_target_lambda(setting, held_out),
     ]
@@ -196,7 +225,7 @@ def run(workspace: Path, seed: int, overrides: list[str]) -> dict[str, Any]:
     return report
 
 
-def by_position(setting: Setting, held_out: Responses) -> Iterator[Row]:
+def by_position(setting: Setting, held_out: Responses, *, critic: str, name: str) -> Iterator[Row]:
     """Part 1: mean value, return and advantage in each tenth of the response, token by token.
 
     The advantage with PPO's λ = 0.95 is between two others: with λ = 0 it is the TD error, how much the critic rises from
@@ -205,29 +234,23 @@ def by_position(setting: Setting, held_out: Responses) -> Iterator[Row]:
     mask = held_out.mask
     rank, lengths = mask.cumsum(dim=1) - 1, mask.sum(dim=1, keepdim=True)
     tenth = rank * NUM_POSITIONS // lengths
-    for critic in ("reward", "value"):
-        predicted = predict(load_critic(setting.folders[critic], seed=0), held_out.sequences)
-        by_lambda = {
-            name: gae(held_out.rewards, predicted, mask, gamma=1.0, lam=lam)
-            for name, lam in ADVANTAGES.items()
-        }
-        quantities = {"value": predicted, "return": held_out.returns, **by_lambda}
-        for position in range(NUM_POSITIONS):
-            here = mask & (tenth == position)
-            for quantity, tensor in quantities.items():
-                yield row("position", critic, (position + 0.5) / NUM_POSITIONS, quantity, tensor[here].mean())
-        yield row(
-            "position",
-            critic,
-            None,
-            "explained_variance",
-            explained_variance(predicted, held_out.returns, mask),
-        )
-        # VC-PPO's claim in one number: how much more the first half of a response is favoured than the second
-        first, second = mask & (2 * rank < lengths), mask & (2 * rank >= lengths)
-        for name, advantages in by_lambda.items():
-            gap = advantages[first].mean() - advantages[second].mean()
-            yield row("position", critic, None, f"{name}_first_half_minus_second", gap)
+    predicted = predict(load_critic(setting.folders[critic], seed=0), held_out.sequences)
+    advantages = {
+        quantity: gae(held_out.rewards, predicted, mask, gamma=1.0, lam=lam)
+        for quantity, lam in ADVANTAGES.items()
+    }
+    quantities = {"value": predicted, "return": held_out.returns, **advantages}
+    for position in range(NUM_POSITIONS):
+        here = mask & (tenth == position)
+        for quantity, tensor in quantities.items():
+            yield row("position", name, (position + 0.5) / NUM_POSITIONS, quantity, tensor[here].mean())
+    known_share = explained_variance(predicted, held_out.returns, mask)
+    yield row("position", name, None, "explained_variance", known_share)
+    # VC-PPO's claim in one number: how much more the first half of a response is favoured than the second
+    first, second = mask & (2 * rank < lengths), mask & (2 * rank >= lengths)
+    for quantity, tensor in advantages.items():
+        gap = tensor[first].mean() - tensor[second].mean()
+        yield row("position", name, None, f"{quantity}_first_half_minus_second", gap)
 
 
 def by_iteration(workspace: Path, stages: dict[str, Any]) -> Iterator[Row]:
@@ -293,7 +316,7 @@ def training_rollouts(setting: Setting) -> Iterator[Responses]:
     order = DataOrder(num_examples=len(prompts), batch_size=work.batch_size, seed=setting.seed)
     for number in range(NUM_ROLLOUTS):
         seed = derive_seed(setting.seed, "study rollouts", number)
-        yield setting.respond(prompts, order.batch(number), seed=seed)
+        yield setting.paid_by_rule(setting.respond(prompts, order.batch(number), seed=seed))
 
 
 def train_critic(setting: Setting, rollouts: list[Responses], *, lam: float) -> ScalarModel:
@@ -329,17 +352,7 @@ def value_stage(setting: Setting) -> ValuePretraining:
 
 def predict(critic: ScalarModel, sequences: Sequences) -> Tensor:
     """Values (B,T), 0 outside the mask."""
-    return over_microbatches(lambda part: values(critic, part), sequences)
-
-
-@torch.no_grad()
-def over_microbatches(compute: Callable[[Sequences], Tensor], sequences: Sequences) -> Tensor:
-    """``compute`` on a few sequences at a time, (b, t) each, put together to (B,T)."""
-    gathered = torch.zeros(sequences.response_ids.shape)
-    for rows in chunks(len(sequences), MICROBATCH):
-        part = compute(sequences.select(rows))
-        gathered[rows, : part.shape[1]] = part
-    return gathered
+    return per_token(lambda part: values(critic, part), sequences, microbatch_size=MICROBATCH)
 
 
 def row(part: str, critic: str, x: float | None, quantity: str, value: Tensor | float) -> Row:
@@ -358,18 +371,18 @@ def over_seeds(measured: list[Row], part: str) -> list[Row]:
             samples.setdefault((each["critic"], each["x"], each["quantity"]), []).append(each["value"])
     table = []
     for (critic, x, quantity), numbers in samples.items():
-        table.append({"critic": critic, "x": x, "quantity": quantity, **interval(numbers)})
+        table.append({"critic": critic, "x": x, "quantity": quantity, **over(numbers)})
     return table
 
 
-def interval(numbers: list[float]) -> dict[str, float]:
-    """Mean, half width of its 95 % interval (NaN for a single number), and how many there are; what is undefined is left out."""
+def over(numbers: list[float]) -> dict[str, float]:
+    """Mean, half width of its 95 % interval, and of how many seeds; what is undefined in a seed is left out."""
     numbers = [number for number in numbers if math.isfinite(number)]
-    count = len(numbers)
-    if not count:
-        return {"mean": float("nan"), "half_width": float("nan"), "seeds": 0}
-    half = student_t.ppf(0.975, count - 1) * stdev(numbers) / count**0.5 if count > 1 else float("nan")
-    return {"mean": mean(numbers), "half_width": float(half), "seeds": count}
+    centre, _, high = interval(numbers)
+    nan = float("nan")
+    if centre is None:
+        return {"mean": nan, "half_width": nan, "seeds": 0}
+    return {"mean": centre, "half_width": nan if high is None else high - centre, "seeds": len(numbers)}
 
 
 def write_csv(path: Path, table: list[Row]) -> None:
