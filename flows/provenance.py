@@ -55,6 +55,13 @@ def code_digest(module: str) -> str:
 
     Comments, layout and docstrings do not change it; a renamed variable does.
     """
+    trees = module_digests(module)
+    listing = "\n".join(f"{name} {trees[name]}" for name in sorted(trees))
+    return hashlib.sha256(listing.encode()).hexdigest()
+
+
+def module_digests(module: str) -> dict[str, str]:
+    """A module and all of ours that it imports → sha256 of its syntax tree, the same in every version of Python."""
     trees: dict[str, str] = {}
     waiting = [module]
     while waiting:
@@ -63,8 +70,7 @@ def code_digest(module: str) -> str:
         if name not in trees and path is not None:
             trees[name], imports = _read(path)
             waiting += imports
-    listing = "\n".join(f"{name} {trees[name]}" for name in sorted(trees))
-    return hashlib.sha256(listing.encode()).hexdigest()
+    return trees
 
 
 @cache
@@ -73,7 +79,7 @@ def _read(path: Path) -> tuple[str, tuple[str, ...]]:
     with _parser_lock:
         tree = ast.parse(path.read_bytes())
     imports = tuple(_imports(tree))
-    return hashlib.sha256(ast.dump(_without_docstrings(tree)).encode()).hexdigest(), imports
+    return hashlib.sha256(_dump(_without_docstrings(tree)).encode()).hexdigest(), imports
 
 
 @cache
@@ -106,6 +112,18 @@ def _without_docstrings(tree: ast.Module) -> ast.Module:
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             node.body = [statement for statement in node.body if not _is_text(statement)] or [ast.Pass()]
     return tree
+
+
+def _dump(node: object) -> str:
+    """``ast.dump`` without empty fields, since versions of Python differ in which there are."""
+    if isinstance(node, ast.AST):
+        filled = [
+            f"{name}={_dump(value)}" for name, value in ast.iter_fields(node) if value not in (None, [])
+        ]
+        return f"{type(node).__name__}({', '.join(filled)})"
+    if isinstance(node, list):
+        return f"[{', '.join(_dump(each) for each in node)}]"
+    return repr(node)
 
 
 def _is_text(statement: ast.stmt) -> bool:

@@ -30,7 +30,7 @@ REVISIONS: dict[str, int] = {
     "preference_collection": 1,
     "evaluation": 1,
 }
-"""Kind of work → an integer that is raised whenever the kind's numbers change."""
+"""Kind of work → an integer that is raised whenever the kind's numbers change (``tests/flows/code_record.py`` asks)."""
 
 ROLES: dict[str, tuple[str, ...]] = {
     "import_model": (),
