@@ -98,6 +98,21 @@ def find_problems(folder: Path, *, digest: str | None = None) -> list[str]:
     return problems
 
 
+def stamp(folder: Path) -> tuple[tuple[Path, *tuple[int, ...]], ...]:
+    """What the file system says of the folder and of all that is in it, short of the bytes; changes when they do.
+
+    Raises:
+        OSError: something cannot be looked at.
+    """
+    found = [folder]
+    for root, inner_folders, files in os.walk(folder, followlinks=False, onerror=_raise):
+        found += [Path(root, name) for name in (*inner_folders, *files)]
+    seen = [(path, path.lstat()) for path in sorted(found)]
+    return tuple(
+        (path, s.st_mode, s.st_nlink, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for path, s in seen
+    )
+
+
 def read_manifest(folder: Path, *, digest: str | None = None) -> dict[str, dict[str, Any]]:
     """Path → ``{path, size, sha256}`` of a sealed folder.
 

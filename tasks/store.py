@@ -43,7 +43,7 @@ from schemas.frozen import Frozen
 from schemas.stage_key import canonical_json
 from schemas.stage_key import stage_key as hash_key_parts
 from tasks.durable_files import free_path, locked, make_folder, move_folder, replace_file, sync_folder
-from tasks.sealed_folders import find_problems, seal
+from tasks.sealed_folders import find_problems, seal, stamp
 
 _ARTIFACT: TypeAdapter[Artifact] = TypeAdapter(Artifact)
 _SECONDS_BETWEEN_TRIES = 0.1
@@ -81,7 +81,7 @@ class Lookup:
     """What the store has for a stage key: an intact artifact, nothing, or damage that has to be told."""
 
     ref: Ref | None
-    """The artifact, every file of which was just checked; None: the stage has to run."""
+    """The artifact, every file of which is as it was committed; None: the stage has to run."""
     damage: tuple[str, ...] = ()
     """Why an artifact that was there cannot be used; empty where there was none, or it is intact."""
 
@@ -103,6 +103,8 @@ class Store:
             self._scratch,
         ):
             make_folder(folder)
+        self._intact: dict[str, object] = {}
+        """Digest → stamp of the object's folder when every byte of it was last read and right."""
 
     # Reading
 
@@ -128,8 +130,22 @@ class Store:
         return ref
 
     def verify(self, artifact: Artifact) -> list[str]:
-        """What is wrong with the artifact's files (set of files, sizes, sha256, links); empty: intact."""
-        return find_problems(self._object_path(artifact.digest), digest=artifact.digest)
+        """What is wrong with the artifact's files (set of files, sizes, sha256, links); empty: intact.
+
+        What this object has found intact is not read again while no inode, size or time in the folder has changed: a
+        sweep asks for the same gigabytes once for each of its runs.
+        """
+        folder, digest = self._object_path(artifact.digest), artifact.digest
+        try:
+            before = stamp(folder)
+        except OSError:
+            before = None  # the reason comes with the problems
+        if before is not None and self._intact.get(digest) == before:
+            return []
+        problems = find_problems(folder, digest=digest)
+        if before is not None and not problems:
+            self._intact[digest] = before
+        return problems
 
     def inspect(self, stage_key: str) -> Lookup:
         """Find and verify, changing nothing: what ``lookup`` would say."""

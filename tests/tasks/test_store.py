@@ -10,6 +10,7 @@ import shutil
 import signal
 import stat
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -233,6 +234,33 @@ def test_a_damaged_object_is_told_quarantined_and_made_again(
 
     assert produce(store, OLD) == artifact
     assert content_of(store) == OLD
+
+
+def test_what_was_found_intact_is_read_again_only_after_a_change(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    artifact = produce(store, OLD)
+    read: list[str] = []
+
+    def find_and_count(folder: Path, *, digest: str) -> list[str]:
+        read.append(digest)
+        return find_problems(folder, digest=digest)
+
+    monkeypatch.setattr("tasks.store.find_problems", find_and_count)
+    for _ in range(3):
+        assert store.verify(artifact) == []
+    assert len(read) == 1
+    assert Store(store.root).verify(artifact) == []
+    assert len(read) == 2, "another object, as another process has, reads for itself"
+
+    path = store.folder(artifact) / "weights.bin"
+    times = path.stat()
+    time.sleep(0.02)  # more than the grain of a file system's clock
+    _flip_a_bit(store.folder(artifact))
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    for count in (3, 4):
+        assert any("sha256 is" in problem for problem in store.verify(artifact)), "damage is never remembered"
+        assert len(read) == count
 
 
 def test_a_manifest_rewritten_to_match_does_not_hide_a_change(store: Store) -> None:
