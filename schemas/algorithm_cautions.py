@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from schemas.algorithm import GROUPED, Algorithm
 from schemas.recipe import PolicyOptimization, Recipe, RewardModelling, ValuePretraining
+from schemas.unread_switches import unread_switches
 
 _KL_IN_REWARD = {
     "abs": "|Δ| is no unbiased estimate of a KL divergence",
@@ -19,12 +20,12 @@ def algorithm_warnings(recipe: Recipe, name: str, stage: PolicyOptimization) -> 
     return [
         *_critic(recipe, name, stage),
         *_zero_lambda(recipe, name, stage),
-        *_unread_lambda(name, stage),
         *_uncentred_threshold(recipe, name, stage),
         *_unclipped(name, stage),
         *_groups_that_never_agree(recipe, name, stage),
         *_penalty_without_a_second_step(name, stage),
         *(f"stages.{name}.algorithm.{found}" for found in _mixtures(stage.algorithm)),
+        *(f"stages.{name}.algorithm.{found}" for found in unread_switches(stage.algorithm)),
     ]
 
 
@@ -62,19 +63,11 @@ def _mixtures(switches: Algorithm) -> Iterator[str]:
             f"samples_per_prompt: with one response there is nothing that {switches.advantage} could compare it with: "
             "every advantage is 0 (RLOO, arXiv 2402.14740; GRPO, arXiv 2402.03300); raise it"
         )
-    if switches.advantage in GROUPED and switches.gamma < 1:
-        yield (
-            f"gamma: {switches.gamma:g} is not read, because {switches.advantage} compares whole responses; set gamma: 1"
-        )
     if switches.advantage == "group_normalised" and switches.aggregation == "constant":
         yield (
             "aggregation: constant removes GRPO's length bias but advantage=group_normalised keeps that of its standard "
             "deviation; Dr. GRPO (arXiv 2503.20783) removes both; use advantage: group_mean"
         )
-    if not switches.importance_ratio and (
-        switches.clip_range_low or switches.clip_range_high or switches.dual_clip
-    ):
-        yield "importance_ratio: without a ratio nothing is clipped; clip_range_low, clip_range_high and dual_clip are not read"
 
 
 def _penalty_without_a_second_step(name: str, stage: PolicyOptimization) -> Iterator[str]:
@@ -120,16 +113,6 @@ def _zero_lambda(recipe: Recipe, name: str, stage: PolicyOptimization) -> Iterat
         yield (
             f"stages.{name}.algorithm.length_adaptive_alpha: {alpha:g} makes λ = 1 − 1/(α·l) zero for {extent} "
             f"(VAPO, arXiv 2504.05118 eq. 4-5), and the longest have {longest}; short tasks need a larger α"
-        )
-
-
-def _unread_lambda(name: str, stage: PolicyOptimization) -> Iterator[str]:
-    switches = stage.algorithm
-    changed = switches.lambda_policy != Algorithm(preset=switches.preset).lambda_policy
-    if switches.advantage == "gae" and changed and switches.length_adaptive_alpha is not None:
-        yield (
-            f"stages.{name}.algorithm.lambda_policy: {switches.lambda_policy:g} is not read while "
-            "length_adaptive_alpha is set; set length_adaptive_alpha: null"
         )
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from schemas.algorithm_cautions import algorithm_warnings
-from schemas.recipe import PolicyOptimization, Recipe, ValuePretraining
+from schemas.recipe import DirectPreferenceOptimization, PolicyOptimization, Recipe, ValuePretraining
 from schemas.references import dependencies, order, reward_of
 
 
@@ -17,6 +17,8 @@ def warnings(recipe: Recipe) -> list[str]:
             found += _ungated_reward(recipe, name, stage)
         if isinstance(stage, PolicyOptimization):
             found += algorithm_warnings(recipe, name, stage)
+        if isinstance(stage, DirectPreferenceOptimization):
+            found += _unread_margin(recipe, name, stage)
     return found
 
 
@@ -30,6 +32,15 @@ def _unread(recipe: Recipe) -> Iterator[str]:
         for name, stage in recipe.stages.items()
         if isinstance(stage, ValuePretraining) and name not in read
     )
+
+
+def _unread_margin(recipe: Recipe, name: str, stage: DirectPreferenceOptimization) -> Iterator[str]:
+    data = recipe.data.get(stage.data)
+    if data is not None and "margin" in data.columns:
+        yield (
+            f"stages.{name}.data: the margins of '{stage.data}' are not read by DPO (arXiv 2305.18290 has none); "
+            f"a reward_model reads them, or remove data.{stage.data}.columns.margin"
+        )
 
 
 def _unrelated_gates(recipe: Recipe) -> Iterator[str]:

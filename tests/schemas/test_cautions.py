@@ -76,3 +76,15 @@ def test_an_alias_held_back_by_a_gate_that_is_not_about_it(plain: dict[str, Any]
 def test_an_alias_that_nothing_else_holds_back(plain: dict[str, Any], publication: dict[str, str]) -> None:
     plain["publish"] = [publication]
     assert warned(plain) == []
+
+
+def test_margins_that_dpo_does_not_read(plain: dict[str, Any]) -> None:
+    pairs = {"source": "pairs.jsonl", "columns": {"margin": "gap"}}
+    plain["data"]["graded"] = pairs
+    plain["stages"]["dpo"] = {"kind": "dpo", "init": "sft", "data": "graded"}
+    assert warned(plain) == [
+        "stages.dpo.data: the margins of 'graded' are not read by DPO (arXiv 2305.18290 has none); "
+        "a reward_model reads them, or remove data.graded.columns.margin"
+    ]
+    pairs["columns"] = {}
+    assert warned(plain) == []
