@@ -394,10 +394,10 @@ def write_csv(path: Path, table: list[Row]) -> None:
 
 
 PANELS = {
-    "position": (("value", "return"), ("advantage",), ("td_error",), ("advantage_lambda_1",)),
-    "iteration": (("response_length_mean",), ("score_mean",), ("explained_variance",)),
-    "tokens_left": (("explained_variance",), ("slope",), ("bias",)),
-    "length": (("explained_variance",), ("slope",)),
+    "position": ("value", "advantage", "td_error", "advantage_lambda_1"),
+    "iteration": ("response_length_mean", "score_mean", "explained_variance"),
+    "tokens_left": ("explained_variance", "slope", "bias"),
+    "length": ("explained_variance", "slope"),
 }
 """Part → what each of its panels shows."""
 AXES = {
@@ -406,29 +406,44 @@ AXES = {
     "tokens_left": "tokens left before the reward (from)",
     "length": "length of the response, tokens (from)",
 }
+TITLES = {
+    "value": "mean value (dotted: mean return)",
+    "advantage": "mean advantage, λ = 0.95",
+    "td_error": "mean TD error (λ = 0)",
+    "advantage_lambda_1": "mean advantage, λ = 1",
+    "response_length_mean": "response length, tokens",
+    "score_mean": "score of the rollout",
+    "explained_variance": "explained variance",
+    "slope": "slope of values on returns",
+    "bias": "mean value − mean return",
+}
 
 
 def plot(path: Path, table: list[Row], part: str) -> None:
     """A panel for each entry of ``PANELS``: a line with its interval for each critic."""
     panels = PANELS[part]
-    figure, axes = plt.subplots(1, len(panels), figsize=(5 * len(panels), 3.6), squeeze=False)
-    for axis, quantities in zip(axes[0], panels, strict=True):
-        for quantity in quantities:
-            for critic in dict.fromkeys(each["critic"] for each in table):
+    figure, axes = plt.subplots(1, len(panels), figsize=(4.2 * len(panels), 3.6), squeeze=False)
+    for axis, quantity in zip(axes[0], panels, strict=True):
+        for number, critic in enumerate(dict.fromkeys(each["critic"] for each in table)):
+            for shown, style in ((quantity, "-"), *([("return", ":")] if quantity == "value" else [])):
                 points = [
                     each
                     for each in table
-                    if each["critic"] == critic and each["quantity"] == quantity and each["x"] is not None
+                    if each["critic"] == critic and each["quantity"] == shown and each["x"] is not None
                 ]
-                x, height = [each["x"] for each in points], [each["mean"] for each in points]
-                spread = [each["half_width"] for each in points]
-                style = ":" if quantity == "return" else "-"
                 axis.errorbar(
-                    x, height, yerr=spread, capsize=2, linestyle=style, label=f"{critic}: {quantity}"
+                    [each["x"] for each in points],
+                    [each["mean"] for each in points],
+                    yerr=[each["half_width"] for each in points],
+                    capsize=2,
+                    linestyle=style,
+                    color=f"C{number}",
+                    label=critic if style == "-" else None,
                 )
+        axis.set_title(TITLES[quantity], fontsize=10)
         axis.set_xlabel(AXES[part])
-        axis.legend(fontsize=7)
         axis.grid(alpha=0.3)
+    axes[0][0].legend(fontsize=7)
     figure.tight_layout()
     figure.savefig(path, dpi=110)
     plt.close(figure)
