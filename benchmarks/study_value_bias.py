@@ -352,7 +352,8 @@ def value_stage(setting: Setting) -> ValuePretraining:
 
 def predict(critic: ScalarModel, sequences: Sequences) -> Tensor:
     """Values (B,T), 0 outside the mask."""
-    return per_token(lambda part: values(critic, part), sequences, microbatch_size=MICROBATCH)
+    said = per_token(lambda part: {"values": values(critic, part)}, sequences, microbatch_size=MICROBATCH)
+    return said["values"]
 
 
 def row(part: str, critic: str, x: float | None, quantity: str, value: Tensor | float) -> Row:

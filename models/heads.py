@@ -94,7 +94,7 @@ def scores_and_logprobs(
     mask, ids = sequences.response_mask[rows], sequences.response_ids[rows]
     places = mask.nonzero(as_tuple=True)
     chosen_hidden = hidden[rows][places[0], sequences.response_positions[rows][places]]
-    logprobs, _ = token_logprobs(chosen_hidden, ids[places], language_head, temperature=1.0)
+    logprobs = token_logprobs(chosen_hidden, ids[places], language_head, temperature=1.0).logprobs
     spread = logprobs.new_zeros(mask.shape).index_put(places, logprobs)
     return model.read(hidden, _last_positions(sequences))[:, 0], spread
 

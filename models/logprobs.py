@@ -1,6 +1,6 @@
 """What a policy says of response tokens, without ever holding logits of the whole batch."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -10,7 +10,6 @@ from transformers import PreTrainedModel
 
 from models.chunked_logits import HeadGradients, default_chunk_tokens, in_autocast_type, logits_and_slope
 from models.chunks import chunks
-from models.full_kl import token_full_kl
 from models.output_head import OutputHead, output_head, trunk
 from models.scalar_head import read_scalars
 from models.sequences import Sequences
@@ -18,16 +17,18 @@ from models.sequences import Sequences
 
 @dataclass(frozen=True, eq=False)
 class LogProbs:
-    """What a policy says of the response tokens; 0 where `response_mask` is False."""
+    """What a policy says of response tokens, in float32: (B, T), 0 where `response_mask` is False; or (N,) of N tokens."""
 
     logprobs: Tensor
-    """(B, T) float32, nats: log π(token t | everything before it)."""
-    entropy: Tensor | None
-    """(B, T) float32, nats: exact over the vocabulary; None unless asked for."""
+    """Nats: log π(token t | everything before it)."""
+    entropy: Tensor | None = None
+    """Nats: exact over the vocabulary; None unless asked for."""
     full_kl: Tensor | None = None
-    """(B, T) float32, nats: KL(π‖reference) exact over the vocabulary; None without a reference."""
+    """Nats: KL(π‖reference) exact over the vocabulary; None without a reference."""
+    ref_logprobs: Tensor | None = None
+    """Nats: what the reference says of the same tokens, without a gradient; None without a reference."""
     values: Tensor | None = None
-    """(B, T) float32: V_t read where the logits of token t are; None without a value head."""
+    """V_t read where the logits of token t are; None without a value head."""
 
 
 def response_logprobs(
@@ -59,38 +60,27 @@ def response_logprobs(
     rows, steps = sequences.response_mask.nonzero(as_tuple=True)
     places = rows, sequences.response_positions[rows, steps]
     hidden = _hidden_states(model, sequences)[places]
-    logprobs, entropy = token_logprobs(
+    of_reference = None
+    if reference is not None:
+        with torch.no_grad():
+            of_reference = _hidden_states(reference, sequences)[places], output_head(reference)
+    said = token_logprobs(
         hidden,
         sequences.response_ids[rows, steps],
         output_head(model),
         temperature=temperature,
         with_entropy=with_entropy,
+        reference=of_reference,
         chunk_tokens=chunk_tokens,
     )
-    full_kl = None
-    if reference is not None:
-        with torch.no_grad():
-            ref_hidden = _hidden_states(reference, sequences)[places]
-        full_kl = token_full_kl(
-            hidden,
-            output_head(model),
-            ref_hidden,
-            output_head(reference),
-            temperature=temperature,
-            chunk_tokens=chunk_tokens,
-        )
-    values = None if value_head is None else read_scalars(hidden, value_head)
+    if value_head is not None:
+        said = replace(said, values=read_scalars(hidden, value_head))
 
     def spread(tokens: Tensor) -> Tensor:
         zeros = tokens.new_zeros(sequences.response_mask.shape)
         return zeros.index_put((rows, steps), tokens)
 
-    return LogProbs(
-        logprobs=spread(logprobs),
-        entropy=spread(entropy) if with_entropy else None,
-        full_kl=None if full_kl is None else spread(full_kl),
-        values=None if values is None else spread(values),
-    )
+    return LogProbs(**{name: spread(tokens) for name, tokens in vars(said).items() if tokens is not None})
 
 
 def token_logprobs(
@@ -100,30 +90,44 @@ def token_logprobs(
     *,
     temperature: float,
     with_entropy: bool = False,
+    reference: tuple[Tensor, OutputHead] | None = None,
     chunk_tokens: int | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Log-probabilities (N,) of `targets` (N,) given hidden states (N, H), and entropies (N,) (zeros unless asked).
+) -> LogProbs:
+    """What hidden states (N, H) and their head say of `targets` (N,): all of `LogProbs` but values, (N,) each.
 
     Logits come in the weights' type (or autocast's) as the model itself would give them; what follows is float32.
+
+    Args:
+        reference: hidden states (N, H') of another model at the same places, and its head over the same V tokens.
     """
     hidden, head = in_autocast_type(hidden, head)
-    if chunk_tokens is None:
-        chunk_tokens = default_chunk_tokens(head)
-    return _ChunkedLogProbs.apply(
+    if reference is not None:
+        with torch.no_grad():
+            reference = in_autocast_type(*reference)
+    logprobs, entropy, full_kl, ref_logprobs = _ChunkedLogProbs.apply(
         hidden,
         head.weight,
         head.bias,
         targets,
-        head.scale,
-        head.softcap,
+        reference,
+        (head.scale, head.softcap),
         temperature,
         with_entropy,
-        chunk_tokens,
+        default_chunk_tokens(head) if chunk_tokens is None else chunk_tokens,
+    )
+    return LogProbs(
+        logprobs,
+        entropy=entropy if with_entropy else None,
+        full_kl=None if reference is None else full_kl,
+        ref_logprobs=None if reference is None else ref_logprobs,
     )
 
 
 class _ChunkedLogProbs(torch.autograd.Function):
-    """With z of `logits_and_slope`: log p(a) = z_a − lse(z);  H = lse(z) − Σ p·z."""
+    """With z of `logits_and_slope`: log p = z − lse(z);  H = lse(z) − Σ p·z;  KL = Σ p·(log p − log q).
+
+    d log p(a)/dz = 1[a] − p;  dH/dz = −p·(log p + H);  dKL/dz = p·(log p − log q − KL).
+    """
 
     @staticmethod
     def forward(
@@ -132,50 +136,74 @@ class _ChunkedLogProbs(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         targets: Tensor,
-        scale: float,
-        softcap: float | None,
+        reference: tuple[Tensor, OutputHead]
+        | None,  # of q; in a tuple autograd does not see it: it is frozen
+        scaling: tuple[float, float | None],  # (scale, softcap)
         temperature: float,
         with_entropy: bool,
         chunk_tokens: int,
-    ) -> tuple[Tensor, Tensor]:
-        ctx.settings = scale, softcap, temperature, with_entropy, chunk_tokens
-        head = OutputHead(weight, bias, scale, softcap)
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        ctx.settings = reference, scaling, temperature, with_entropy, chunk_tokens
+        head = OutputHead(weight, bias, *scaling)
         dtype = torch.promote_types(hidden.dtype, torch.float32)
         logprobs = torch.empty(targets.shape, dtype=dtype, device=hidden.device)
-        entropy = torch.zeros_like(logprobs)
         normaliser = torch.empty_like(logprobs)
+        entropy, full_kl, ref_logprobs = (torch.zeros_like(logprobs) for _ in range(3))
         with torch.autocast(hidden.device.type, enabled=False):
             for chunk in chunks(len(targets), chunk_tokens):
                 logits, _ = logits_and_slope(hidden[chunk], head, temperature)
                 normaliser[chunk] = logits.logsumexp(dim=-1)
                 logprobs[chunk] = logits.gather(1, targets[chunk, None])[:, 0] - normaliser[chunk]
+                if not with_entropy and reference is None:
+                    continue
+                log_p = logits - normaliser[chunk, None]
+                if reference is not None:
+                    log_q = _log_probabilities(reference, chunk, temperature)
+                    ref_logprobs[chunk] = log_q.gather(1, targets[chunk, None])[:, 0]
+                    log_ratio = torch.sub(log_p, log_q, out=log_q)
+                p = log_p.exp_()
+                if reference is not None:
+                    full_kl[chunk] = log_ratio.mul_(p).sum(dim=-1)
                 if with_entropy:
-                    probabilities = (logits - normaliser[chunk, None]).exp_()
-                    entropy[chunk] = normaliser[chunk] - probabilities.mul_(logits).sum(dim=-1)
-        ctx.save_for_backward(hidden, weight, bias, targets, normaliser, entropy)
-        return logprobs, entropy
+                    entropy[chunk] = normaliser[chunk] - p.mul_(logits).sum(dim=-1)
+        ctx.save_for_backward(hidden, weight, bias, targets, normaliser, entropy, full_kl)
+        ctx.mark_non_differentiable(ref_logprobs)
+        return logprobs, entropy, full_kl, ref_logprobs
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_logprobs: Tensor, grad_entropy: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, targets, normaliser, entropy = ctx.saved_tensors
-        scale, softcap, temperature, with_entropy, chunk_tokens = ctx.settings
-        head = OutputHead(weight, bias, scale, softcap)
+    def backward(
+        ctx: Any, grad_logprobs: Tensor, grad_entropy: Tensor, grad_kl: Tensor, _: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, targets, normaliser, entropy, full_kl = ctx.saved_tensors
+        reference, scaling, temperature, with_entropy, chunk_tokens = ctx.settings
+        head = OutputHead(weight, bias, *scaling)
         gradients = HeadGradients(hidden, head, needs=ctx.needs_input_grad[:3], dtype=normaliser.dtype)
         with torch.autocast(hidden.device.type, enabled=False):
             for chunk in chunks(len(targets), chunk_tokens):
                 logits, slope = logits_and_slope(hidden[chunk], head, temperature)
                 log_p = logits.sub_(normaliser[chunk, None])
                 p = log_p.exp()
-                # d log p(a) / dz = 1[a] − p ;  dH / dz = −p·(log p + H)
+                # what p is multiplied by, in all three gradients together
+                factor = -grad_logprobs[chunk, None]
+                if reference is not None:
+                    log_q = _log_probabilities(reference, chunk, temperature)
+                    centred = torch.sub(log_p, log_q, out=log_q).sub_(full_kl[chunk, None])
+                    factor = centred.mul_(grad_kl[chunk, None]).add_(factor)
                 if with_entropy:
-                    coefficient = log_p.add_(entropy[chunk, None]).mul_(grad_entropy[chunk, None])
-                    grad = p.mul_(coefficient.add_(grad_logprobs[chunk, None])).neg_()
-                else:
-                    grad = p.mul_(-grad_logprobs[chunk, None])
+                    centred = log_p.add_(entropy[chunk, None])
+                    factor = centred.mul_(-grad_entropy[chunk, None]).add_(factor)
+                grad = p.mul_(factor)
                 grad.scatter_add_(1, targets[chunk, None], grad_logprobs[chunk, None])
                 gradients.add(chunk, grad, slope)
         return (*gradients.result(), *[None] * 6)
+
+
+def _log_probabilities(model: tuple[Tensor, OutputHead], chunk: slice, temperature: float) -> Tensor:
+    """log softmax (n, V) of the logits over the temperature, of a chunk of a model's hidden states."""
+    hidden, head = model
+    logits, _ = logits_and_slope(hidden[chunk], head, temperature)
+    return logits.sub_(logits.logsumexp(dim=-1, keepdim=True))
 
 
 def _hidden_states(model: PreTrainedModel, sequences: Sequences) -> Tensor:

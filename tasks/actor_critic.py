@@ -9,12 +9,10 @@ from transformers import PreTrainedModel
 
 from models.folders import load_policy
 from models.heads import ScalarModel, fresh_value_head, load_critic
-from models.logprobs import response_logprobs
-from models.sequences import Sequences
 from schemas.job import StageJob
 from schemas.recipe import PolicyOptimization
-from tasks.optimization import autocast, make_optimizer
-from tasks.rollouts import Actors, per_token, rollout_values
+from tasks.optimization import make_optimizer
+from tasks.rollouts import Actors, Rollout, rollout_values
 from tasks.seeds import derive_seed
 
 
@@ -32,25 +30,11 @@ class ActorCritic:
     optimizers: dict[str, torch.optim.AdamW]
     learning_rates: dict[str, float]
 
-    def values(self, sequences: Sequences, actors: Actors) -> Tensor | None:
-        """Values (B,T) of the prefixes that chose each token, in the numerics that training uses."""
-        if self.critic is not None:
-            return rollout_values(self.critic, sequences, actors)
-        if self.value_head is None:
-            return None
-
-        def predicted(micro: Sequences) -> Tensor:
-            with autocast(actors.precision, micro.input_ids.device):
-                said = response_logprobs(
-                    self.policy,
-                    micro,
-                    temperature=actors.codec.generation.temperature,
-                    value_head=self.value_head,
-                )
-            assert said.values is not None
-            return said.values
-
-        return per_token(predicted, sequences, microbatch_size=actors.microbatch_size)
+    def values(self, rollout: Rollout, actors: Actors) -> Tensor | None:
+        """Values (B,T) of the prefixes that chose each token; on a shared trunk those that ``shape`` read in its pass."""
+        if self.critic is None:
+            return rollout.values
+        return rollout_values(self.critic, rollout.sequences, actors)
 
 
 def load_actor_critic(job: StageJob, work: PolicyOptimization, device: torch.device) -> ActorCritic:

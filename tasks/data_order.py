@@ -1,7 +1,7 @@
 """Which example comes when: a pure function of (seed, epoch, position), so that any position can be resumed."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Protocol
 
@@ -23,15 +23,14 @@ class Examples(Protocol):
         """Tokens of each example's longest sequence."""
 
 
-# Compared by identity, so that the cache of epochs below need not hash a million lengths
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class DataOrder:
     """The endless stream of examples, cut into batches: epoch after epoch, each in an order of its own."""
 
     num_examples: int
     batch_size: int
     seed: int
-    lengths: tuple[int, ...] | None = None
+    lengths: tuple[int, ...] | None = field(default=None, hash=False)
     """Of the examples, in tokens: batches are then of like length. None: plainly shuffled."""
 
     def batch(self, number: int) -> list[int]:
@@ -61,7 +60,8 @@ def order_of(
     )
 
 
-@lru_cache(maxsize=4)
+# By value, so that an order that is made anew finds its epoch; two, for a batch that runs on into the next
+@lru_cache(maxsize=2)
 def _epoch(order: DataOrder, epoch: int) -> tuple[int, ...]:
     draw = generator(order.seed, "order", epoch)
     shuffled = torch.randperm(order.num_examples, generator=draw).tolist()

@@ -81,13 +81,18 @@ def run(job: StageJob) -> StageResult:
             filled = sample_rollout(job, work, actors, train, first_batch=state["batches"])
             moments = updated_moments(state["moments"], filled.scored, algorithm)
             rollout = shape(
-                actors, filled.scored, returns=algorithm, moments=moments, kl_coef=state["kl_coef"]
+                actors,
+                filled.scored,
+                returns=algorithm,
+                moments=moments,
+                kl_coef=state["kl_coef"],
+                value_head=networks.value_head,
             )
 
             # 3. Advantages for the policy, targets for the critic
             greedy = sample_greedy(work, actors, train, filled.scored)
             greedy_scores = scaled_greedy(greedy, algorithm, moments, job)
-            old_values = networks.values(rollout.sequences, actors)
+            old_values = networks.values(rollout, actors)
             estimates = estimate(rollout, algorithm, old_values=old_values, greedy_scores=greedy_scores)
 
             # 4. Update

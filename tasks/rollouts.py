@@ -1,17 +1,17 @@
 """Responses sampled from a policy, and the rewards that its critic and its update learn from."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from algorithms.kl import kl_estimate
 from algorithms.rewards import RunningMoments, overlong_penalty, scale_scores, shape_rewards
 from models.chunks import chunks
 from models.heads import ScalarModel, values
-from models.logprobs import response_logprobs
+from models.logprobs import LogProbs, response_logprobs
 from models.prompts import decode_all
 from models.sampling import sample
 from models.sequences import Sequences, collate
@@ -74,6 +74,8 @@ class Rollout:
     kl_coef: float
     rewards: Tensor
     """(B,T): −kl_coef · kl on every token, and the scaled score on the last."""
+    values: Tensor | None = None
+    """(B,T): what a value head on the sampling policy's trunk read, where there is one."""
 
     @property
     def sequences(self) -> Sequences:
@@ -174,30 +176,38 @@ def shape(
     returns: Returns,
     moments: RunningMoments | None = None,
     kl_coef: float | None = None,
+    value_head: nn.Linear | None = None,
 ) -> Rollout:
     """One reward per token: −β·KL on each, the scaled score on the last.
 
     Args:
         moments: of the scores so far, these included; read where ``returns`` scales.
         kl_coef: β as a controller has it now; None: that of ``returns``.
+        value_head: on the policy's trunk, whose one pass then gives values too.
     """
-    sequences = scored.sampled.sequences
-    logprobs = rollout_logprobs(actors.policy, sequences, actors)
-    ref_logprobs, full_kl = None, None
-    if actors.reference is not None:
-        ref_logprobs = rollout_logprobs(actors.reference, sequences, actors)
-        if returns.kl_kind == "full" and returns.kl_coef:
-            full_kl = rollout_full_kl(actors, sequences)
-    return paid(
+    sequences, reference = scored.sampled.sequences, actors.reference
+    wants_full_kl = returns.kl_kind == "full" and returns.kl_coef
+    said = rollout_logprobs(
+        actors.policy,
+        sequences,
+        actors,
+        reference=reference if wants_full_kl else None,
+        value_head=value_head,
+    )
+    ref_logprobs = said.ref_logprobs
+    if reference is not None and ref_logprobs is None:
+        ref_logprobs = rollout_logprobs(reference, sequences, actors).logprobs
+    rollout = paid(
         scored,
-        logprobs,
+        said.logprobs,
         ref_logprobs,
-        full_kl,
+        said.full_kl,
         returns=returns,
         moments=moments,
         kl_coef=returns.kl_coef if kl_coef is None else kl_coef,
         max_length=actors.codec.generation.max_response_tokens,
     )
+    return replace(rollout, values=said.values)
 
 
 def paid(
@@ -246,53 +256,53 @@ def scale(scored: Scored, returns: Returns, moments: RunningMoments | None, *, m
     return scores
 
 
-def rollout_logprobs(model: PreTrainedModel, sequences: Sequences, actors: Actors) -> Tensor:
-    """Log-probabilities (B,T) under the sampling distribution, in the numerics that training uses."""
+def rollout_logprobs(
+    model: PreTrainedModel,
+    sequences: Sequences,
+    actors: Actors,
+    *,
+    reference: PreTrainedModel | None = None,
+    value_head: nn.Linear | None = None,
+) -> LogProbs:
+    """What ``response_logprobs`` says of whole rollouts (B,T), in the numerics that training uses."""
 
-    def logprobs(micro: Sequences) -> Tensor:
+    def said(micro: Sequences) -> dict[str, Tensor]:
         with autocast(actors.precision, micro.input_ids.device):
-            return response_logprobs(model, micro, temperature=actors.codec.generation.temperature).logprobs
+            found = response_logprobs(
+                model,
+                micro,
+                temperature=actors.codec.generation.temperature,
+                reference=reference,
+                value_head=value_head,
+            )
+        return {name: tokens for name, tokens in vars(found).items() if tokens is not None}
 
-    return per_token(logprobs, sequences, microbatch_size=actors.microbatch_size)
+    return LogProbs(**per_token(said, sequences, microbatch_size=actors.microbatch_size))
 
 
 def rollout_values(critic: ScalarModel, sequences: Sequences, actors: Actors) -> Tensor:
     """Values (B,T) of the prefixes that chose each token, in the numerics that training uses."""
 
-    def predicted(micro: Sequences) -> Tensor:
+    def predicted(micro: Sequences) -> dict[str, Tensor]:
         with autocast(actors.precision, micro.input_ids.device):
-            return values(critic, micro)
+            return {"values": values(critic, micro)}
 
-    return per_token(predicted, sequences, microbatch_size=actors.microbatch_size)
-
-
-def rollout_full_kl(actors: Actors, sequences: Sequences) -> Tensor:
-    """KL(π‖ref) (B,T) over the whole vocabulary at each token, in nats."""
-
-    def divergence(micro: Sequences) -> Tensor:
-        with autocast(actors.precision, micro.input_ids.device):
-            predicted = response_logprobs(
-                actors.policy,
-                micro,
-                temperature=actors.codec.generation.temperature,
-                reference=actors.reference,
-            )
-        assert predicted.full_kl is not None
-        return predicted.full_kl
-
-    return per_token(divergence, sequences, microbatch_size=actors.microbatch_size)
+    return per_token(predicted, sequences, microbatch_size=actors.microbatch_size)["values"]
 
 
 @torch.no_grad()
 def per_token(
-    compute: Callable[[Sequences], Tensor], sequences: Sequences, *, microbatch_size: int | None
-) -> Tensor:
-    """``compute`` over micro-batches, gathered into float32 (B,T) with 0 outside the mask."""
-    gathered = torch.zeros(sequences.response_ids.shape, device=sequences.response_ids.device)
+    compute: Callable[[Sequences], dict[str, Tensor]], sequences: Sequences, *, microbatch_size: int | None
+) -> dict[str, Tensor]:
+    """``compute`` over micro-batches, each of its results gathered into float32 (B,T) with 0 outside the mask."""
+    gathered: dict[str, Tensor] = {}
     for rows in chunks(len(sequences), microbatch_size):
         micro = sequences.select(rows)
-        width = micro.response_ids.shape[1]
-        gathered[rows, :width] = compute(micro).float().masked_fill(~micro.response_mask, 0.0)
+        for name, tokens in compute(micro).items():
+            if name not in gathered:
+                gathered[name] = torch.zeros(sequences.response_ids.shape, device=tokens.device)
+            whole, width = gathered[name], tokens.shape[1]
+            whole[rows, :width] = tokens.float().masked_fill(~micro.response_mask, 0.0)
     return gathered
 
 

@@ -1,3 +1,4 @@
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -152,19 +153,120 @@ def test_without_entropy_the_gradient_is_that_of_the_log_probabilities_alone() -
         torch.testing.assert_close(found[parameter], gradient, **GRADIENT, msg=parameter)
 
 
+def head_of_logits(vocabulary: int, dtype: torch.dtype = torch.float64) -> OutputHead:
+    """Hidden states are the logits themselves."""
+    return OutputHead(torch.eye(vocabulary, dtype=dtype), None, scale=1.0, softcap=None)
+
+
+def random_head(seed: int, hidden_size: int, *, softcap: float | None) -> OutputHead:
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(7, hidden_size, dtype=torch.float64, generator=generator)
+    bias = torch.randn(7, dtype=torch.float64, generator=generator)
+    return OutputHead(weight, bias, scale=1.3, softcap=softcap)
+
+
+def token_full_kl(
+    hidden: Tensor, head: OutputHead, ref_hidden: Tensor, ref_head: OutputHead, *, temperature: float
+) -> Tensor:
+    """The divergence at each place, whatever token was chosen there."""
+    targets = torch.zeros(len(hidden), dtype=torch.long)
+    said = token_logprobs(
+        hidden, targets, head, temperature=temperature, reference=(ref_hidden, ref_head), chunk_tokens=2
+    )
+    assert said.full_kl is not None
+    return said.full_kl
+
+
 @pytest.mark.parametrize("softcap", [None, 1.5])
-def test_the_hand_written_gradient_is_the_numerical_one(softcap: float | None) -> None:
+@pytest.mark.parametrize("with_entropy", [False, True])
+@pytest.mark.parametrize("with_reference", [False, True])
+@pytest.mark.parametrize("chunk_tokens", [1, 2, 100])
+def test_the_hand_written_gradient_is_the_numerical_one(
+    softcap: float | None, with_entropy: bool, with_reference: bool, chunk_tokens: int
+) -> None:
     torch.manual_seed(0)
-    hidden = torch.randn(5, 3, dtype=torch.float64, requires_grad=True)
-    weight = torch.randn(7, 3, dtype=torch.float64, requires_grad=True)
-    bias = torch.randn(7, dtype=torch.float64, requires_grad=True)
+    head = random_head(1, 3, softcap=softcap)
+    # the reference is a model of another width and without a cap
+    of_reference = torch.randn(5, 4, dtype=torch.float64), random_head(2, 4, softcap=None)
     targets = torch.tensor([0, 6, 3, 3, 1])
 
-    def function(*parts: Tensor) -> tuple[Tensor, Tensor]:
-        head = OutputHead(parts[1], parts[2], scale=1.3, softcap=softcap)
-        return token_logprobs(parts[0], targets, head, temperature=0.8, with_entropy=True, chunk_tokens=2)
+    def function(hidden: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
+        said = token_logprobs(
+            hidden,
+            targets,
+            OutputHead(weight, bias, head.scale, softcap),
+            temperature=0.8,
+            with_entropy=with_entropy,
+            reference=of_reference if with_reference else None,
+            chunk_tokens=chunk_tokens,
+        )
+        return tuple(each for each in (said.logprobs, said.entropy, said.full_kl) if each is not None)
 
-    assert torch.autograd.gradcheck(function, (hidden, weight, bias))
+    parts = torch.randn(5, 3, dtype=torch.float64), head.weight, head.bias
+    leaves = [part.requires_grad_() for part in parts if part is not None]
+    assert len(function(*leaves)) == 1 + with_entropy + with_reference
+    assert torch.autograd.gradcheck(function, leaves)
+
+
+def test_a_hand_worked_divergence() -> None:
+    # p = (1/2, 1/4, 1/4), q = (1/4, 1/2, 1/4): Σ p·log(p/q) = ½·log 2 + ¼·log ½ + ¼·0 = ¼·log 2
+    p, q = torch.tensor([[0.5, 0.25, 0.25]]).double(), torch.tensor([[0.25, 0.5, 0.25]]).double()
+    hidden = p.log().requires_grad_()
+    kl = token_full_kl(hidden, head_of_logits(3), q.log(), head_of_logits(3), temperature=1.0)
+    kl.sum().backward()
+    assert kl.tolist() == pytest.approx([math.log(2) / 4])
+    # p_v·(log p_v/q_v − KL), with log p/q = (1, −1, 0)·log 2
+    expected = torch.tensor([[0.5 * (1 - 0.25), 0.25 * (-1 - 0.25), 0.25 * -0.25]]).double() * math.log(2)
+    torch.testing.assert_close(hidden.grad, expected)
+
+
+def test_temperature_flattens_both_distributions() -> None:
+    # at temperature 2, logits 2·log(3) and 0 give p = (3/4, 1/4), against a uniform q:
+    # ¾·log(3/2) + ¼·log(1/2)
+    hidden = torch.tensor([[2 * math.log(3), 0.0]]).double()
+    kl = token_full_kl(
+        hidden, head_of_logits(2), torch.zeros_like(hidden), head_of_logits(2), temperature=2.0
+    )
+    assert kl.tolist() == pytest.approx([0.75 * math.log(1.5) + 0.25 * math.log(0.5)])
+
+
+def test_a_distribution_has_no_divergence_from_itself_and_nothing_pulls() -> None:
+    torch.manual_seed(0)
+    head = random_head(1, 3, softcap=1.5)
+    hidden = torch.randn(5, 3, dtype=torch.float64, requires_grad=True)
+    kl = token_full_kl(hidden, head, hidden.detach(), head, temperature=0.8)
+    kl.sum().backward()
+    assert hidden.grad is not None
+    assert kl.tolist() == [0.0] * 5
+    assert not hidden.grad.any()
+
+
+def test_nothing_flows_to_the_reference() -> None:
+    torch.manual_seed(0)
+    hidden, ref_hidden = (torch.randn(4, 3, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    head, ref_head = random_head(1, 3, softcap=None), random_head(2, 3, softcap=None)
+    assert ref_head.bias is not None
+    ref_head.weight.requires_grad_()
+    ref_head.bias.requires_grad_()
+    targets = torch.tensor([0, 6, 3, 1])
+    said = token_logprobs(hidden, targets, head, temperature=1.0, reference=(ref_hidden, ref_head))
+    assert said.full_kl is not None and said.ref_logprobs is not None
+    assert not said.ref_logprobs.requires_grad
+    (said.logprobs + said.full_kl).sum().backward()
+    assert hidden.grad is not None and hidden.grad.any()
+    assert ref_hidden.grad is None and ref_head.weight.grad is None and ref_head.bias.grad is None
+    assert not token_full_kl(hidden.detach(), head, ref_hidden, ref_head, temperature=1.0).requires_grad
+
+
+def test_tokens_that_the_policy_never_takes_count_nothing() -> None:
+    # in float32 e^−300 is 0; its log-ratio of −300 must neither count nor make a NaN
+    head = head_of_logits(3, torch.float32)
+    hidden = torch.tensor([[0.0, 0.0, -300.0]], requires_grad=True)
+    kl = token_full_kl(hidden, head, torch.zeros(1, 3), head, temperature=1.0)
+    kl.sum().backward()
+    # ½·log(3/2) twice
+    torch.testing.assert_close(kl, torch.tensor([math.log(1.5)]))
+    torch.testing.assert_close(hidden.grad, torch.zeros(1, 3), rtol=0, atol=1e-6)
 
 
 class LargestTensor(TorchDispatchMode):
@@ -182,39 +284,75 @@ class LargestTensor(TorchDispatchMode):
         return output
 
 
+class LogitRows(TorchDispatchMode):
+    """Counts the tokens whose logits are computed: the rows of every product with `vocabulary` columns."""
+
+    def __init__(self, vocabulary: int) -> None:
+        super().__init__()
+        self.vocabulary, self.count = vocabulary, 0
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        output = func(*args, **(kwargs or {}))
+        products = torch.ops.aten.mm.default, torch.ops.aten.addmm.default
+        if func in products and output.shape[1] == self.vocabulary:
+            self.count += output.shape[0]
+        return output
+
+
+def wide_model() -> PreTrainedModel:
+    """With far more logits than hidden states."""
+    return AutoModelForCausalLM.from_config(
+        LlamaConfig(**{**SIZES, "vocab_size": 5000, "tie_word_embeddings": False})
+    )
+
+
 @pytest.mark.parametrize("with_entropy", [False, True])
-def test_logits_of_the_whole_batch_are_never_held(with_entropy: bool) -> None:
-    config = LlamaConfig(**{**SIZES, "vocab_size": 5000, "tie_word_embeddings": False})
-    model = AutoModelForCausalLM.from_config(config)
-    prompts, responses = [[1, 2]] * 8, [[3] * 40] * 8
-    sequences = collate(prompts, responses, pad_token_id=0)
+@pytest.mark.parametrize("with_reference", [False, True])
+def test_logits_of_the_whole_batch_are_never_held(with_entropy: bool, with_reference: bool) -> None:
+    model, reference = wide_model(), wide_model()
+    sequences = collate([[1, 2]] * 8, [[3] * 40] * 8, pad_token_id=0)
     chunk_tokens = 10
     with LargestTensor() as largest:
         result = response_logprobs(
-            model, sequences, temperature=1.0, with_entropy=with_entropy, chunk_tokens=chunk_tokens
+            model,
+            sequences,
+            temperature=1.0,
+            with_entropy=with_entropy,
+            reference=reference if with_reference else None,
+            chunk_tokens=chunk_tokens,
         )
-        (
-            result.logprobs.sum() if result.entropy is None else (result.logprobs + result.entropy).sum()
-        ).backward()
+        wanted = result.logprobs, result.entropy, result.full_kl
+        torch.stack([each for each in wanted if each is not None]).sum().backward()
     # nothing is larger than one weight matrix (V·H) or one chunk of logits; B·T·V would be 1.6 million
-    assert largest.numel <= 5000 * max(chunk_tokens, config.hidden_size)
+    assert largest.numel <= 5000 * max(chunk_tokens, SIZES["hidden_size"])
     with LargestTensor() as largest:
         model(sequences.input_ids).logits.sum()
     assert largest.numel >= 8 * 40 * 5000
 
 
-def test_logits_of_the_whole_batch_are_never_held_for_the_full_kl_either() -> None:
-    config = LlamaConfig(**{**SIZES, "vocab_size": 5000, "tie_word_embeddings": False})
-    model, reference = (AutoModelForCausalLM.from_config(config) for _ in range(2))
-    sequences = collate([[1, 2]] * 8, [[3] * 40] * 8, pad_token_id=0)
-    chunk_tokens = 10
-    with LargestTensor() as largest:
+@pytest.mark.parametrize("with_entropy", [False, True])
+@pytest.mark.parametrize("num_models", [1, 2])
+def test_logits_of_each_model_are_computed_once_forward_and_once_backward(
+    with_entropy: bool, num_models: int
+) -> None:
+    model, *references = [wide_model() for _ in range(num_models)]
+    sequences = collate([[1, 2]] * 3, [[3] * 40, [3] * 7, []], pad_token_id=0)
+    with LogitRows(5000) as forward:
         result = response_logprobs(
-            model, sequences, temperature=1.0, reference=reference, chunk_tokens=chunk_tokens
+            model,
+            sequences,
+            temperature=1.0,
+            with_entropy=with_entropy,
+            reference=references[0] if references else None,
+            value_head=value_head(),
+            chunk_tokens=10,
         )
-        assert result.full_kl is not None
-        (result.logprobs + result.full_kl).sum().backward()
-    assert largest.numel <= 5000 * max(chunk_tokens, config.hidden_size)
+    with LogitRows(5000) as backward:
+        wanted = result.logprobs, result.entropy, result.full_kl, result.values
+        torch.stack([each for each in wanted if each is not None]).sum().backward()
+    assert forward.count == backward.count == num_models * 47
 
 
 @pytest.mark.parametrize("chunk_tokens", [1, 5, None])
@@ -222,21 +360,33 @@ def test_logits_of_the_whole_batch_are_never_held_for_the_full_kl_either() -> No
 def test_full_kl_and_its_gradients_are_those_of_full_logits(name: str, chunk_tokens: int | None) -> None:
     # policy and reference need not be of one architecture
     model, reference, sequences = build(name), build("softcap", seed=1), batch()
-    weights = torch.randn(2, *sequences.response_mask.shape, dtype=torch.float64) * sequences.response_mask
+    weights = torch.randn(3, *sequences.response_mask.shape, dtype=torch.float64) * sequences.response_mask
     log_p = full_logits(model, sequences).log_softmax(-1)
     log_q = full_logits(reference, sequences).log_softmax(-1).detach()
-    chosen = log_p.gather(2, sequences.response_ids[:, :, None])[:, :, 0]
-    loss = (weights[0] * chosen + weights[1] * (log_p.exp() * (log_p - log_q)).sum(-1)).sum()
+    chosen, ref_chosen = (
+        each.gather(2, sequences.response_ids[:, :, None])[:, :, 0] for each in (log_p, log_q)
+    )
+    entropy = -(log_p.exp() * log_p).sum(-1)
+    kl = (log_p.exp() * (log_p - log_q)).sum(-1)
+    loss = (weights[0] * chosen + weights[1] * entropy + weights[2] * kl).sum()
     expected_gradients = gradients(model, loss)
 
     result = response_logprobs(
-        model, sequences, temperature=TEMPERATURE, reference=reference, chunk_tokens=chunk_tokens
+        model,
+        sequences,
+        temperature=TEMPERATURE,
+        with_entropy=True,
+        reference=reference,
+        chunk_tokens=chunk_tokens,
     )
 
-    assert result.full_kl is not None
+    assert result.full_kl is not None and result.entropy is not None and result.ref_logprobs is not None
     expected = full_kl_oracle(model, reference, sequences)
     torch.testing.assert_close(result.full_kl, expected, rtol=1e-9, atol=1e-9)
-    found = gradients(model, (weights[0] * result.logprobs + weights[1] * result.full_kl).sum())
+    ref_chosen = torch.where(sequences.response_mask, ref_chosen, 0.0)
+    torch.testing.assert_close(result.ref_logprobs, ref_chosen, rtol=1e-9, atol=1e-9)
+    loss = weights[0] * result.logprobs + weights[1] * result.entropy + weights[2] * result.full_kl
+    found = gradients(model, loss.sum())
     assert found.keys() == expected_gradients.keys()
     for parameter, gradient in expected_gradients.items():
         # both come from one pass of the same batch, so the norms' float32 is the same in both
@@ -383,7 +533,7 @@ def test_a_reference_and_a_value_head_leave_the_log_probabilities_as_they_are() 
         reference=build("llama", torch.float32, seed=1),
         value_head=value_head(),
     )
-    assert plain.full_kl is None and plain.values is None
+    assert plain.full_kl is None and plain.ref_logprobs is None and plain.values is None
     assert plain.entropy is not None and rich.entropy is not None
     assert torch.equal(plain.logprobs, rich.logprobs)
     assert torch.equal(plain.entropy, rich.entropy)
@@ -406,7 +556,7 @@ def test_masked_positions_hold_zero_whatever_the_padding_is() -> None:
         )
         for each in (sequences, garbage)
     ]
-    for field in ("logprobs", "full_kl", "values"):
+    for field in ("logprobs", "full_kl", "ref_logprobs", "values"):
         first, second = (getattr(result, field) for result in results)
         assert torch.equal(first, second)
         assert not first[~sequences.response_mask].any()

@@ -3,9 +3,11 @@
 from collections import Counter
 
 import pytest
+import torch
 
 from schemas.recipe import SupervisedFineTuning
 from tasks.data_order import WINDOW_BATCHES, DataOrder, order_of
+from tasks.seeds import generator
 
 
 def stream(order: DataOrder, num_batches: int) -> list[int]:
@@ -29,6 +31,41 @@ def test_a_batch_does_not_depend_on_those_before_it() -> None:
         for n in (19, 0, 7)
     ]
     assert alone == [in_turn[19], in_turn[0], in_turn[7]]
+
+
+def test_the_order_of_an_epoch_is_one_permutation_of_its_seed_and_number() -> None:
+    order = DataOrder(num_examples=10, batch_size=4, seed=3)
+    permutations = [torch.randperm(10, generator=generator(3, "order", epoch)).tolist() for epoch in range(4)]
+    expected = [index for permutation in permutations for index in permutation]
+    assert stream(order, 10) == expected
+
+
+def test_an_order_that_is_made_anew_finds_the_epoch_that_was_shuffled_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shuffled = []
+    randperm = torch.randperm
+    monkeypatch.setattr(torch, "randperm", lambda *args, **kw: shuffled.append(args) or randperm(*args, **kw))
+
+    def batches(numbers: range) -> list[list[int]]:
+        return [DataOrder(num_examples=12, batch_size=5, seed=41).batch(number) for number in numbers]
+
+    batches(range(9))
+    assert len(shuffled) == 4, "45 positions lie in four epochs"
+    batches(range(5, 9))
+    assert len(shuffled) == 4, "the last two are remembered"
+    batches(range(2))
+    assert len(shuffled) == 5, "and no more"
+
+
+def test_orders_that_differ_in_lengths_alone_are_two() -> None:
+    upwards, downwards = tuple(range(64)), tuple(range(64, 0, -1))
+    first, second = (DataOrder(64, 4, seed=1, lengths=lengths) for lengths in (upwards, downwards))
+    assert first != second
+    assert hash(first) == hash(second), "lengths are compared and not hashed"
+    alone = stream(second, 16)
+    assert stream(first, 16) != alone
+    assert stream(second, 16) == alone
 
 
 def test_epochs_and_seeds_differ() -> None:

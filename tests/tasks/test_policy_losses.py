@@ -17,7 +17,7 @@ from tasks.estimates import estimate
 from tasks.examples import codec_of, read_prompts
 from tasks.optimization import TrainingDiverged
 from tasks.policy_losses import Minibatch, accumulate_losses, minibatch_of, surrogate_and_old_kl
-from tasks.rollouts import Actors, Rollout, sample_and_score, shape
+from tasks.rollouts import Actors, Rollout, rollout_logprobs, sample_and_score, shape
 from tasks.scoring import load_scorer
 
 CPU = torch.device("cpu")
@@ -70,8 +70,11 @@ class Rolled:
 
     def minibatch(self, networks: ActorCritic, work: PolicyOptimization) -> Minibatch:
         """All responses as one minibatch; the values that are clipped around are off those of now."""
-        rollout = self.rollout
-        old_values = networks.values(rollout.sequences, self.actors)
+        said = rollout_logprobs(
+            networks.policy, self.rollout.sequences, self.actors, value_head=networks.value_head
+        )
+        rollout = replace(self.rollout, values=said.values)
+        old_values = networks.values(rollout, self.actors)
         estimates = estimate(rollout, work.algorithm, old_values=old_values)
         if old_values is not None:
             noise = torch.randn(old_values.shape, generator=torch.Generator().manual_seed(1))
@@ -175,7 +178,7 @@ def test_rows_may_come_in_any_order(rolled: Rolled) -> None:
     gradients = []
     for rows in (torch.arange(ROWS), torch.tensor([4, 0, 6, 2, 1, 5, 3])):
         networks = load_actor_critic(rolled.job, work, CPU)
-        old_values = networks.values(rolled.rollout.sequences, rolled.actors)
+        old_values = networks.values(rolled.rollout, rolled.actors)
         estimates = estimate(rolled.rollout, work.algorithm, old_values=old_values)
         minibatch = minibatch_of(rolled.rollout, estimates, rows, work, max_length=MAX_LENGTH)
         accumulate_losses(networks, rolled.actors, minibatch, work, kl_penalty_coef=0.0)
@@ -190,7 +193,7 @@ def test_a_response_that_was_filtered_out_pulls_the_policy_nowhere(rolled: Rolle
     kept = torch.tensor([0, 2, 3, 5])
     work = rolled.work({**switches, "overlong_filter": False})
     networks = load_actor_critic(rolled.job, work, CPU)
-    old_values = networks.values(rolled.rollout.sequences, rolled.actors)
+    old_values = networks.values(rolled.rollout, rolled.actors)
     estimates = estimate(rolled.rollout, work.algorithm, old_values=old_values)
     minibatch = minibatch_of(rolled.rollout, estimates, kept, work, max_length=MAX_LENGTH)
     accumulate_losses(networks, rolled.actors, minibatch, work, kl_penalty_coef=0.0)

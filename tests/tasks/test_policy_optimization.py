@@ -40,7 +40,7 @@ def rolled(pipeline: Any) -> Rolled:
     prompts = read_prompts(job.inputs["prompts"], "train", codec)
     scored = sample_and_score(actors, prompts, list(range(12)), seed=1)
     rollout = shape(actors, scored, returns=job.work.algorithm)
-    old_values = networks.values(rollout.sequences, actors)
+    old_values = networks.values(rollout, actors)
     assert old_values is not None
     return job, actors, rollout, old_values
 

@@ -1,13 +1,25 @@
-"""What a response is paid as a whole: moments, clip and length, in this order."""
+"""What a response is paid as a whole: moments, clip and length, in this order. And what a rollout costs."""
+
+from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
+from algorithms.kl import full_kl
 from algorithms.rewards import RunningMoments
+from models import logprobs
+from models.chunked_logits import logits_and_slope
+from models.folders import load_policy
+from models.heads import ScalarModel, values
+from models.output_head import OutputHead
 from models.sequences import collate
-from schemas.algorithm import Returns
-from tasks.rollouts import Sampled, Scored, scale
-from tasks.scoring import Scores
+from schemas.algorithm import Algorithm, Returns
+from tasks.actor_critic import ActorCritic, load_actor_critic
+from tasks.examples import codec_of
+from tasks.rollouts import Actors, Sampled, Scored, scale, shape
+from tasks.scoring import Scorer, Scores
 
 
 def scored(scores: list[float], lengths: list[int], *, ended: bool = True) -> Scored:
@@ -69,3 +81,94 @@ def test_scaling_alone_keeps_the_mean() -> None:
 
 def test_without_switches_scores_stay_as_they_are() -> None:
     assert scale(scored([3.0, -1.0], [1, 4]), Returns(), None, max_length=4).tolist() == [3.0, -1.0]
+
+
+@dataclass
+class Cost:
+    """What was computed: passes of the trunks, in order, and the number of tokens whose logits were."""
+
+    passes: list[str] = field(default_factory=list)
+    logit_rows: int = 0
+
+
+def cost_from_now_on(actors: Actors, monkeypatch: pytest.MonkeyPatch) -> Cost:
+    """Counts what the two models compute."""
+    cost = Cost()
+    assert actors.reference is not None
+    for name, model in (("policy", actors.policy), ("reference", actors.reference)):
+        model.base_model.register_forward_hook(lambda *call, name=name: cost.passes.append(name))
+
+    def counting(hidden: Tensor, head: OutputHead, temperature: float) -> tuple[Tensor, Tensor | float]:
+        cost.logit_rows += len(hidden)
+        return logits_and_slope(hidden, head, temperature)
+
+    monkeypatch.setattr(logprobs, "logits_and_slope", counting)
+    return cost
+
+
+@pytest.fixture
+def shared(pipeline: Any) -> tuple[ActorCritic, Actors]:
+    """A policy with a value head on its trunk, beside an untrained reference; two sequences fit into a micro-batch."""
+    job = pipeline.job("policy")
+    algorithm = Algorithm.model_validate({"preset": "ppo", "shared_trunk": True})
+    work = job.work.model_copy(update={"algorithm": algorithm, "critic": None})
+    networks = load_actor_critic(job, work, torch.device("cpu"))
+    actors = Actors(
+        policy=networks.policy,
+        reference=load_policy(pipeline.folder("model")),
+        scorer=Scorer(terms=(), missing_eos=None),
+        codec=codec_of(job, "init"),
+        microbatch_size=2,
+        precision="float32",
+    )
+    return networks, actors
+
+
+RESPONSES = scored([1.0, 0.5, 0.0, -1.0], [3, 1, 6, 2])
+
+
+def test_one_pass_of_a_shared_trunk_gives_log_probabilities_and_values(
+    shared: tuple[ActorCritic, Actors], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    networks, actors = shared
+    assert networks.value_head is not None
+    without = shape(actors, RESPONSES, returns=Returns())
+    assert without.values is None
+    cost = cost_from_now_on(actors, monkeypatch)
+
+    rollout = shape(actors, RESPONSES, returns=Returns(), value_head=networks.value_head)
+    found = networks.values(rollout, actors)
+
+    assert cost.passes == ["policy"] * 2 + ["reference"] * 2
+    assert cost.logit_rows == 12 + 12, "of each model, once for each of the responses' tokens"
+    assert torch.equal(rollout.logprobs, without.logprobs)
+    critic = ScalarModel(networks.policy.base_model, networks.value_head)
+    assert found is not None
+    torch.testing.assert_close(found, values(critic, rollout.sequences))
+
+
+def test_full_kl_in_the_reward_takes_one_pass_of_each_model(
+    shared: tuple[ActorCritic, Actors], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, actors = shared
+    by_k1 = shape(actors, RESPONSES, returns=Returns(kl_coef=0.5))
+    cost = cost_from_now_on(actors, monkeypatch)
+
+    rollout = shape(actors, RESPONSES, returns=Returns(kl_coef=0.5, kl_kind="full"))
+
+    assert cost.passes == ["policy", "reference"] * 2
+    assert cost.logit_rows == 12 + 12
+    assert torch.equal(rollout.logprobs, by_k1.logprobs)
+    assert rollout.ref_logprobs is not None and by_k1.ref_logprobs is not None
+    assert torch.equal(rollout.ref_logprobs, by_k1.ref_logprobs)
+    sequences = rollout.sequences
+    places = torch.arange(4)[:, None], sequences.response_positions
+    with torch.no_grad():
+        logits, ref_logits = (
+            model(sequences.input_ids, attention_mask=sequences.attention_mask).logits[places]
+            for model in (actors.policy, actors.reference)
+        )
+    expected = torch.where(sequences.response_mask, full_kl(logits, ref_logits), 0.0)
+    torch.testing.assert_close(rollout.kl, expected, rtol=1e-4, atol=1e-5)
+    # −0.5·KL on every token; the score on the last is what is above it
+    assert rollout.rewards[2, :5].tolist() == pytest.approx((-0.5 * expected[2, :5]).tolist(), abs=1e-4)
