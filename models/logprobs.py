@@ -126,7 +126,8 @@ def token_logprobs(
 class _ChunkedLogProbs(torch.autograd.Function):
     """With z of `logits_and_slope`: log p = z − lse(z);  H = lse(z) − Σ p·z;  KL = Σ p·(log p − log q).
 
-    d log p(a)/dz = 1[a] − p;  dH/dz = −p·(log p + H);  dKL/dz = p·(log p − log q − KL).
+    d log p(a)/dz = 1[a] − p;  dH/dz = −p·(log p + H);  dKL/dz = p·(log p − log q − KL).  q is frozen: it comes in a
+    tuple, which autograd does not look into.
     """
 
     @staticmethod
@@ -136,8 +137,7 @@ class _ChunkedLogProbs(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         targets: Tensor,
-        reference: tuple[Tensor, OutputHead]
-        | None,  # of q; in a tuple autograd does not see it: it is frozen
+        reference: tuple[Tensor, OutputHead] | None,
         scaling: tuple[float, float | None],  # (scale, softcap)
         temperature: float,
         with_entropy: bool,
