@@ -25,12 +25,14 @@ REWARDED = ("value_pretraining", "policy_optimization", "best_of_n")
 """Kinds of stage with a reward."""
 JUDGED = ("evaluation", COLLECTING)
 """Kinds of stage with a judge."""
+_NAMED = ("data", "verifiers", "rewards", "stages")
+"""Sections of a recipe whose keys are names."""
 _CYCLE_REMEDY = "name a stage before them in one of these fields"
 
 
 def name_problems(plain: Plain) -> list[Problem]:
     """Everything that is wrong with the names in a recipe, however little of it is valid otherwise."""
-    if any(len(_mapping(plain.get(field))) > MAX_NAMED for field in ("data", "rewards", "stages")):
+    if any(len(_mapping(plain.get(field))) > MAX_NAMED for field in _NAMED):
         return []  # refused for that
     return [
         *_reserved_names(plain),
@@ -211,9 +213,15 @@ def _verifiers(plain: Plain) -> Iterator[Problem]:
     for name, stage in _stages(plain).items():
         for field, key in (("judge", "verifier"), ("algorithm", "positive_verifier")):
             named.append((("stages", name, field, key), _mapping(stage.get(field)).get(key)))
+    own = _mapping(plain.get("verifiers"))
     for path, verifier in named:
-        if isinstance(verifier, str) and verifier not in VERIFIERS:
-            yield Problem(path, f"no verifier is called {quote(verifier)}", suggest(verifier, VERIFIERS))
+        if isinstance(verifier, str) and verifier not in VERIFIERS and verifier not in own:
+            message, known = f"no verifier is called {quote(verifier)}", (*own, *VERIFIERS)
+            yield Problem(path, message, suggest(verifier, known))
+    for name in own:
+        if name in VERIFIERS:
+            message = f"'{name}' is a built-in verifier, and would mean two rules"
+            yield Problem(("verifiers", name), message, "give yours another name")
 
 
 def _verifiers_of_another_task(plain: Plain) -> Iterator[Problem]:

@@ -281,9 +281,26 @@ def test_other_encodings_of_text_are_text(kind: pa.DataType) -> None:
 
 
 def test_other_columns_pass_through() -> None:
-    assert kept_rows(table({"prompt": "a", "answer": 3}), content="prompts")[0] == [
-        {"prompt": "a", "answer": 3}
+    assert kept_rows(table({"prompt": "a", "difficulty": 3}), content="prompts")[0] == [
+        {"prompt": "a", "difficulty": 3}
     ]
+
+
+def test_answers_are_text_and_may_be_missing() -> None:
+    rows = [{"prompt": "a", "answer": "1"}, {"prompt": "b", "answer": None}, {"prompt": "c", "answer": ""}]
+    kept, report = kept_rows(table(*rows), content="prompts")
+    assert kept == rows
+    assert report.num_dropped == 0
+    with pytest.raises(UnusableTable, match="prompts: column answer is int64, not text; name a column of text"):
+        kept_rows(table({"prompt": "a", "answer": 3}), content="prompts")
+
+
+def test_an_answer_does_not_make_another_prompt() -> None:
+    kept, report = kept_rows(
+        table({"prompt": "a", "answer": "1"}, {"prompt": "a", "answer": "2"}), content="prompts"
+    )
+    assert kept == [{"prompt": "a", "answer": "1"}]
+    assert report.dropped == {REPEATED: 1}
 
 
 @pytest.mark.parametrize(

@@ -96,6 +96,7 @@ def test_a_response_that_was_cut_off_is_kept_only_if_its_score_says_so(
         collate([[1, 5], [1, 5]], [[8, 9, 9], [9, 2]], pad_token_id=0),
         prompts=["3 a+2?", "3 a+2?"],
         responses=["a+2:345 #5", "a+2:345 #6"],
+        answers=[None, None],
         ended=torch.tensor([False, True]),
         microbatch_size=None,
     )
