@@ -36,13 +36,13 @@ def load_verifier(job: StageJob, name: str, *, role: str) -> Verifier:
     """The verifier that the recipe calls ``name``.
 
     Args:
-        role: under which the stage reads its artifact, if it is one of the recipe's own.
+        role: under which the stage reads its artifact, where it is one of the recipe's own.
 
     Raises:
         BrokenVerifier: a user's file cannot be used.
         MissingAnswers: it compares with answers, and prompts of the stage have none.
     """
-    if role not in job.inputs:
+    if name in VERIFIERS:  # which no verifier of a recipe's own is called
         return VERIFIERS[name]
     configuration = read_configuration(job.inputs[role])
     if configuration.source == EXACT_MATCH:

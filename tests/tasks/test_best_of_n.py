@@ -194,7 +194,7 @@ def test_it_learns_what_the_reward_asks_for(
     pipeline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A verifier of another task, which about a third of the responses pass at first: there is an answer."""
-    monkeypatch.setitem(VERIFIERS, "arithmetic", lambda prompt, response: "#" in response)
+    monkeypatch.setitem(VERIFIERS, "arithmetic", lambda prompt, response, answer: "#" in response)
     job = job_in(pipeline, tmp_path, reward=VERIFIER, iterations=6, batch_size=64, minibatch_size=4)
     run(job)
     entries = list(read(job.scratch / JOURNAL))
