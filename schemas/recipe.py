@@ -66,7 +66,8 @@ class Data(Frozen):
     source: str
     """``builtin:NAME/KIND``, or a ``.json``, ``.jsonl``, ``.parquet`` or ``.csv`` file (from the recipe's folder on)."""
     columns: dict[Column, str] = Field(default_factory=dict)
-    """Our column → a column of the file (``chosen.value`` reaches into it) or a template ``"{instruction} {input}"``."""
+    """Our column → a column of the file (``chosen.value`` reaches into it) or a template ``"{instruction} {input}"``.
+    ``answer`` is what a verifier is given beside a prompt."""
     split: Split = Split()
     rows: Count | None = None
     """At most so many rows for training; None: all that the source has."""

@@ -81,18 +81,17 @@ def _run(file: Path, *, name: str) -> ModuleType:
 
 def _function_in(module: ModuleType, function: str, *, name: str) -> Callable[..., Any]:
     found = getattr(module, function, None)
-    if not inspect.isfunction(found):
+    if not callable(found):
         there = [key for key, value in vars(module).items() if inspect.isfunction(value)]
         raise BrokenVerifier(
             f"verifiers.{name}.function={function!r}: the file has no such function (it has "
             f"{', '.join(there) or 'none'}); define def {function}{SIGNATURE}, or name another as function"
         )
-    signature = inspect.signature(found)
     try:
-        signature.bind("", "", None)
-    except TypeError:
+        inspect.signature(found).bind("", "", None)
+    except (TypeError, ValueError) as error:
         raise BrokenVerifier(
-            f"verifiers.{name}.function={function!r} takes {signature}, and is called with {SIGNATURE}; "
+            f"verifiers.{name}.function={function!r} cannot be called with {SIGNATURE}: {error}; "
             f"define def {function}{SIGNATURE}"
         ) from None
     return found
@@ -102,7 +101,7 @@ def _told(error: BaseException, file: Path) -> str:
     """The error in a line, with the place in the user's file that it came from."""
     lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
     place = f" (line {lines[-1].lineno}: {lines[-1].line})" if lines else ""
-    return f"{type(error).__name__}: {error}{place}"
+    return f"{type(error).__name__}: {_cut(' '.join(str(error).split()))}{place}"
 
 
 def _case(prompt: str, response: str, answer: str | None) -> str:
@@ -111,7 +110,10 @@ def _case(prompt: str, response: str, answer: str | None) -> str:
 
 
 def _short(value: object) -> str:
-    text = repr(value)
+    return _cut(repr(value))
+
+
+def _cut(text: str) -> str:
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
 
 

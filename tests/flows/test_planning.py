@@ -108,6 +108,15 @@ VERIFIED = (
 """The value stage, the policy and the evaluation read it; SFT and the reward model do not."""
 
 
+COMPARISON = "verifiers={mine: {source: 'builtin:exact_match'}}"
+
+
+def answered(recipe: Path) -> tuple[str]:
+    """An override that reads the prompts from a file that may have answers."""
+    recipe.with_name("prompts.jsonl").write_text('{"prompt": "1+1?", "answer": "2"}\n')
+    return (f"data.prompts.source={recipe.with_name('prompts.jsonl')}",)
+
+
 def test_a_changed_verifier_is_imported_again_and_its_readers_run_again(
     workspace: Workspace, recipe_file: Path
 ) -> None:
@@ -144,38 +153,40 @@ def test_a_changed_verifier_is_imported_again_and_its_readers_run_again(
 def test_what_a_changed_verifier_changes_is_said_where_it_is_read(
     workspace: Workspace, recipe_file: Path
 ) -> None:
-    own = "verifiers={mine: {source: 'builtin:exact_match'}}"
-    run_all(workspace, recipe_file, own, VERIFIED[1])
+    overrides = (*answered(recipe_file), VERIFIED[1])
+    run_all(workspace, recipe_file, COMPARISON, *overrides)
     changed = "verifiers={mine: {source: 'builtin:exact_match', extract: '#(.*)'}}"
-    steps = planned(workspace, recipe_file, changed, VERIFIED[1])
+    steps = planned(workspace, recipe_file, changed, *overrides)
     assert steps["verifiers.mine"].reasons == ("configuration.verifier.extract: null → #(.*)",)
-    with lives(workspace, recipe_file, changed, VERIFIED[1]) as life:
-        live_all(life, until="evaluation")
-    [reason] = planned(workspace, recipe_file, changed, VERIFIED[1])["evaluation"].reasons
-    assert re.fullmatch(
-        r"configuration\.judge\.verifier: [0-9a-f]{12} → [0-9a-f]{12}|never run here", reason
-    ), reason
+    assert [name for name, step in steps.items() if step.action != "reuse"] == [
+        "verifiers.mine",
+        "evaluation",
+    ]
+    run_all(workspace, recipe_file, changed, *overrides, until="evaluation")
+    [reason] = planned(workspace, recipe_file, changed, *overrides)["evaluation"].reasons
+    assert re.fullmatch(r"configuration\.judge\.verifier: [0-9a-f]{12} → [0-9a-f]{12}", reason)
 
 
 def test_a_renamed_verifier_changes_nothing_for_its_readers(workspace: Workspace, recipe_file: Path) -> None:
-    def overrides(name: str) -> list[str]:
-        source = f"verifiers={{{name}: {{source: 'builtin:exact_match'}}}}"
-        return [source, f"stages.evaluation.judge.verifier={name}"]
+    def overrides(name: str) -> tuple[str, ...]:
+        source = COMPARISON.replace("mine", name)
+        return (source, f"stages.evaluation.judge.verifier={name}", *answered(recipe_file))
 
     run_all(workspace, recipe_file, *overrides("mine"))
     steps = planned(workspace, recipe_file, *overrides("yours"))
+    assert "verifiers.yours" in steps
     assert set(actions(steps, list(steps))) == {"reuse"}
 
 
 def test_prompts_are_prepared_anew_for_who_may_ask_for_answers_and_are_the_same_without_any(
     workspace: Workspace, recipe_file: Path
 ) -> None:
-    run_all(workspace, recipe_file)
-    own = "verifiers={mine: {source: 'builtin:exact_match'}}"
-    steps = planned(workspace, recipe_file, own, VERIFIED[1])
+    run_all(workspace, recipe_file, *answered(recipe_file))
+    overrides = (COMPARISON, VERIFIED[1], *answered(recipe_file))
+    steps = planned(workspace, recipe_file, *overrides)
     assert steps["data.prompts"].reasons == ("extra.answers: absent → true",)
     assert steps["data.demonstrations"].action == "reuse"
-    run_all(workspace, recipe_file, own, VERIFIED[1])
+    run_all(workspace, recipe_file, *overrides)
     finished = [line.split()[0] for line in events(workspace) if " finished " in line]
     assert finished[len(STEPS) :] == ["data.prompts", "verifiers.mine", "evaluation"]
 

@@ -147,7 +147,7 @@ def named_everywhere(plain: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def test_an_own_verifier_may_be_named_wherever_a_built_in_one_may(plain: dict[str, Any]) -> None:
-    plain["verifiers"] = {"mine": {"source": EXACT_MATCH}}
+    plain["verifiers"] = {"mine": {"source": "mine.py"}}
     assert list(name_problems(named_everywhere(plain, "mine"))) == []
     assert [str(problem) for problem in name_problems(named_everywhere(plain, "mien"))] == [
         f"{path}: no verifier is called 'mien'; did you mean 'mine'?"
@@ -158,6 +158,34 @@ def test_an_own_verifier_may_be_named_wherever_a_built_in_one_may(plain: dict[st
             "stages.collected.judge.verifier",
         )
     ]
+
+
+@pytest.mark.parametrize(
+    ("tasks", "remedy"),
+    [
+        ({"source": "builtin:arithmetic/prompts"}, "name another verifier"),
+        ({"source": "x.jsonl", "columns": {"prompt": "question"}}, "add data.tasks.columns.answer"),
+        ({"source": "x.jsonl", "columns": {"prompt": "question", "answer": "final"}}, None),
+        ({"source": "x.jsonl"}, None),  # the file may have a column of that name
+    ],
+)
+def test_a_comparison_is_refused_on_prompts_that_are_known_to_have_no_answers(
+    plain: dict[str, Any], tasks: dict[str, Any], remedy: str | None
+) -> None:
+    plain["verifiers"] = {"mine": {"source": EXACT_MATCH}}
+    plain["data"]["tasks"] = tasks
+    places = {
+        "value": "rewards.main.terms.1.verifier",
+        "policy": "stages.policy.algorithm.positive_verifier",
+        "evaluation": "stages.evaluation.judge.verifier",
+        "collected": "stages.collected.judge.verifier",
+    }
+    said = {str(problem) for problem in name_problems(named_everywhere(plain, "mine"))}
+    assert said == {
+        f"{path}: 'mine' compares with answers, and data.tasks, which {stage} reads, has none; {remedy}"
+        for stage, path in [*places.items(), ("policy", places["value"])]
+        if remedy
+    }
 
 
 @pytest.mark.parametrize("section", [3, ["mine"], {"mine": None}, {"mine": 3}, {3: {"source": "x.py"}}])

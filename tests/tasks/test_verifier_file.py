@@ -100,25 +100,34 @@ def test_a_file_that_is_no_verifier(tmp_path: Path, text: str | bytes, told: str
 
 
 @pytest.mark.parametrize(
-    ("signature", "fits"),
+    "definition",
     [
-        ("(prompt, response, answer)", True),
-        ("(prompt, response, answer=None)", True),
-        ("(p, r, a, strict=False)", True),
-        ("(*case)", True),
-        ("(prompt, response)", False),
-        ("(prompt, response, *, answer)", False),
-        ("(prompt, response, answer, tolerance)", False),
-        ("()", False),
+        "def verify(prompt, response, answer): return True",
+        "def verify(prompt, response, answer=None): return True",
+        "def verify(p, r, a, strict=False): return True",
+        "def verify(*case): return True",
+        "verify = lambda prompt, response, answer: True",
+        "import functools\n@functools.cache\ndef verify(prompt, response, answer): return True",
     ],
 )
-def test_the_number_of_parameters(tmp_path: Path, signature: str, fits: bool) -> None:
-    text = f"def verify{signature}:\n    return True\n"
-    if fits:
-        assert load(tmp_path, text)("p", "r", None) is True
-        return
-    assert refusal(tmp_path, text) == (
-        f"verifiers.gsm8k.function='verify' takes {signature}, and is called with (prompt, response, answer); "
+def test_what_can_be_called_with_three_arguments(tmp_path: Path, definition: str) -> None:
+    assert load(tmp_path, definition)("p", "r", None) is True
+
+
+@pytest.mark.parametrize(
+    ("signature", "why"),
+    [
+        ("(prompt, response)", "too many positional arguments"),
+        ("()", "too many positional arguments"),
+        ("(prompt, response, *, answer)", "too many positional arguments"),
+        ("(prompt, response, answer, tolerance)", "missing a required argument: 'tolerance'"),
+    ],
+)
+def test_what_cannot_is_refused_before_it_is(tmp_path: Path, signature: str, why: str) -> None:
+    with pytest.raises(BrokenVerifier) as caught:
+        load(tmp_path, f"def verify{signature}: ...\n")
+    assert str(caught.value) == (
+        f"verifiers.gsm8k.function='verify' cannot be called with (prompt, response, answer): {why}; "
         "define def verify(prompt, response, answer)"
     )
 
@@ -149,6 +158,13 @@ def test_an_error_deep_in_a_library_is_told_with_the_users_line(tmp_path: Path) 
         BrokenVerifier, match=r"JSONDecodeError: .* \(line 3: return json.loads\(response\) == answer\)"
     ):
         load(tmp_path, text)("p", "{", "a")
+
+
+def test_a_long_error_is_one_short_line(tmp_path: Path) -> None:
+    text = "def verify(prompt, response, answer):\n    raise ValueError('many\\nlines ' * 1000)\n"
+    message = refusal(tmp_path, text)
+    assert "\n" not in message
+    assert len(message) < 600
 
 
 def test_leaving_the_process_is_an_error_too(tmp_path: Path) -> None:

@@ -93,7 +93,8 @@ def test_a_broken_file_is_refused_when_it_is_imported(tmp_path: Path) -> None:
     source.write_text("def verify(prompt, response):\n    return True\n")
     job = job_in(tmp_path / "import", ImportVerifier(verifier=Verifier(source=str(source))))
     with pytest.raises(
-        BrokenVerifier, match=r"verifiers.mine.function='verify' takes \(prompt, response\), and is"
+        BrokenVerifier,
+        match=r"verifiers.mine.function='verify' cannot be called with \(prompt, response, answer\)",
     ):
         run(job)
 
