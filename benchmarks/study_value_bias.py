@@ -143,6 +143,7 @@ def paid(sampled: Sampled, terms: Sequence[Term]) -> Responses:
         sampled.sequences,
         prompts=sampled.prompts,
         responses=sampled.responses,
+        answers=sampled.answers,
         ended=sampled.ended,
         microbatch_size=MICROBATCH,
     )

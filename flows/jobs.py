@@ -8,17 +8,20 @@ from typing import Any
 
 from flows.machine import Share, available_cpus
 from models.source_digest import source_digest
-from schemas.job import ImportModel, PrepareData, StageJob, Work
+from schemas.job import ImportModel, ImportVerifier, PrepareData, StageJob, Work
 from schemas.recipe import MODEL, Gate, Recipe, Resources, Reward
 from schemas.references import content_of, reward_of
 from schemas.stage_key import key_parts
 
 DATA = "data."
 """What the names of the implicit steps that prepare data start with."""
+VERIFIERS = "verifiers."
+"""The same of those that import verifiers."""
 
 ARTIFACTS = {
     "import_model": "policy",
     "prepare_data": "dataset",
+    "import_verifier": "verifier",
     "sft": "policy",
     "reward_model": "reward_model",
     "dpo": "policy",
@@ -41,6 +44,8 @@ def work_of(recipe: Recipe, step: str) -> Work:
     if step.startswith(DATA):
         name = step.removeprefix(DATA)
         return PrepareData(content=content_of(recipe, name), data=recipe.data[name])
+    if step.startswith(VERIFIERS):
+        return ImportVerifier(verifier=recipe.verifiers[step.removeprefix(VERIFIERS)])
     return recipe.stages[step]
 
 
@@ -67,7 +72,7 @@ def key_parts_of(recipe: Recipe, step: str, inputs: Mapping[str, str]) -> dict[s
         rewards=rewards_of(recipe, step),
         seed=_seed_in_key(recipe, work),
         inputs={**inputs, **_source_of(work)},
-        extra={} if isinstance(work, ImportModel | PrepareData) else {"chat": recipe.model.chat},
+        extra=_extra(recipe, work),
     )
 
 
@@ -122,18 +127,32 @@ def rewards_of(recipe: Recipe, step: str) -> dict[str, Reward]:
 
 def _seed_in_key(recipe: Recipe, work: Work) -> int | None:
     """The implicit steps draw nothing, except that a built-in model's weights are drawn from the seed."""
-    if isinstance(work, PrepareData):
+    if isinstance(work, PrepareData | ImportVerifier):
         return None
     if isinstance(work, ImportModel):
         return recipe.seed if work.model.source.startswith(_BUILTIN) else None
     return recipe.seed if work.seed is None else work.seed
 
 
+def _extra(recipe: Recipe, work: Work) -> dict[str, Any]:
+    """What the step reads of the recipe besides its own configuration."""
+    if isinstance(work, PrepareData):
+        # Prompts that were prepared when nobody could ask for answers may lack those of their file.
+        return {"answers": True} if recipe.verifiers and work.content == "prompts" else {}
+    return {} if isinstance(work, ImportModel | ImportVerifier) else {"chat": recipe.model.chat}
+
+
 def _source_of(work: Work) -> dict[str, str]:
     """``source`` → sha256 of what an implicit step reads from outside."""
     if isinstance(work, ImportModel):
         return {"source": source_digest(work.model.source)}
-    if isinstance(work, PrepareData) and not work.data.source.startswith(_BUILTIN):
-        with open(work.data.source, "rb") as file:
-            return {"source": hashlib.file_digest(file, "sha256").hexdigest()}
-    return {}
+    if isinstance(work, PrepareData):
+        source = work.data.source
+    elif isinstance(work, ImportVerifier):
+        source = work.verifier.source
+    else:
+        return {}
+    if source.startswith(_BUILTIN):
+        return {}
+    with open(source, "rb") as file:
+        return {"source": hashlib.file_digest(file, "sha256").hexdigest()}

@@ -341,7 +341,7 @@ def _description(job: StageJob, result: StageResult, inputs: Mapping[str, Input]
         own["content"] = job.work.content
     elif job.work.kind == COLLECTING:
         own["content"] = COLLECTED
-    elif kind != "evaluation":
+    elif kind not in ("evaluation", "verifier"):
         own["tokenizer_digest"] = result.tokenizer_digest
     parents = {role: given.artifact.digest for role, given in inputs.items()}
     return {"kind": kind, "parents": parents, "metrics": result.metrics, **own}

@@ -52,6 +52,12 @@ class ValueModel(StoredArtifact):
     tokenizer_digest: Digest
 
 
+class Verifier(StoredArtifact):
+    """A rule that says whether a response is right: its configuration and, where it is a user's own, their file."""
+
+    kind: Literal["verifier"] = "verifier"
+
+
 class Evaluation(StoredArtifact):
     """Samples of candidate and baseline with their judgements."""
 
@@ -59,5 +65,6 @@ class Evaluation(StoredArtifact):
 
 
 Artifact = Annotated[
-    Dataset | PolicyCheckpoint | RewardModel | ValueModel | Evaluation, Field(discriminator="kind")
+    Dataset | PolicyCheckpoint | RewardModel | ValueModel | Verifier | Evaluation,
+    Field(discriminator="kind"),
 ]

@@ -26,6 +26,9 @@ def _unread(recipe: Recipe) -> Iterator[str]:
     read = {step for inputs in dependencies(recipe).values() for step in inputs.values()}
     scored = {reward_of(stage) for stage in recipe.stages.values()}
     yield from (f"data.{name}: no stage reads it" for name in recipe.data if f"data.{name}" not in read)
+    yield from (
+        f"verifiers.{name}: no stage reads it" for name in recipe.verifiers if f"verifiers.{name}" not in read
+    )
     yield from (f"rewards.{name}: no stage reads it" for name in recipe.rewards if name not in scored)
     yield from (
         f"stages.{name}: no policy_optimization stage starts from this critic"

@@ -19,6 +19,7 @@ from schemas.recipe import (
     RewardModelling,
     SupervisedFineTuning,
     ValuePretraining,
+    Verifier,
 )
 
 
@@ -37,9 +38,17 @@ class PrepareData(Frozen):
     data: Data
 
 
+class ImportVerifier(Frozen):
+    """The implicit step that copies one of the recipe's verifiers into the store."""
+
+    kind: Literal["import_verifier"] = "import_verifier"
+    verifier: Verifier
+
+
 Work = Annotated[
     ImportModel
     | PrepareData
+    | ImportVerifier
     | SupervisedFineTuning
     | RewardModelling
     | DirectPreferenceOptimization
@@ -58,7 +67,7 @@ class StageJob(Frozen):
 
     run_id: str
     name: str
-    """The stage's name in the recipe, or ``model`` / ``data.NAME`` for an implicit step."""
+    """The stage's name in the recipe, or ``model`` / ``data.NAME`` / ``verifiers.NAME`` for an implicit step."""
     attempt: int
     stage_key: str
     seed: int
@@ -69,8 +78,9 @@ class StageJob(Frozen):
     rewards: dict[str, Reward] = Field(default_factory=dict)
     """The reward (by the recipe's name) that the stage reads, if it reads one."""
     inputs: dict[str, Path] = Field(default_factory=dict)
-    """Role → folder of the input's files. Roles are the fields' names (``init``, ``data``, ``prompts`` …);
-    term i of reward r that is a model has the role ``reward.r.i``."""
+    """Role → folder of the input's files. Roles are the fields' names (``init``, ``data``, ``prompts`` …), among them
+    ``judge`` and ``positive_verifier`` where one of the recipe's verifiers is named there; term i of reward r that is a
+    model or one of those has the role ``reward.r.i``."""
     scratch: Path
     """Outlives the attempt: in-stage checkpoints, metric journal, progress. One folder for one stage key."""
     output: Path

@@ -19,7 +19,7 @@ from schemas.field_errors import field_problems
 from schemas.names import name_problems
 from schemas.overrides import Override, apply_overrides, parse_override
 from schemas.problems import Path, Problem, RecipeError, quote, suggest
-from schemas.recipe import Recipe
+from schemas.recipe import EXACT_MATCH, Recipe
 
 DATA_FORMATS = (".json", ".jsonl", ".parquet", ".csv")
 OPEN = "?"
@@ -171,12 +171,14 @@ def _resolve_sources(
         start = here if _is_overridden(("model", "source"), placed) else folder
         model["source"], found = _model_source(model["source"], start)
         problems += found
-    datasets = plain.get("data")
-    for name, data in datasets.items() if isinstance(datasets, dict) else ():
-        if isinstance(data, dict) and isinstance(data.get("source"), str):
-            start = here if _is_overridden(("data", name, "source"), placed) else folder
-            data["source"], found = _data_source(name, data["source"], start)
-            problems += found
+    for section, resolve_source in (("data", _data_source), ("verifiers", _verifier_source)):
+        named = plain.get(section)
+        for name, value in named.items() if isinstance(named, dict) else ():
+            if isinstance(value, dict) and isinstance(value.get("source"), str):
+                path: Path = (section, name, "source")
+                start = here if _is_overridden(path, placed) else folder
+                value["source"], found = resolve_source(path, value["source"], start)
+                problems += found
     return plain, problems
 
 
@@ -223,8 +225,7 @@ def _model_source(source: str, start: File) -> tuple[str, list[Problem]]:
     return str(folder), []
 
 
-def _data_source(name: str, source: str, start: File) -> tuple[str, list[Problem]]:
-    path: Path = ("data", name, "source")
+def _data_source(path: Path, source: str, start: File) -> tuple[str, list[Problem]]:
     if source == OPEN:
         return source, [_left_open(path)]
     if source.startswith("builtin:"):
@@ -235,6 +236,24 @@ def _data_source(name: str, source: str, start: File) -> tuple[str, list[Problem
         message = f"{quote(source)} is not in a known format"
         return str(file), [
             Problem(path, message, f"name a {', '.join(DATA_FORMATS)} file, or builtin:NAME/KIND")
+        ]
+    if not file.is_file():
+        return str(file), [Problem(path, f"there is no file {file}", "correct the path")]
+    return str(file), []
+
+
+def _verifier_source(path: Path, source: str, start: File) -> tuple[str, list[Problem]]:
+    if source == OPEN:
+        return source, [_left_open(path)]
+    if source.startswith("builtin:"):
+        problem = Problem(
+            path, f"there is no built-in verifier {quote(source)}", suggest(source, [EXACT_MATCH])
+        )
+        return source, [] if source == EXACT_MATCH else [problem]
+    file = _absolute(source, start)
+    if file.suffix != ".py":
+        return str(file), [
+            Problem(path, f"{quote(source)} is no Python file", f"name a .py file, or {EXACT_MATCH}")
         ]
     if not file.is_file():
         return str(file), [Problem(path, f"there is no file {file}", "correct the path")]

@@ -9,7 +9,7 @@ from typing import Any
 
 from schemas.metrics import measured_by
 from schemas.problems import Path, Problem, quote, suggest
-from schemas.recipe import MAX_NAMED, MODEL
+from schemas.recipe import EXACT_MATCH, MAX_NAMED, MODEL
 from schemas.references import (
     COLLECTING,
     CONTENT_COLUMNS,
@@ -25,12 +25,14 @@ REWARDED = ("value_pretraining", "policy_optimization", "best_of_n")
 """Kinds of stage with a reward."""
 JUDGED = ("evaluation", COLLECTING)
 """Kinds of stage with a judge."""
+_NAMED = ("data", "verifiers", "rewards", "stages")
+"""Sections of a recipe whose keys are names."""
 _CYCLE_REMEDY = "name a stage before them in one of these fields"
 
 
 def name_problems(plain: Plain) -> list[Problem]:
     """Everything that is wrong with the names in a recipe, however little of it is valid otherwise."""
-    if any(len(_mapping(plain.get(field))) > MAX_NAMED for field in ("data", "rewards", "stages")):
+    if any(len(_mapping(plain.get(field))) > MAX_NAMED for field in _NAMED):
         return []  # refused for that
     return [
         *_reserved_names(plain),
@@ -39,6 +41,7 @@ def name_problems(plain: Plain) -> list[Problem]:
         *_data_references(plain),
         *_verifiers(plain),
         *_verifiers_of_another_task(plain),
+        *_comparisons_without_answers(plain),
         *_gates(plain),
         *_publications(plain),
         *_cycles(plain),
@@ -211,9 +214,15 @@ def _verifiers(plain: Plain) -> Iterator[Problem]:
     for name, stage in _stages(plain).items():
         for field, key in (("judge", "verifier"), ("algorithm", "positive_verifier")):
             named.append((("stages", name, field, key), _mapping(stage.get(field)).get(key)))
+    own = _mapping(plain.get("verifiers"))
     for path, verifier in named:
-        if isinstance(verifier, str) and verifier not in VERIFIERS:
-            yield Problem(path, f"no verifier is called {quote(verifier)}", suggest(verifier, VERIFIERS))
+        if isinstance(verifier, str) and verifier not in VERIFIERS and verifier not in own:
+            message, known = f"no verifier is called {quote(verifier)}", (*own, *VERIFIERS)
+            yield Problem(path, message, suggest(verifier, known))
+    for name in own:
+        if name in VERIFIERS:
+            message = f"'{name}' is a built-in verifier, and would mean two rules"
+            yield Problem(("verifiers", name), message, "give yours another name")
 
 
 def _verifiers_of_another_task(plain: Plain) -> Iterator[Problem]:
@@ -225,18 +234,42 @@ def _verifiers_of_another_task(plain: Plain) -> Iterator[Problem]:
         if not isinstance(source, str) or not source.startswith("builtin:"):
             continue
         task = source.removeprefix("builtin:").partition("/")[0]
-        read: list[tuple[Path, Any]] = [
-            (("stages", name, field, key), _mapping(stage.get(field)).get(key))
-            for field, key in (("judge", "verifier"), ("algorithm", "positive_verifier"))
-        ]
-        rewards = [reward for _, reward in _reads_rewards(name, stage)]
-        read += [
-            ((*path, "verifier"), term.get("verifier")) for r, path, term in _terms(plain) if r in rewards
-        ]
-        for path, verifier in read:
+        for path, verifier in _reads_verifiers(plain, name, stage):
             if verifier in VERIFIERS and task in VERIFIERS and verifier != task:
                 message = f"'{verifier}' does not understand the prompts that {name} reads (data.{prompts}: {source})"
                 yield Problem(path, message, f"use {task}")
+
+
+def _comparisons_without_answers(plain: Plain) -> Iterator[Problem]:
+    """``exact_match`` on prompts that are known to have no answers; of other files, the stage looks when it starts."""
+    data, own = _mapping(plain.get("data")), _mapping(plain.get("verifiers"))
+    for name, stage in _stages(plain).items():
+        prompts = stage.get("prompts")
+        if not isinstance(prompts, str) or prompts not in data:
+            continue
+        columns = _mapping(_mapping(data[prompts]).get("columns"))
+        is_builtin = _builtin_content(_mapping(data[prompts])) is not None
+        if "answer" in columns or not (columns or is_builtin):
+            continue
+        for path, verifier in _reads_verifiers(plain, name, stage):
+            if _is_in(own, verifier) and _mapping(own[verifier]).get("source") == EXACT_MATCH:
+                message = (
+                    f"'{verifier}' compares with answers, and data.{prompts}, which {name} reads, has none"
+                )
+                remedy = "name another verifier" if is_builtin else f"add data.{prompts}.columns.answer"
+                yield Problem(path, message, remedy)
+
+
+def _reads_verifiers(plain: Plain, name: str, stage: Plain) -> list[tuple[Path, Any]]:
+    """Where a stage, or the reward that it reads, names a verifier, and which."""
+    read: list[tuple[Path, Any]] = [
+        (("stages", name, field, key), _mapping(stage.get(field)).get(key))
+        for field, key in (("judge", "verifier"), ("algorithm", "positive_verifier"))
+    ]
+    rewards = [reward for _, reward in _reads_rewards(name, stage)]
+    return read + [
+        ((*path, "verifier"), term.get("verifier")) for r, path, term in _terms(plain) if r in rewards
+    ]
 
 
 def _gates(plain: Plain) -> Iterator[Problem]:

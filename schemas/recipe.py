@@ -4,6 +4,7 @@ The classes nest like the YAML does and use the same names. What a single field 
 here; what only the whole recipe can say is checked when it is loaded (``schemas.names``, ``schemas.agreement``).
 """
 
+import re
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
@@ -12,16 +13,18 @@ from schemas.algorithm import Algorithm, NonNegative, Number, Positive, Probabil
 from schemas.frozen import Frozen
 
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]{0,62}$")]
-"""A name that a recipe gives to a dataset, reward or stage: lower case, digits, underscores."""
+"""A name that a recipe gives to a dataset, verifier, reward or stage: lower case, digits, underscores."""
 Count = Annotated[int, Field(ge=1, strict=True)]
 CountOrZero = Annotated[int, Field(ge=0, strict=True)]
 Seed = Annotated[int, Field(ge=0, lt=2**32, strict=True)]
 Fraction = Annotated[float, Field(gt=0.0, lt=1.0, strict=True)]
 
 MAX_NAMED = 200
-"""Datasets, rewards or stages in one recipe."""
+"""Datasets, verifiers, rewards or stages in one recipe."""
 MODEL = "model"
 """How a stage refers to the recipe's model."""
+EXACT_MATCH = "builtin:exact_match"
+"""The source of a verifier that compares with the row's answer."""
 
 
 class Model(Frozen):
@@ -53,7 +56,7 @@ class Split(Frozen):
     test: Count | Fraction = 0.05
 
 
-Column = Literal["prompt", "response", "chosen", "rejected", "margin", "responses", "ranks"]
+Column = Literal["prompt", "response", "chosen", "rejected", "margin", "responses", "ranks", "answer"]
 _NOT_TEXT = ("margin", "responses", "ranks")
 
 
@@ -63,7 +66,8 @@ class Data(Frozen):
     source: str
     """``builtin:NAME/KIND``, or a ``.json``, ``.jsonl``, ``.parquet`` or ``.csv`` file (from the recipe's folder on)."""
     columns: dict[Column, str] = Field(default_factory=dict)
-    """Our column → a column of the file (``chosen.value`` reaches into it) or a template ``"{instruction} {input}"``."""
+    """Our column → a column of the file (``chosen.value`` reaches into it) or a template ``"{instruction} {input}"``.
+    ``answer`` is what a verifier is given beside a prompt."""
     split: Split = Split()
     rows: Count | None = None
     """At most so many rows for training; None: all that the source has."""
@@ -81,11 +85,50 @@ class Data(Frozen):
         return self
 
 
+class Verifier(Frozen):
+    """A named rule that says whether a response is right: a user's own function, or a comparison with the answer."""
+
+    source: str
+    """A Python file (from the recipe's folder on), or ``builtin:exact_match``."""
+    function: Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] = "verify"
+    """The file's function ``(prompt, response, answer) -> bool``; ``answer`` is None where the row has none."""
+    extract: str | None = None
+    """Of ``builtin:exact_match``: a regular expression whose one group, where it matched last, is compared with the
+    row's answer; None: the whole response is."""
+
+    @field_validator("extract")
+    @classmethod
+    def _one_group(cls, extract: str | None) -> str | None:
+        if extract is None:
+            return None
+        try:
+            groups = re.compile(extract).groups
+        except re.error as error:
+            raise ValueError(f"{extract!r} is not a regular expression: {error}; correct it") from None
+        if groups != 1:
+            raise ValueError(
+                f"{extract!r} has {groups} groups; put one pair of parentheses around what is compared with the answer "
+                "((?:…) groups without counting)"
+            )
+        return extract
+
+    @model_validator(mode="after")
+    def _nothing_unread(self) -> Self:
+        if self.source == EXACT_MATCH and self.function != "verify":
+            raise ValueError(f"{EXACT_MATCH} has no function={self.function}; remove it")
+        if self.source != EXACT_MATCH and self.extract is not None:
+            raise ValueError(
+                f"extract={self.extract!r} belongs to {EXACT_MATCH}; remove it, or let the file's function do it"
+            )
+        return self
+
+
 class RewardTerm(Frozen):
     """One summand of a reward: a trained reward model or a verifier."""
 
     model: Name | None = None
     verifier: str | None = None
+    """One of the recipe's ``verifiers``, or a built-in one (as ``verifier`` is everywhere)."""
     weight: Number = 1.0
     wrong: Number = 0.0
     """What a verifier's term gives a wrong response; a right one gets 1. VC-PPO and DAPO use −1."""
@@ -526,6 +569,7 @@ class Recipe(Frozen):
     model: Model
     generation: Generation = Generation()
     data: Annotated[dict[Name, Data], Field(max_length=MAX_NAMED)]
+    verifiers: dict[Name, Verifier] = Field(default_factory=dict, max_length=MAX_NAMED)
     rewards: dict[Name, Reward] = Field(default_factory=dict, max_length=MAX_NAMED)
     stages: Annotated[dict[Name, AnyStage], Field(min_length=1, max_length=MAX_NAMED)]
     publish: tuple[Publication, ...] = ()

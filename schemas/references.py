@@ -25,11 +25,12 @@ CONTENT_COLUMNS: dict[str, tuple[str, ...]] = {
 """Content → the columns that each of its rows has. ``responses`` and ``ranks`` are lists of one length; the best
 response has the lowest rank, and equal ranks are a tie."""
 
-OPTIONAL_COLUMNS: dict[str, tuple[str, ...]] = {"preferences": ("margin",)}
-"""Content → columns that its rows may have: the least gap in score that a pair should have (Llama 2)."""
+OPTIONAL_COLUMNS: dict[str, tuple[str, ...]] = {"preferences": ("margin",), "prompts": ("answer",)}
+"""Content → columns that its rows may have: the least gap in score that a pair should have (Llama 2), and the reference
+answer that a verifier is given."""
 
 VERIFIERS = ("arithmetic", "arithmetic_long")
-"""Rules that say whether a response is right."""
+"""Built-in rules that say whether a response is right; a recipe's own stand in its ``verifiers``."""
 
 _POLICY = (MODEL, "sft", "policy_optimization", "dpo", "best_of_n")
 
@@ -83,12 +84,17 @@ def stage_reference(stage: DirectPreferenceOptimization | ValuePretraining | Pol
 def dependencies(recipe: Recipe) -> dict[str, dict[str, str]]:
     """Step → role → step whose artifact it reads; what is published is no dependency.
 
-    Steps are the recipe's stages and the implicit ``model`` and ``data.NAME`` that they read. Roles are the
-    fields' names; term i of reward r that is a model has the role ``reward.r.i``.
+    Steps are the recipe's stages and the implicit ``model``, ``data.NAME`` and ``verifiers.NAME`` that they read. Roles
+    are the fields' names; term i of reward r that is a model, or one of the recipe's verifiers, has the role
+    ``reward.r.i``.
     """
     stages = {name: _inputs(recipe, stage) for name, stage in recipe.stages.items()}
     read = {step for inputs in stages.values() for step in inputs.values()}
-    implicit = (MODEL, *(f"data.{name}" for name in recipe.data))
+    implicit = (
+        MODEL,
+        *(f"data.{name}" for name in recipe.data),
+        *(f"verifiers.{name}" for name in recipe.verifiers),
+    )
     return {**{step: {} for step in implicit if step in read}, **stages}
 
 
@@ -105,7 +111,22 @@ def _inputs(recipe: Recipe, stage: AnyStage) -> dict[str, str]:
         for i, term in enumerate(recipe.rewards[reward].terms):
             if term.model is not None:
                 inputs[f"reward.{reward}.{i}"] = term.model
-    return inputs
+    own = {role: name for role, name in verifiers_of(recipe, stage).items() if name in recipe.verifiers}
+    return inputs | {role: f"verifiers.{name}" for role, name in own.items()}
+
+
+def verifiers_of(recipe: Recipe, stage: AnyStage) -> dict[str, str]:
+    """Role → name of every verifier that a stage reads, built-in ones included."""
+    named: dict[str, str | None] = {}
+    reward = reward_of(stage)
+    if reward is not None:
+        terms = enumerate(recipe.rewards[reward].terms)
+        named |= {f"reward.{reward}.{i}": term.verifier for i, term in terms}
+    if isinstance(stage, PolicyEvaluation | PreferenceCollection) and stage.judge is not None:
+        named["judge"] = stage.judge.verifier
+    if isinstance(stage, PolicyOptimization):
+        named["positive_verifier"] = stage.algorithm.positive_verifier
+    return {role: name for role, name in named.items() if name is not None}
 
 
 def reward_of(stage: AnyStage) -> str | None:

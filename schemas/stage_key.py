@@ -14,13 +14,14 @@ from itertools import zip_longest
 from pathlib import PurePath
 from typing import Any
 
-from schemas.job import ImportModel, PrepareData, Work
+from schemas.job import Work
 from schemas.recipe import Generation, Reward
-from schemas.references import DATA_FIELDS, REFERRING, STAGE_FIELDS
+from schemas.references import DATA_FIELDS, REFERRING, STAGE_FIELDS, VERIFIERS
 
 REVISIONS: dict[str, int] = {
     "import_model": 1,
     "prepare_data": 1,
+    "import_verifier": 1,
     "sft": 1,
     "reward_model": 1,
     "dpo": 1,
@@ -35,9 +36,13 @@ REVISIONS: dict[str, int] = {
 ROLES: dict[str, tuple[str, ...]] = {
     "import_model": (),
     "prepare_data": (),
+    "import_verifier": (),
     **{kind: (*STAGE_FIELDS[kind], *DATA_FIELDS[kind]) for kind in STAGE_FIELDS},
 }
 """Kind of work → its fields that name a stage or a dataset; the key holds the digests of what they name."""
+
+IMPORTED = {"import_model": "model", "prepare_data": "data", "import_verifier": "verifier"}
+"""Kind of implicit step → its field that says what it copies into the store."""
 
 NOT_IN_KEY = frozenset({"kind", "gate", "resources", "seed", "checkpoint_every", "microbatch_size"})
 """Fields that never change a stage's numbers, or (kind, seed) stand elsewhere in the key."""
@@ -96,12 +101,18 @@ def key_parts(
     read_rewards = {
         place: _reward_by_content(name, rewards, digests, kind) for place, name in reward_names.items()
     }
-    if isinstance(work, ImportModel | PrepareData):
-        field = "model" if isinstance(work, ImportModel) else "data"
+    for role, place, field in (
+        ("judge", "judge", "verifier"),
+        ("positive_verifier", "algorithm", "positive_verifier"),
+    ):
+        if configuration.get(place):
+            _verifier_by_content(configuration[place], field, digests, role, kind)
+    if kind in IMPORTED:
+        field = IMPORTED[kind]
         source = configuration[field]["source"]
         if "source" in digests or not source.startswith(_SOURCES_WITH_CONTENT):
             named["source"] = _take(digests, "source", kind)
-        configuration[field]["source"] = _form(source, is_folder=isinstance(work, ImportModel))
+        configuration[field]["source"] = _form(source, is_folder=kind == "import_model")
     unread = [*sorted(digests), *sorted(set(rewards) - set(reward_names.values()))]
     if unread:
         raise ValueError(
@@ -159,16 +170,27 @@ def _reward_names(configuration: Mapping[str, Any]) -> dict[str, str]:
 def _reward_by_content(
     name: str, rewards: Mapping[str, Reward], digests: dict[str, str], kind: str
 ) -> dict[str, Any]:
-    """The reward with every model's name replaced by its content digest, which is taken out of ``digests``."""
+    """The reward with the name of every model, and of every verifier of the recipe's own, replaced by its content
+    digest, which is taken out of ``digests``."""
     if name not in rewards:
         raise ValueError(
             f"rewards of a {kind} stage: {name!r} is missing; given: {', '.join(rewards) or 'nothing'}"
         )
     content = rewards[name].model_dump(mode="json")
     for index, term in enumerate(content["terms"]):
+        role = f"reward.{name}.{index}"
         if term["model"] is not None:
-            term["model"] = _take(digests, f"reward.{name}.{index}", kind)
+            term["model"] = _take(digests, role, kind)
+        _verifier_by_content(term, "verifier", digests, role, kind)
     return content
+
+
+def _verifier_by_content(
+    named: dict[str, Any], field: str, digests: dict[str, str], role: str, kind: str
+) -> None:
+    """Put the content digest in the place of the name of one of the recipe's own verifiers."""
+    if named[field] is not None and named[field] not in VERIFIERS:
+        named[field] = _take(digests, role, kind)
 
 
 def _form(source: str, *, is_folder: bool) -> str:

@@ -32,7 +32,7 @@ _NUMBER_COLUMNS = {"rollouts": ("score", "num_tokens")}
 _MAY_LACK = {content: ("split", *OPTIONAL_COLUMNS.get(content, ())) for content in CONTENT_COLUMNS}
 
 COLUMN_TYPES: dict[str, pa.DataType] = {
-    **dict.fromkeys(("prompt", "response", "chosen", "rejected", "split"), pa.string()),
+    **dict.fromkeys(("prompt", "response", "chosen", "rejected", "split", "answer"), pa.string()),
     "margin": pa.float64(),
     "responses": pa.list_(pa.string()),
     "ranks": pa.list_(pa.float64()),
@@ -248,9 +248,11 @@ def _columns(content: str) -> tuple[str, ...]:
 def _schema(content: str) -> pandera.DataFrameSchema:
     may_lack = _MAY_LACK.get(content, ())
     columns = {
-        # A margin may be missing in some rows, as its whole column may
+        # A margin or an answer may be missing in some rows, as its whole column may
         column: pandera.Column(
-            COLUMN_TYPES[column], required=column not in may_lack, nullable=column == "margin"
+            COLUMN_TYPES[column],
+            required=column not in may_lack,
+            nullable=column in OPTIONAL_COLUMNS.get(content, ()),
         )
         for column in _columns(content)
     }
@@ -279,8 +281,8 @@ def usable(
     """The rows that can be used, batch by batch, and a function that gives the report once all were taken.
 
     Args:
-        batches: Columns as in ``TELLING_COLUMNS``, optionally ``split`` and, of preferences, ``margin`` (of rollouts:
-            also ``score`` and ``num_tokens``); other columns pass through.
+        batches: Columns as in ``TELLING_COLUMNS``, optionally ``split`` and, of preferences, ``margin``, of prompts,
+            ``answer`` (of rollouts: also ``score`` and ``num_tokens``); other columns pass through.
         content: What the rows are.
         allow_repeats: Keep rows that are equal in all the columns that tell them apart; otherwise the first of them is kept.
             Rollouts may always repeat: two samples of one prompt can be the same.

@@ -19,7 +19,8 @@ from algorithms.advantages import (
 from algorithms.rewards import shape_rewards
 from schemas.algorithm import GROUPED, Algorithm
 from tasks.rollouts import Rollout, sequence_sums
-from tasks.verifiers import VERIFIERS
+from tasks.verifier_file import Verifier
+from tasks.verifiers import verdicts
 
 _AGAINST_THE_GROUP = {
     "leave_one_out": leave_one_out,
@@ -50,12 +51,14 @@ def estimate(
     *,
     old_values: Tensor | None = None,
     greedy_scores: Tensor | None = None,
+    positive_verifier: Verifier | None = None,
 ) -> Estimates:
     """Everything that the updates of one rollout learn from.
 
     Args:
         old_values: (B,T), of the critic; for ``advantage: gae``.
         greedy_scores: (B,), scaled scores of the greedy responses to the same prompts; for ``greedy_baseline``.
+        positive_verifier: the algorithm's, loaded, where it names one.
     """
     mask = rollout.sequences.response_mask
     advantages = _advantages(rollout, algorithm, old_values, greedy_scores)
@@ -69,7 +72,7 @@ def estimate(
     return Estimates(
         advantages=advantages,
         policy_mask=mask & rollout.sampled.ended[:, None] if algorithm.overlong_filter else mask,
-        is_positive=held_to_be_right(rollout, algorithm),
+        is_positive=held_to_be_right(rollout, algorithm, positive_verifier),
         old_values=old_values,
         targets=targets,
     )
@@ -106,14 +109,15 @@ def minibatch_advantages(advantages: Tensor, policy_mask: Tensor, algorithm: Alg
     return advantages
 
 
-def held_to_be_right(rollout: Rollout, algorithm: Algorithm) -> Tensor:
+def held_to_be_right(rollout: Rollout, algorithm: Algorithm, verifier: Verifier | None = None) -> Tensor:
     """Which responses (B,) the positive-example loss imitates: by a verifier, or by a score threshold."""
     scores = rollout.scores.total
     if not algorithm.positive_nll_coef:
         return torch.zeros_like(scores, dtype=torch.bool)
     if algorithm.positive_verifier is not None:
-        verify = VERIFIERS[algorithm.positive_verifier]
-        pairs = zip(rollout.sampled.prompts, rollout.sampled.responses, strict=True)
-        return torch.tensor([verify(*pair) for pair in pairs], device=scores.device)
+        assert verifier is not None
+        sampled = rollout.sampled
+        right = verdicts(verifier, sampled.prompts, sampled.responses, sampled.answers)
+        return torch.tensor(right, device=scores.device)
     assert algorithm.positive_threshold is not None  # or the recipe would have been refused
     return scores > algorithm.positive_threshold

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from itertools import product
 
-import torch
 from torch import Tensor
 
 from models.folders import load_policy
@@ -11,14 +10,14 @@ from schemas.job import StageJob, StageResult
 from schemas.recipe import PolicyEvaluation
 from tasks.examples import Prompts, codec_of, read_prompts
 from tasks.journal import Progress
+from tasks.judging import load_judge
 from tasks.optimization import training_device
 from tasks.rollouts import Sampled, sample_responses
 from tasks.rows import write_rows
-from tasks.scoring import TokenizersDiffer, load_scorer, score
+from tasks.scoring import TokenizersDiffer
 from tasks.scratch import PROGRESS
 from tasks.seeds import derive_seed
 from tasks.splits import TEST
-from tasks.verifiers import VERIFIERS
 
 NUM_SHOWN = 3
 """Prompts of which both models' responses are handed back to be shown."""
@@ -72,6 +71,9 @@ def respond(job: StageJob, role: str, *, greedy: bool) -> tuple[Judged, Prompts]
     device = training_device()
     codec = codec_of(job, role)
     prompts = read_prompts(job.inputs["prompts"], TEST, codec)
+    judge = load_judge(
+        job, work.judge, tokenizer_of=role, device=device, microbatch_size=work.microbatch_size
+    )
     copies = 1 if greedy else work.samples_per_prompt
     sampled = sample_responses(
         load_policy(job.inputs[role]).to(device),
@@ -83,28 +85,7 @@ def respond(job: StageJob, role: str, *, greedy: bool) -> tuple[Judged, Prompts]
         microbatch_size=work.microbatch_size,
         greedy=greedy,
     )
-    return Judged(sampled=sampled, judgements=judge(job, role, sampled)), prompts
-
-
-def judge(job: StageJob, role: str, sampled: Sampled) -> Tensor:
-    """Right (1) or wrong (0) by the verifier, or the score of the named reward, for each response (B,)."""
-    work = job.work
-    assert isinstance(work, PolicyEvaluation)
-    if work.judge.verifier is not None:
-        verify = VERIFIERS[work.judge.verifier]
-        pairs = zip(sampled.prompts, sampled.responses, strict=True)
-        return torch.tensor([float(verify(*pair)) for pair in pairs])
-    assert work.judge.reward is not None
-    scorer = load_scorer(job, work.judge.reward, tokenizer_of=role, device=sampled.ended.device)
-    scored = score(
-        scorer,
-        sampled.sequences,
-        prompts=sampled.prompts,
-        responses=sampled.responses,
-        ended=sampled.ended,
-        microbatch_size=work.microbatch_size,
-    )
-    return scored.total.cpu()
+    return Judged(sampled=sampled, judgements=judge(sampled)), prompts
 
 
 def compare(judged: dict[str, Judged], *, name: str, num_prompts: int) -> dict[str, float | None]:

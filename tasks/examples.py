@@ -51,6 +51,8 @@ class Prompts:
 
     texts: list[str]
     ids: list[list[int]]
+    answers: list[str | None]
+    """What a verifier may compare a response with; None where the row has none."""
     num_too_long: int
     """Prompts that did not fit and were left out."""
 
@@ -154,6 +156,7 @@ def read_prompts(folder: Path, split: str, codec: Codec) -> Prompts:
     return Prompts(
         texts=[rows[i]["prompt"] for i in fits],
         ids=[ids[i] for i in fits],
+        answers=[rows[i].get("answer") for i in fits],
         num_too_long=len(rows) - len(fits),
     )
 

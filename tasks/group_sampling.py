@@ -81,6 +81,7 @@ def join_scored(parts: list[Scored], *, pad_token_id: int) -> Scored:
     return Scored(
         sampled=Sampled(
             prompts=[prompt for each in sampled for prompt in each.prompts],
+            answers=[answer for each in sampled for answer in each.answers],
             responses=[response for each in sampled for response in each.responses],
             sequences=join([each.sequences for each in sampled], pad_token_id=pad_token_id),
             ended=torch.cat([each.ended for each in sampled]),

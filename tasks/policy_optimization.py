@@ -41,6 +41,8 @@ from tasks.scoring import load_scorer
 from tasks.seeds import derive_seed
 from tasks.selection import Selection
 from tasks.splits import TRAIN, VALIDATION
+from tasks.verifier_file import Verifier
+from tasks.verifiers import load_verifier
 
 
 def run(job: StageJob) -> StageResult:
@@ -64,6 +66,7 @@ def run(job: StageJob) -> StageResult:
     train, validation = (read_prompts(job.inputs["prompts"], split, codec) for split in (TRAIN, VALIDATION))
     selection = Selection(actors, validation, num_samples=work.validation_samples, seed=job.seed)
     ptx = read_ptx(job, work, codec)
+    positive_verifier = load_positive_verifier(job, algorithm)
 
     with Attempt(
         job,
@@ -93,7 +96,13 @@ def run(job: StageJob) -> StageResult:
             greedy = sample_greedy(work, actors, train, filled.scored)
             greedy_scores = scaled_greedy(greedy, algorithm, moments, job)
             old_values = networks.values(rollout, actors)
-            estimates = estimate(rollout, algorithm, old_values=old_values, greedy_scores=greedy_scores)
+            estimates = estimate(
+                rollout,
+                algorithm,
+                old_values=old_values,
+                greedy_scores=greedy_scores,
+                positive_verifier=positive_verifier,
+            )
 
             # 4. Update
             metrics = update(
@@ -163,6 +172,13 @@ def read_ptx(job: StageJob, work: PolicyOptimization, codec: Codec) -> Ptx | Non
     return Ptx(examples, order)
 
 
+def load_positive_verifier(job: StageJob, algorithm: Algorithm) -> Verifier | None:
+    """What says which responses are imitated, where that is a verifier."""
+    if not algorithm.positive_nll_coef or algorithm.positive_verifier is None:
+        return None
+    return load_verifier(job, algorithm.positive_verifier, role="positive_verifier")
+
+
 def sample_rollout(
     job: StageJob, work: PolicyOptimization, actors: Actors, prompts: Prompts, *, first_batch: int
 ) -> Filled:
@@ -198,11 +214,13 @@ def sample_greedy(
     """The likeliest response to the prompt of each response, scored; None where no baseline is made of them."""
     if work.algorithm.advantage != "greedy_baseline":
         return None
-    place = {text: index for index, text in enumerate(prompts.texts)}
-    distinct = list(dict.fromkeys(scored.sampled.prompts))
-    greedy = sample_and_score(actors, prompts, [place[text] for text in distinct], seed=0, greedy=True)
-    row = {text: number for number, text in enumerate(distinct)}
-    return greedy.select([row[text] for text in scored.sampled.prompts])
+    # Demonstrations may have one prompt in several rows, with an answer of its own in each
+    place = {case: index for index, case in enumerate(zip(prompts.texts, prompts.answers, strict=True))}
+    cases = list(zip(scored.sampled.prompts, scored.sampled.answers, strict=True))
+    distinct = list(dict.fromkeys(cases))
+    greedy = sample_and_score(actors, prompts, [place[case] for case in distinct], seed=0, greedy=True)
+    row = {case: number for number, case in enumerate(distinct)}
+    return greedy.select([row[case] for case in cases])
 
 
 def scaled_greedy(

@@ -5,12 +5,11 @@ Nothing is trained. The held-out splits come first, so that prompts which give n
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
-import torch
 from transformers import PreTrainedModel
 
 from models.folders import load_policy
@@ -20,13 +19,12 @@ from schemas.job import StageJob, StageResult
 from schemas.recipe import PreferenceCollection
 from tasks.batch_files import BatchFiles
 from tasks.examples import Codec, Prompts, codec_of, read_prompts
+from tasks.judging import Judgement, load_judge
 from tasks.optimization import training_device
 from tasks.rollouts import Sampled, sample_responses
 from tasks.rows import read_rows, write_rows
-from tasks.scoring import load_scorer, score
 from tasks.seeds import derive_seed
 from tasks.splits import SPLITS
-from tasks.verifiers import VERIFIERS
 
 SAME_SCORE = "all responses score the same"
 SAME_TEXT = "chosen equals rejected"
@@ -35,8 +33,6 @@ NO_TEXT = "responses are empty"
 
 OPENING_TOKENS = 64
 """More than a chat template puts between the assistant's turn and its words."""
-
-Judge = Callable[[Sampled], list[float]]
 
 
 class NoPairs(ValueError):
@@ -109,7 +105,11 @@ def run(job: StageJob) -> StageResult:
     # 1. The policy, its judge, and every split's prompts in batches
     codec = codec_of(job, "policy")
     policy = load_policy(job.inputs["policy"]).to(device)
-    judge = load_judge(job, device)
+    judge = None  # pairs that are made on demonstrations need none
+    if work.judge is not None:
+        judge = load_judge(
+            job, work.judge, tokenizer_of="policy", device=device, microbatch_size=work.batch_size
+        )
     sources = {split: read_source(job, split, codec) for split in SPLITS}
     batches = list(cut_batches(sources, work))
 
@@ -172,37 +172,6 @@ def cut_batches(sources: Mapping[str, Source], work: PreferenceCollection) -> It
             yield Batch(split=split, indices=range(start, end), is_last=end == count)
 
 
-def load_judge(job: StageJob, device: torch.device) -> Judge | None:
-    """What scores responses; None where pairs are made on demonstrations, which need no judge."""
-    work = job.work
-    assert isinstance(work, PreferenceCollection)
-    if work.judge is None:
-        return None
-    if work.judge.verifier is not None:
-        verify = VERIFIERS[work.judge.verifier]
-
-        def verdicts(sampled: Sampled) -> list[float]:
-            pairs = zip(sampled.prompts, sampled.responses, strict=True)
-            return [float(verify(*pair)) for pair in pairs]
-
-        return verdicts
-    assert work.judge.reward is not None
-    scorer = load_scorer(job, work.judge.reward, tokenizer_of="policy", device=device)
-
-    def scores(sampled: Sampled) -> list[float]:
-        scored = score(
-            scorer,
-            sampled.sequences,
-            prompts=sampled.prompts,
-            responses=sampled.responses,
-            ended=sampled.ended,
-            microbatch_size=work.batch_size,
-        )
-        return [float(each) for each in scored.total]
-
-    return scores
-
-
 def sample_batch(
     policy: PreTrainedModel, codec: Codec, source: Source, batch: Batch, job: StageJob, *, number: int
 ) -> Sampled:
@@ -225,14 +194,14 @@ def collect(
     source: Source,
     batch: Batch,
     work: PreferenceCollection,
-    judge: Judge | None,
+    judge: Judgement | None,
 ) -> Collected:
     """The pairs that a batch's responses give."""
     group = samples_of(work)
     texts = without_opening(sampled.responses, codec)
     lengths = sampled.sequences.lengths.tolist()
     responses = [Response(*each) for each in zip(texts, lengths, strict=True)]
-    scores = judge(sampled) if judge is not None else None
+    scores = judge(sampled).tolist() if judge is not None else None
     demonstrated = (
         None if source.demonstrations is None else encode_demonstrations(source.demonstrations, batch, codec)
     )

@@ -27,6 +27,8 @@ class Sampled:
     """Responses to prompts: as text, as ids, and whether each ended by itself (B,)."""
 
     prompts: list[str]
+    answers: list[str | None]
+    """The rows' own, for verifiers."""
     responses: list[str]
     sequences: Sequences
     ended: Tensor
@@ -45,6 +47,7 @@ class Scored:
         return Scored(
             sampled=Sampled(
                 prompts=[self.sampled.prompts[row] for row in rows],
+                answers=[self.sampled.answers[row] for row in rows],
                 responses=[self.sampled.responses[row] for row in rows],
                 sequences=self.sampled.sequences.select(places),
                 ended=self.sampled.ended[places],
@@ -139,6 +142,7 @@ def sample_responses(
     sequences = collate(prompt_ids, samples.responses, pad_token_id=codec.pad_token_id)
     return Sampled(
         prompts=[prompts.texts[index] for index in indices],
+        answers=[prompts.answers[index] for index in indices],
         responses=decode_all(codec.tokenizer, samples.responses),
         sequences=sequences.to(policy.device),
         ended=torch.tensor(samples.ended, device=policy.device),
@@ -163,6 +167,7 @@ def sample_and_score(
         sampled.sequences,
         prompts=sampled.prompts,
         responses=sampled.responses,
+        answers=sampled.answers,
         ended=sampled.ended,
         microbatch_size=actors.microbatch_size,
     )

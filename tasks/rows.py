@@ -21,3 +21,12 @@ def read_rows(folder: Path, split: str) -> list[Row]:
     """All rows of one split of a ``Dataset`` artifact."""
     rows: list[Row] = pq.read_table(folder / f"{split}.parquet").to_pylist()
     return rows
+
+
+def count_missing(folder: Path, split: str, column: str) -> tuple[int, int]:
+    """In how many rows of one split the column holds nothing (in all, where there is no such column); and how many rows there are."""
+    with pq.ParquetFile(folder / f"{split}.parquet") as file:
+        num_rows = file.metadata.num_rows
+        if column not in file.schema_arrow.names:
+            return num_rows, num_rows
+        return file.read(columns=[column])[column].null_count, num_rows

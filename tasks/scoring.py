@@ -13,7 +13,8 @@ from models.heads import ScalarModel, load_scalar, scores
 from models.sequences import Sequences
 from schemas.job import StageJob
 from schemas.recipe import MissingEos
-from tasks.verifiers import VERIFIERS, Verifier
+from tasks.verifier_file import Verifier
+from tasks.verifiers import load_verifier, verdicts
 
 
 class TokenizersDiffer(ValueError):
@@ -53,7 +54,7 @@ class Scores:
 def load_scorer(
     job: StageJob, reward: str, *, tokenizer_of: str, device: torch.device, dtype: torch.dtype = torch.float32
 ) -> Scorer:
-    """Load the reward's models.
+    """Load the reward's models and verifiers.
 
     Args:
         tokenizer_of: the role of the policy whose ids the reward models will be given.
@@ -61,16 +62,18 @@ def load_scorer(
 
     Raises:
         TokenizersDiffer: a reward model was trained with another tokenizer than the policy's.
+        BrokenVerifier, MissingAnswers: see ``load_verifier``.
     """
     policy_tokenizer = tokenizer_digest(job.inputs[tokenizer_of])
     terms = []
     for index, term in enumerate(job.rewards[reward].terms):
+        role = f"reward.{reward}.{index}"
         if term.verifier is not None:
-            verifier = VERIFIERS[term.verifier]
+            verifier = load_verifier(job, term.verifier, role=role)
             terms.append(Term(name=term.name, weight=term.weight, scorer=verifier, wrong=term.wrong))
             continue
         assert term.model is not None
-        folder = job.inputs[f"reward.{reward}.{index}"]
+        folder = job.inputs[role]
         if tokenizer_digest(folder) != policy_tokenizer:
             raise TokenizersDiffer(
                 f"rewards.{reward}.terms.{index}.model={term.model!r} has another tokenizer than {tokenizer_of}; "
@@ -93,6 +96,7 @@ def score(
     *,
     prompts: Sequence[str],
     responses: Sequence[str],
+    answers: Sequence[str | None],
     ended: Tensor,
     microbatch_size: int | None,
 ) -> Scores:
@@ -107,8 +111,9 @@ def score(
         if isinstance(term.scorer, ScalarModel):
             term_scores = _model_scores(term.scorer, sequences, microbatch_size)
         else:
-            verdicts = [term.scorer(prompt, text) for prompt, text in zip(prompts, responses, strict=True)]
-            right = torch.tensor(verdicts, dtype=torch.bool, device=ended.device)
+            right = torch.tensor(
+                verdicts(term.scorer, prompts, responses, answers), dtype=torch.bool, device=ended.device
+            )
             term_scores = torch.where(right, 1.0, term.wrong)
         by_term[term.name] = term_scores
         total = total + term.weight * term_scores

@@ -7,6 +7,7 @@ from schemas.job import StageJob, StageResult
 MODULES = {
     "import_model": "tasks.import_model",
     "prepare_data": "tasks.prepare_data",
+    "import_verifier": "tasks.import_verifier",
     "sft": "tasks.sft",
     "reward_model": "tasks.reward_model",
     "dpo": "tasks.dpo",

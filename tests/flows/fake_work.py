@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from schemas.job import StageJob, StageResult
-from tasks import preemption
+from tasks import import_verifier, preemption
 from tasks.durable_files import replace_file
 from tasks.journal import Journal, Progress
 from tasks.scratch import JOURNAL, PROGRESS, write_committed
@@ -26,6 +26,7 @@ WEIGHTS = "weights.txt"
 METRICS = {
     "import_model": {},
     "prepare_data": {"train_rows": 10.0},
+    "import_verifier": {},
     "sft": {"validation_nll": 0.5},
     "reward_model": {"pair_accuracy": 0.8},
     "value_pretraining": {"explained_variance": 0.4},
@@ -43,7 +44,10 @@ def run_stage(job: StageJob) -> StageResult:
         os.kill(os.getpid(), signal.SIGKILL)
     if _is_named(job, "refuse.txt"):
         refuse(job)
-    if job.work.kind in ("import_model", "prepare_data"):
+    if job.work.kind == "import_verifier":
+        import_verifier.run(job)  # quick enough to be done as it is
+        weights = digest("".join(path.read_text() for path in sorted(job.output.iterdir())))
+    elif job.work.kind in ("import_model", "prepare_data"):
         weights = digest(job.name)
     else:
         weights = train(job, seconds)

@@ -230,7 +230,7 @@ def test_status_of_an_empty_workspace_is_no_error(tmp_path: Path) -> None:
 
 def test_schema_describes_the_recipe() -> None:
     told = json.loads(CliRunner().invoke(app, ["schema"]).stdout)
-    assert {"recipe", "stages", "rewards", "data"} <= set(told["properties"])
+    assert {"recipe", "stages", "rewards", "verifiers", "data"} <= set(told["properties"])
 
 
 def test_the_summary_holds_nothing_else(finished: Workspace) -> None:

@@ -83,6 +83,20 @@ def test_a_files_content_is_in_its_key(recipe_file: Path) -> None:
     assert stage_key(key_parts_of(recipe, "data.prompts", {})) != stage_key(parts)
 
 
+def test_a_verifiers_file_and_words_are_in_its_key_and_nothing_else(recipe_file: Path) -> None:
+    file = recipe_file.with_name("mine.py")
+    file.write_text("def verify(prompt, response, answer): ...\n")
+    recipe = load_recipe(recipe_file, [f"verifiers={{mine: {{source: {file}}}}}", "seed=3"])
+    assert work_of(recipe, "verifiers.mine").kind == "import_verifier"
+    assert resources_of(recipe, "verifiers.mine").cpus == 1
+    parts = key_parts_of(recipe, "verifiers.mine", {})
+    assert parts["inputs"] == {"source": hashlib.sha256(file.read_bytes()).hexdigest()}
+    assert parts["configuration"] == {"verifier": {"source": ".py", "function": "verify", "extract": None}}
+    assert (parts["seed"], parts["extra"], parts["rewards"]) == (None, {}, {})
+    builtin = load_recipe(recipe_file, ["verifiers={mine: {source: 'builtin:exact_match'}}"])
+    assert key_parts_of(builtin, "verifiers.mine", {})["inputs"] == {}
+
+
 def test_how_prompts_are_wrapped_is_in_the_key_of_who_reads_them(recipe_file: Path) -> None:
     inputs = {"init": "a", "data": "b"}
     as_told = key_parts_of(load_recipe(recipe_file, ["model.chat=false"]), "sft", inputs)

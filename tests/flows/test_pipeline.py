@@ -262,3 +262,26 @@ def test_the_same_recipe_started_twice_at_once_trains_once(
     assert {name: stage.digest for name, stage in first.stages.items()} == {
         name: stage.digest for name, stage in second.stages.items()
     }
+
+
+@pytest.mark.usefixtures("prefect_url")
+def test_a_broken_verifier_is_one_message_and_stops_who_reads_it(
+    workspace: Workspace, recipe_file: Path, start_vantage: Starter
+) -> None:
+    recipe_file.with_name("mine.py").write_text("def verify(prompt, response, answer)\n    return True\n")
+    recipe = recipe_file.read_text().replace(
+        "rewards:\n", "verifiers: {mine: {source: mine.py}}\nrewards:\n", 1
+    )
+    recipe_file.write_text(recipe.replace("judge: {verifier: arithmetic}", "judge: {verifier: mine}"))
+    process = start_vantage()
+    printed, errors = process.communicate(timeout=120)
+    assert process.returncode == ExitCode.BAD_INPUT, printed + errors
+    told = " ".join((printed + errors).split())
+    message = (
+        "verifiers.mine.source: the file is not Python (line 1: expected ':'); correct what the message names"
+    )
+    assert told.count(message) == 1
+    assert "Traceback" not in told
+    [record] = read_runs(workspace)
+    statuses = {name: stage.status for name, stage in record.stages.items()}
+    assert (statuses["verifiers.mine"], statuses["evaluation"]) == ("failed", "blocked")

@@ -1,14 +1,16 @@
 """Plans against stores that fake stages have filled."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from lives import live_all, lives, pace
+from lives import events, live_all, lives, pace
 
 from flows.planning import Drifted, PlannedStep, needs_work, plan, refuse_drift
 from flows.runs import Workspace, read_runs
 from schemas.loading import load_recipe
+from schemas.problems import RecipeError
 from tasks.store import Store
 
 STEPS = [
@@ -97,6 +99,118 @@ def test_what_a_file_holds_counts_and_not_where_it_lies(workspace: Workspace, re
     step = planned(workspace, recipe_file, source)["data.demonstrations"]
     assert step.action == "run"
     assert step.reasons[0].startswith("inputs.source: ")
+
+
+VERIFIED = (
+    "rewards.main.terms=[{model: reward}, {verifier: mine}]",
+    "stages.evaluation.judge.verifier=mine",
+)
+"""The value stage, the policy and the evaluation read it; SFT and the reward model do not."""
+
+
+COMPARISON = "verifiers={mine: {source: 'builtin:exact_match'}}"
+
+
+def answered(recipe: Path) -> tuple[str]:
+    """An override that reads the prompts from a file that may have answers."""
+    recipe.with_name("prompts.jsonl").write_text('{"prompt": "1+1?", "answer": "2"}\n')
+    return (f"data.prompts.source={recipe.with_name('prompts.jsonl')}",)
+
+
+def test_a_changed_verifier_is_imported_again_and_its_readers_run_again(
+    workspace: Workspace, recipe_file: Path
+) -> None:
+    file = recipe_file.with_name("mine.py")
+    file.write_text("def verify(prompt, response, answer):\n    return True\n")
+    overrides = (*VERIFIED, f"verifiers={{mine: {{source: {file}}}}}")
+    run_all(workspace, recipe_file, *overrides)
+    steps = planned(workspace, recipe_file, *overrides)
+    assert set(actions(steps, list(steps))) == {"reuse"}
+    assert list(steps)[:5] == [*STEPS[:4], "verifiers.mine"]
+
+    moved = file.rename(file.with_name("moved.py"))
+    overrides = (*VERIFIED, f"verifiers={{mine: {{source: {moved}}}}}")
+    assert planned(workspace, recipe_file, *overrides)["verifiers.mine"].action == "reuse"
+
+    moved.write_text("def verify(prompt, response, answer):\n    return False\n")
+    steps = planned(workspace, recipe_file, *overrides)
+    assert {name for name, step in steps.items() if step.action != "reuse"} == {
+        "verifiers.mine",
+        "value",
+        "policy",
+        "evaluation",
+    }
+    assert steps["verifiers.mine"].action == "run"
+    assert steps["verifiers.mine"].reasons[0].startswith("inputs.source: ")
+    assert steps["value"].reasons == ("for verifiers.mine",)
+
+    before = len(events(workspace))
+    run_all(workspace, recipe_file, *overrides)
+    finished = [line.split()[0] for line in events(workspace)[before:] if " finished " in line]
+    assert finished == ["verifiers.mine", "value", "policy", "evaluation"]
+
+
+def test_what_a_changed_verifier_changes_is_said_where_it_is_read(
+    workspace: Workspace, recipe_file: Path
+) -> None:
+    overrides = (*answered(recipe_file), VERIFIED[1])
+    run_all(workspace, recipe_file, COMPARISON, *overrides)
+    changed = "verifiers={mine: {source: 'builtin:exact_match', extract: '#(.*)'}}"
+    steps = planned(workspace, recipe_file, changed, *overrides)
+    assert steps["verifiers.mine"].reasons == ("configuration.verifier.extract: null → #(.*)",)
+    assert [name for name, step in steps.items() if step.action != "reuse"] == [
+        "verifiers.mine",
+        "evaluation",
+    ]
+    run_all(workspace, recipe_file, changed, *overrides, until="evaluation")
+    [reason] = planned(workspace, recipe_file, changed, *overrides)["evaluation"].reasons
+    assert re.fullmatch(r"configuration\.judge\.verifier: [0-9a-f]{12} → [0-9a-f]{12}", reason)
+
+
+def test_a_renamed_verifier_changes_nothing_for_its_readers(workspace: Workspace, recipe_file: Path) -> None:
+    def overrides(name: str) -> tuple[str, ...]:
+        source = COMPARISON.replace("mine", name)
+        return (source, f"stages.evaluation.judge.verifier={name}", *answered(recipe_file))
+
+    run_all(workspace, recipe_file, *overrides("mine"))
+    steps = planned(workspace, recipe_file, *overrides("yours"))
+    assert "verifiers.yours" in steps
+    assert set(actions(steps, list(steps))) == {"reuse"}
+
+
+def test_prompts_are_prepared_anew_for_who_may_ask_for_answers_and_are_the_same_without_any(
+    workspace: Workspace, recipe_file: Path
+) -> None:
+    run_all(workspace, recipe_file, *answered(recipe_file))
+    overrides = (COMPARISON, VERIFIED[1], *answered(recipe_file))
+    steps = planned(workspace, recipe_file, *overrides)
+    assert steps["data.prompts"].reasons == ("extra.answers: absent → true",)
+    assert steps["data.demonstrations"].action == "reuse"
+    run_all(workspace, recipe_file, *overrides)
+    finished = [line.split()[0] for line in events(workspace) if " finished " in line]
+    assert finished[len(STEPS) :] == ["data.prompts", "verifiers.mine", "evaluation"]
+
+
+def test_a_verifiers_file_that_has_gone_is_an_error_that_names_it(
+    workspace: Workspace, recipe_file: Path
+) -> None:
+    """As with data: what is done stays in the store, and `vantage status` shows it; a plan has to read the file."""
+    file = recipe_file.with_name("mine.py")
+    file.write_text("def verify(prompt, response, answer):\n    return True\n")
+    overrides = (*VERIFIED, f"verifiers={{mine: {{source: {file}}}}}")
+    run_all(workspace, recipe_file, *overrides)
+    recipe = load_recipe(recipe_file, overrides)
+    content = file.read_text()
+    file.unlink()
+    with pytest.raises(
+        RecipeError, match=r"verifiers.mine.source: there is no file .*mine\.py; correct the path"
+    ):
+        load_recipe(recipe_file, overrides)
+    with pytest.raises(FileNotFoundError, match=r"mine\.py"):
+        plan(recipe, None, [])
+    file.write_text(content)
+    steps = planned(workspace, recipe_file, *overrides)
+    assert set(actions(steps, list(steps))) == {"reuse"}
 
 
 def test_an_interrupted_stage_is_resumed_at_its_checkpoint(workspace: Workspace, recipe_file: Path) -> None:

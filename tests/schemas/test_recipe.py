@@ -243,8 +243,8 @@ def test_registered_models_have_names_that_are_no_paths(name: str) -> None:
 
 
 def test_columns_are_ours() -> None:
-    with pytest.raises(ValidationError, match=r"columns.answer"):
-        Data.model_validate({"source": "x.csv", "columns": {"answer": "b"}})
+    with pytest.raises(ValidationError, match=r"columns.question"):
+        Data.model_validate({"source": "x.csv", "columns": {"question": "b"}})
 
 
 def test_a_recipe_needs_a_stage(plain: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.tables import SCHEMAS, SLICE_ROWS, BadRow, UnusableTable, usable, validate
+from schemas.tables import REPEATED, SCHEMAS, SLICE_ROWS, BadRow, UnusableTable, usable, validate
 
 
 def table(*rows: dict[str, Any]) -> pa.Table:
@@ -281,9 +281,23 @@ def test_other_encodings_of_text_are_text(kind: pa.DataType) -> None:
 
 
 def test_other_columns_pass_through() -> None:
-    assert kept_rows(table({"prompt": "a", "answer": 3}), content="prompts")[0] == [
-        {"prompt": "a", "answer": 3}
+    assert kept_rows(table({"prompt": "a", "difficulty": 3}), content="prompts")[0] == [
+        {"prompt": "a", "difficulty": 3}
     ]
+
+
+def test_answers_are_text_and_may_be_missing() -> None:
+    rows = [{"prompt": "a", "answer": "1"}, {"prompt": "b", "answer": None}, {"prompt": "c", "answer": ""}]
+    assert kept_rows(table(*rows), content="prompts") == (rows, {})
+    with pytest.raises(
+        UnusableTable, match="prompts: column answer is int64, not text; name a column of text"
+    ):
+        kept_rows(table({"prompt": "a", "answer": 3}), content="prompts")
+
+
+def test_an_answer_does_not_make_another_prompt() -> None:
+    rows = [{"prompt": "a", "answer": "1"}, {"prompt": "a", "answer": "2"}]
+    assert kept_rows(table(*rows), content="prompts") == (rows[:1], {REPEATED: 1})
 
 
 @pytest.mark.parametrize(

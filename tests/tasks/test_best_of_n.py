@@ -96,6 +96,7 @@ def test_a_response_that_was_cut_off_is_kept_only_if_its_score_says_so(
         collate([[1, 5], [1, 5]], [[8, 9, 9], [9, 2]], pad_token_id=0),
         prompts=["3 a+2?", "3 a+2?"],
         responses=["a+2:345 #5", "a+2:345 #6"],
+        answers=[None, None],
         ended=torch.tensor([False, True]),
         microbatch_size=None,
     )
@@ -193,7 +194,7 @@ def test_it_learns_what_the_reward_asks_for(
     pipeline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A verifier of another task, which about a third of the responses pass at first: there is an answer."""
-    monkeypatch.setitem(VERIFIERS, "arithmetic", lambda prompt, response: "#" in response)
+    monkeypatch.setitem(VERIFIERS, "arithmetic", lambda prompt, response, answer: "#" in response)
     job = job_in(pipeline, tmp_path, reward=VERIFIER, iterations=6, batch_size=64, minibatch_size=4)
     run(job)
     entries = list(read(job.scratch / JOURNAL))

@@ -18,6 +18,7 @@ def judged(judgements: list[float], lengths: list[int], ended: list[bool]) -> Ju
     sequences = collate([[1]] * len(lengths), [[5] * length for length in lengths], pad_token_id=0)
     sampled = Sampled(
         prompts=prompts,
+        answers=[None] * len(prompts),
         responses=[f"r{index}" for index in range(len(judgements))],
         sequences=sequences,
         ended=torch.tensor(ended),

@@ -9,7 +9,7 @@ import torch
 from models.builtin import build_tiny
 from models.folders import load_tokenizer
 from schemas.recipe import Generation
-from tasks.examples import Codec, read_completions, read_rankings
+from tasks.examples import Codec, read_completions, read_prompts, read_rankings
 from tasks.rows import write_rows
 
 TOO_LONG = "x" * 40
@@ -51,6 +51,20 @@ def test_margins_stay_with_their_pairs_where_a_long_prompt_is_left_out(codec: Co
 def test_pairs_without_a_margin_column_have_no_margins(codec: Codec, tmp_path: Path) -> None:
     write_rows(tmp_path, "train", [pair("a")])
     assert read_completions(tmp_path, "train", ("chosen", "rejected"), codec).margins is None
+
+
+def test_answers_stay_with_their_prompts_where_a_long_one_is_left_out(codec: Codec, tmp_path: Path) -> None:
+    rows = [
+        {"prompt": "a", "answer": "1"},
+        {"prompt": TOO_LONG, "answer": "2"},
+        {"prompt": "b", "answer": None},
+        {"prompt": "c", "answer": "4"},
+    ]
+    write_rows(tmp_path, "train", rows)
+    prompts = read_prompts(tmp_path, "train", codec)
+    assert (prompts.texts, prompts.answers) == (["a", "b", "c"], ["1", None, "4"])
+    write_rows(tmp_path, "test", [{"prompt": "a"}, {"prompt": "b"}])
+    assert read_prompts(tmp_path, "test", codec).answers == [None, None]
 
 
 RANKINGS = [

@@ -31,6 +31,7 @@ def drawn(rounds: list[list[tuple[float, ...]]], *, missing_eos: float = 0.0) ->
         return Scored(
             sampled=Sampled(
                 prompts=[f"{number}.{g}" for g, _ in named],
+                answers=[f"answer of {number}.{g}" if g else None for g, _ in named],
                 responses=[f"{number}.{g}.{s}" for g, s in named],
                 sequences=collate(
                     [[7] * (number + 1) for _ in named],
@@ -62,6 +63,7 @@ def responses(result: Filled) -> list[str]:
     for row, name in enumerate(sampled.responses):
         number, group, sample = map(int, name.split("."))
         assert sampled.prompts[row] == f"{number}.{group}"
+        assert sampled.answers[row] == (f"answer of {number}.{group}" if group else None)
         assert sampled.sequences.response_ids[row].tolist() == [100 * number + 10 * group + sample + 1]
         assert sampled.sequences.response_mask[row].tolist() == [True]
         assert sampled.sequences.prompt_lengths[row] == number + 1

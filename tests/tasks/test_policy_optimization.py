@@ -18,6 +18,7 @@ from tasks.policy_optimization import describe, initial_state
 from tasks.policy_update import check_first_ratio
 from tasks.rollouts import Actors, Rollout, Scored, sample_and_score, shape
 from tasks.scoring import load_scorer
+from tasks.verifiers import VERIFIERS
 
 CPU = torch.device("cpu")
 MAX_LENGTH = 24
@@ -149,7 +150,8 @@ def test_estimates_of_ppo_are_whitened_and_have_one_lambda(
 def test_positives_by_a_verifier_ignore_the_score(rolled: Rolled) -> None:
     _, _, rollout, old_values = rolled
     algorithm = Algorithm.model_validate({"preset": "vapo", "positive_verifier": "arithmetic"})
-    assert estimate(rollout, algorithm, old_values=old_values).is_positive.tolist() == [
+    estimates = estimate(rollout, algorithm, old_values=old_values, positive_verifier=VERIFIERS["arithmetic"])
+    assert estimates.is_positive.tolist() == [
         response.endswith(f"#{eval_prompt(prompt)}") and response.count("#") == 1
         for prompt, response in zip(rollout.sampled.prompts, rollout.sampled.responses, strict=True)
     ]

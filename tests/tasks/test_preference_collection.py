@@ -206,7 +206,7 @@ def test_a_verifier_tells_right_from_wrong(
     pipeline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A verifier of another task, so that this hardly trained policy is right now and then: a colon, no dash."""
-    monkeypatch.setitem(VERIFIERS, "arithmetic", lambda prompt, text: ":" in text and "-" not in text)
+    monkeypatch.setitem(VERIFIERS, "arithmetic", lambda prompt, text, answer: ":" in text and "-" not in text)
     job = job_in(pipeline, tmp_path, VERIFIED)
     result = run(job)
     rows = [row for split in SPLITS for row in read_rows(job.output, split)]
@@ -357,7 +357,9 @@ def test_a_split_without_a_pair_is_refused_as_soon_as_it_is_done(
 ) -> None:
     alike = {row["prompt"] for row in read_rows(pipeline.folder("prompts"), split)}
     monkeypatch.setitem(
-        VERIFIERS, "arithmetic", lambda prompt, text: prompt not in alike and ":" in text and "-" not in text
+        VERIFIERS,
+        "arithmetic",
+        lambda prompt, text, answer: prompt not in alike and ":" in text and "-" not in text,
     )
     message = (
         rf"pairs: none of the {NUM_PROMPTS[split]} prompts of the {split} split gives a pair "

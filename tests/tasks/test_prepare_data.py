@@ -201,6 +201,49 @@ def test_margins_are_read_where_there_are_any(tmp_path: Path, suffix: str, mappe
     assert read == {f"p {n}": margin for n, margin in margins.items()}
 
 
+@pytest.mark.parametrize("suffix", [".json", ".jsonl", ".parquet", ".csv"])
+@pytest.mark.parametrize("mapped", [True, False])
+def test_answers_stay_with_their_prompts_on_every_side(tmp_path: Path, suffix: str, mapped: bool) -> None:
+    answers = {f"p {n}": None if n % 5 == 0 else f"réponse {n} 🙂" for n in range(40)}
+    named = ("question", "solution") if mapped else ("prompt", "answer")
+    rows = [dict(zip(named, pair, strict=True)) for pair in answers.items()]
+    columns: dict[Any, str] = {"prompt": "question", "answer": "solution"} if mapped else {}
+    source = str(write(tmp_path / f"rows{suffix}", rows))
+    data = Data(source=source, columns=columns, split=Split(validation=8, test=8))
+    _, output = prepare(tmp_path / "stage", "prompts", data)
+    by_side = {side: read_rows(output, side) for side in SPLITS}
+    assert {row["prompt"]: row["answer"] for side in by_side.values() for row in side} == answers
+    assert all(None in [row["answer"] for row in side] for side in by_side.values())
+
+
+def test_answers_are_text_whatever_the_file_has(tmp_path: Path) -> None:
+    rows = [{"prompt": f"p {n}", "answer": n if n % 2 else f"{n},000"} for n in range(30)]
+    (tmp_path / "rows.json").write_text(
+        json.dumps([{**row, "answer": {"final": n}} for n, row in enumerate(rows)])
+    )
+    columns: dict[Any, str] = {"prompt": "prompt", "answer": "answer.final"}
+    _, output = prepare(
+        tmp_path / "stage", "prompts", Data(source=str(tmp_path / "rows.json"), columns=columns)
+    )
+    assert all(row["answer"] == row["prompt"].removeprefix("p ") for row in read_rows(output, "train"))
+
+
+def test_prompts_without_answers_are_stored_as_ever(tmp_path: Path) -> None:
+    source = str(write(tmp_path / "rows.jsonl", [{"prompt": f"p {n}"} for n in range(30)]))
+    with_answers = str(
+        write(tmp_path / "more.jsonl", [{"prompt": f"p {n}", "answer": "x"} for n in range(30)])
+    )
+    outputs = [
+        prepare(tmp_path / "one", "prompts", Data(source=source))[1],
+        prepare(tmp_path / "two", "prompts", Data(source=with_answers, columns={"prompt": "prompt"}))[1],
+        prepare(tmp_path / "built_in", "prompts", Data(source="builtin:arithmetic/prompts", rows=30))[1],
+    ]
+    for output in outputs:
+        assert set(read_rows(output, "train")[0]) == {"prompt"}
+    files = [{path.name: path.read_bytes() for path in output.iterdir()} for output in outputs]
+    assert files[0] == files[1]
+
+
 def test_a_margin_that_the_mapping_leaves_out_is_not_read(tmp_path: Path) -> None:
     rows = [{"prompt": f"p {n}", "chosen": "a", "rejected": "b", "margin": 1.0} for n in range(40)]
     columns: dict[Any, str] = {column: column for column in ("prompt", "chosen", "rejected")}

@@ -27,6 +27,7 @@ def scored(scores: list[float], lengths: list[int], *, ended: bool = True) -> Sc
     return Scored(
         sampled=Sampled(
             prompts=["p"] * len(scores),
+            answers=[None] * len(scores),
             responses=["r"] * len(scores),
             sequences=collate([[1]] * len(scores), [[7] * length for length in lengths], pad_token_id=0),
             ended=torch.full((len(scores),), ended),

@@ -29,7 +29,13 @@ def scored(pipeline: Any, reward: Reward) -> Any:
     sequences = collate([[1, 5], [1, 6], [1, 7]], [[8, 9, 2], [9, 2], [8, 8, 8]], pad_token_id=0)
     ended = torch.tensor([True, True, False])
     return sequences, score(
-        scorer, sequences, prompts=PROMPTS, responses=RESPONSES, ended=ended, microbatch_size=2
+        scorer,
+        sequences,
+        prompts=PROMPTS,
+        responses=RESPONSES,
+        answers=[None] * 3,
+        ended=ended,
+        microbatch_size=2,
     )
 
 

@@ -163,6 +163,7 @@ def scored_as(scores: list[float], *, ended: tuple[bool, bool] = (True, True)) -
     return Scored(
         sampled=Sampled(
             prompts=["1 a+1?"] * 2,
+            answers=[None, None],
             responses=["a", "b"],
             sequences=collate([[1, 5]] * 2, [[7, 2], [7, 8, 2]], pad_token_id=0),
             ended=torch.tensor(ended),

@@ -1,0 +1,123 @@
+"""A verifier of a user's own: their file becomes a function, and what is wrong with it is said in terms of the file.
+
+The file is run under a private name and from where it lies in the store, so that what it is called, and what stands
+beside it, has no effect.
+"""
+
+import inspect
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy
+
+Verifier = Callable[[str, str, str | None], bool]
+"""(prompt, response, the row's answer or None) → right or wrong."""
+
+FILE = "verifier.py"
+"""What the copy in the store is called."""
+SIGNATURE = "(prompt, response, answer)"
+_SHOWN_CHARACTERS = 200
+
+
+class BrokenVerifier(ValueError):
+    """A verifier that cannot be loaded or called, or that does not say right or wrong."""
+
+
+def load_function(file: Path, function: str, *, name: str) -> Verifier:
+    """The function of the file, checked at every call.
+
+    Args:
+        name: what the recipe calls the verifier.
+
+    Raises:
+        BrokenVerifier: the file is not Python or fails as it is run, or has no such function of three parameters;
+            from the function itself: it raises, or returns something else than right or wrong.
+    """
+    judge = _function_in(_run(file, name=name), function, name=name)
+
+    def verify(prompt: str, response: str, answer: str | None) -> bool:
+        try:
+            verdict = judge(prompt, response, answer)
+        except (Exception, SystemExit) as error:  # a user's code may raise anything
+            raise BrokenVerifier(
+                f"verifiers.{name}: {function} raised {_told(error, file)} for {_case(prompt, response, answer)}"
+            ) from error
+        if isinstance(verdict, bool | numpy.bool_) or (isinstance(verdict, int) and verdict in (0, 1)):
+            return bool(verdict)
+        raise BrokenVerifier(
+            f"verifiers.{name}: {function} returned {_short(verdict)} (a {type(verdict).__name__}) for "
+            f"{_case(prompt, response, answer)}; {_instead_of(verdict)}"
+        )
+
+    return verify
+
+
+def _run(file: Path, *, name: str) -> ModuleType:
+    """The module that the file makes; no bytecode is left in the store."""
+    module = ModuleType(f"_verifier_{name}")
+    module.__file__ = str(file)
+    sys.modules[module.__name__] = module  # where a dataclass looks its own module up
+    try:
+        code = compile(file.read_bytes(), str(file), "exec", dont_inherit=True)
+    except SyntaxError as error:
+        line = f"line {error.lineno}: {error.msg}" if error.lineno else error.msg
+        raise BrokenVerifier(f"verifiers.{name}.source: the file is not Python ({line})") from error
+    except ValueError as error:
+        raise BrokenVerifier(f"verifiers.{name}.source: the file is not Python ({error})") from error
+    try:
+        exec(code, module.__dict__)
+    except (Exception, SystemExit) as error:
+        alone = "; a verifier is one file, which may import installed packages alone"
+        raise BrokenVerifier(
+            f"verifiers.{name}.source: running the file raised {_told(error, file)}"
+            f"{alone if isinstance(error, ImportError) else ''}"
+        ) from error
+    return module
+
+
+def _function_in(module: ModuleType, function: str, *, name: str) -> Callable[..., Any]:
+    found = getattr(module, function, None)
+    if not callable(found):
+        there = [key for key, value in vars(module).items() if inspect.isfunction(value)]
+        raise BrokenVerifier(
+            f"verifiers.{name}.function={function!r}: the file has no such function (it has "
+            f"{', '.join(there) or 'none'}); define def {function}{SIGNATURE}, or name another as function"
+        )
+    try:
+        inspect.signature(found).bind("", "", None)
+    except (TypeError, ValueError) as error:
+        raise BrokenVerifier(
+            f"verifiers.{name}.function={function!r} cannot be called with {SIGNATURE}: {error}; "
+            f"define def {function}{SIGNATURE}"
+        ) from None
+    return found
+
+
+def _told(error: BaseException, file: Path) -> str:
+    """The error in a line, with the place in the user's file that it came from."""
+    lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
+    place = f" (line {lines[-1].lineno}: {lines[-1].line})" if lines else ""
+    return f"{type(error).__name__}: {_cut(' '.join(str(error).split()))}{place}"
+
+
+def _case(prompt: str, response: str, answer: str | None) -> str:
+    told = f"prompt {_short(prompt)}, response {_short(response)}, answer {_short(answer)}"
+    return told if answer is not None else f"{told} (data.*.columns.answer maps answers)"
+
+
+def _short(value: object) -> str:
+    return _cut(repr(value))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
+
+
+def _instead_of(verdict: object) -> str:
+    if isinstance(verdict, float | numpy.floating):
+        return "a verifier says right or wrong: return True or False; a graded score is for a reward, {model: STAGE}"
+    return "return True or False"
