@@ -10,7 +10,7 @@ from tasks.exact_match import exact_match
 from tasks.verifier_file import load_function
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
-SECTION = README.partition("### A rule of your own")[2].partition("\nTwo real models")[0]
+SECTION = README.partition("### A rule of your own")[2].partition("\n## ")[0]
 STAGES = """
 recipe: rule
 model: {source: "builtin:tiny"}
