@@ -10,8 +10,8 @@ from models.folders import load_policy
 from schemas.job import StageJob, StageResult
 from schemas.recipe import PolicyEvaluation
 from tasks.examples import Prompts, codec_of, read_prompts
-from tasks.journal import Progress
 from tasks.optimization import training_device
+from tasks.progress import Progress
 from tasks.rollouts import Sampled, sample_responses
 from tasks.rows import write_rows
 from tasks.scoring import TokenizersDiffer, load_scorer, score

@@ -15,7 +15,7 @@ from lives import events, live_all, lives, pace
 from flows.exit_codes import ExitCode
 from flows.runs import Workspace
 from flows.stage_life import StageLife
-from tasks.ledger import Ledger
+from tasks.ledger.run_ledger import Ledger
 
 
 class Killed(BaseException):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.outbox import Outbox
+from tasks.ledger.outbox import Outbox
 
 
 def values(outbox: Outbox, start: int = 0) -> list[int]:
