@@ -1,7 +1,6 @@
 """A sweep in MLflow: one run with its tables and plot, which the runs of its cells hang below."""
 
 import logging
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -51,8 +50,7 @@ class SweepLedger:
     def _record(
         self, folder: Path, rows: Sequence[Row], table: Sequence[Comparison], status: str, note: str
     ) -> None:
-        for name, value in tracking.MLFLOW_ENVIRONMENT.items():
-            os.environ.setdefault(name, value)
+        tracking.set_up_client()
         from mlflow.entities import Metric, RunTag
 
         from tasks.ledger.to_mlflow.server import Server

@@ -1,6 +1,7 @@
 """What a run's operations add up to: the run, its stages, and how far each metric was told."""
 
 from dataclasses import dataclass, field, replace
+from typing import TypeGuard
 
 from schemas.artifacts import Artifact
 from schemas.verdicts import Verdict
@@ -30,6 +31,8 @@ class StageEntry:
     outcome: str = "running"
     reason: str | None = None
     artifact: Artifact | None = None
+    made: int | None = None
+    """When the artifact was first told of (milliseconds since 1970), however often it is found again."""
     verdicts: tuple[Verdict, ...] = ()
 
 
@@ -66,19 +69,22 @@ def after(entry: RunEntry | None, operation: Operation) -> RunEntry:
                 inputs=operation.inputs,
                 attempt=operation.attempt,
                 artifact=known.artifact if known else None,
+                made=known.made if known else None,
                 verdicts=known.verdicts if known else (),
             )
         case RecordReuse():
             known = entry.stages.get(operation.stage)
             made_here = known is not None and known.attempt is not None and known.outcome != "reused"
+            is_closed = _is_of(known, operation.artifact) and known.outcome == "gate_closed"
             stage = StageEntry(
                 name=operation.stage,
                 kind=operation.kind,
                 stage_key=operation.stage_key,
                 inputs=operation.inputs,
                 attempt=known.attempt if known else None,
-                outcome="completed" if made_here else "reused",
+                outcome="gate_closed" if is_closed else "completed" if made_here else "reused",
                 artifact=operation.artifact,
+                made=_made(known, operation.artifact, operation.time),
                 verdicts=known.verdicts if known else (),
             )
         case RecordVerdicts():
@@ -90,6 +96,7 @@ def after(entry: RunEntry | None, operation: Operation) -> RunEntry:
                 outcome=operation.outcome,
                 reason=operation.reason,
                 artifact=operation.artifact or known.artifact,
+                made=_made(known, operation.artifact, operation.time) if operation.artifact else known.made,
             )
         case LogMetrics():
             last = {(operation.stage, name): step for name, _, _, step in operation.rows}
@@ -105,6 +112,16 @@ def _stage(entry: RunEntry, name: str) -> StageEntry:
     if name not in entry.stages:
         raise ValueError(f"stage {name!r} was never opened in run {entry.run_id}; open or reuse it first")
     return entry.stages[name]
+
+
+def _is_of(known: StageEntry | None, artifact: Artifact) -> TypeGuard[StageEntry]:
+    """Whether the stage is known to have made just this artifact."""
+    return known is not None and known.artifact is not None and known.artifact.digest == artifact.digest
+
+
+def _made(known: StageEntry | None, artifact: Artifact, time: int) -> int:
+    """When the artifact was first told of, where it is told of (again) at ``time``."""
+    return known.made if _is_of(known, artifact) and known.made is not None else time
 
 
 def new_rows(entry: RunEntry, stage: str, rows: list[MetricRow]) -> list[MetricRow]:

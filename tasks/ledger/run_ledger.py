@@ -234,15 +234,16 @@ class Ledger:
 
     def where(self, stage: str | None = None) -> str:
         """Where a person looks: an address, or the command that shows the workspace's own database."""
+        shown = tracking.without_password(self.tracking_uri)
         if not self.tracking_uri.startswith("http"):
-            return f"mlflow server --host 127.0.0.1 --backend-store-uri {self.tracking_uri}"
+            return f"mlflow server --host 127.0.0.1 --backend-store-uri {shown}"
         page = self._sender.pages.get(stage)
         # Without the kind of work MLflow's menu is that of chats and traces, where nothing of ours is.
         path = f"{page}?workflowType=machine_learning" if page else ""
-        return f"{tracking.without_password(self.tracking_uri).rstrip('/')}/{path}"
+        return f"{shown.rstrip('/')}/{path}"
 
     def _tell(self, operation: Operation) -> None:
-        """Operation → disk → sender. A full disk costs a warning and the record, never the run."""
+        """Operation → disk → sender. A full disk costs a warning, and the record if it stays full; never the run."""
         with self._telling:
             if self._outbox is None:
                 raise RuntimeError(f"{operation.operation} before open_run")

@@ -112,7 +112,7 @@ class Sender:
                     "MLflow (%s) cannot be reached; the run goes on, and its records wait in %s: %s",
                     without_password(self._tracking_uri),
                     self._outbox.folder if self._outbox else self._workspace,
-                    without_login(str(error).splitlines()[0], self._tracking_uri),
+                    without_login(_first_line(error), self._tracking_uri),
                 )
             warned = error is not None
 
@@ -147,3 +147,8 @@ class Sender:
             self.run_ids = dict(book.runs.ids)
             self.pages = {stage: book.runs.page(stage) for stage in self.run_ids}
             self.versions = dict(book.versions)
+
+
+def _first_line(error: Exception) -> str:
+    """What the error says first; its kind where it says nothing, as a timeout does."""
+    return next(iter(str(error).splitlines()), type(error).__name__)

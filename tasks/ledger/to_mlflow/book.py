@@ -153,7 +153,7 @@ class Book:
         tags: dict[str, str] = {"vantage.status": operation.outcome}
         tags |= {f"vantage.provenance.{part}": value for part, value in operation.provenance.items()}
         if operation.artifact is not None:
-            self._record_artifact(entry, operation.stage, operation.artifact, operation.time)
+            self._record_artifact(entry, operation.stage, operation.artifact)
         self._write_stage(entry, operation.stage, tags)
         self._client.set_terminated(run_id, _STAGE_STATUS[operation.outcome], operation.time)
 
@@ -167,10 +167,10 @@ class Book:
             tags |= {"vantage.reused_from": maker.run.info.run_id, "vantage.digest": digest}
         else:
             # Our own earlier attempt made it, or someone whom this server never heard of: here it is recorded.
-            self._record_artifact(entry, stage, operation.artifact, operation.time)
+            self._record_artifact(entry, stage, operation.artifact)
         tags["vantage.status"] = outcome
         self._write_stage(entry, stage, tags, params=flatten(operation.params))
-        self._client.set_terminated(run_id, "FINISHED", operation.time)
+        self._client.set_terminated(run_id, _STAGE_STATUS[outcome], entry.stages[stage].made)
 
     def _finish_run(self, entry: RunEntry, operation: FinishRun) -> None:
         run_id = self.runs.whole(operation.time)
@@ -193,8 +193,10 @@ class Book:
 
     # Parts of them
 
-    def _record_artifact(self, entry: RunEntry, stage: str, artifact: Artifact, time: int) -> None:
+    def _record_artifact(self, entry: RunEntry, stage: str, artifact: Artifact) -> None:
         """What the stage made: tags, headline metrics, and a logged model with its parents."""
+        made = entry.stages[stage].made
+        assert made is not None, "whoever tells of an artifact tells when"
         run_id = self.runs.ids[stage]
         tags = {"vantage.digest": artifact.digest, "vantage.uri": artifact.uri}
         if tokenizer := getattr(artifact, "tokenizer_digest", None):
@@ -214,9 +216,10 @@ class Book:
             )
             tags["vantage.model"] = model_id
         # A headline metric is of the kept weights: it stands one step after the curve of its name, where there is one.
+        # Its time is the artifact's: MLflow keeps the same number at two times as two.
         last_steps = {name: step for (of, name), step in entry.last_steps.items() if of == stage}
         metrics = [
-            entities.Metric(name, value, time, last_steps.get(name, -1) + 1, model_id=model_id)
+            entities.Metric(name, value, made, last_steps.get(name, -1) + 1, model_id=model_id)
             for name, value in artifact.metrics.items()
             if value is not None
         ]

@@ -27,8 +27,11 @@ def send_others(server: Server, runs: Path, *, but: Outbox | None) -> None:
             Delivery(server, Outbox(folder)).send(wait_seconds=0.0)
         except Busy:
             continue  # its own driver sends it
-        except ValueError as error:
-            log.warning("%s cannot be read (%s); its run is missing in MLflow", folder, error)
+        except (
+            ValueError,
+            OSError,
+        ) as error:  # damaged, or another user's: no reason to hold up all the others
+            log.warning("%s cannot be sent (%s); its run is missing in MLflow", folder, error)
 
 
 class Delivery:
@@ -73,6 +76,8 @@ class Delivery:
                 raise
 
     def _send_rest(self, book: Book, *, already_sent: int) -> None:
+        if already_sent > self._end:
+            book.forget()  # somebody else was here, and may have made what we remember as missing
         for end, line in self._outbox.read(self._end):
             operation = from_json(line)
             self._entry = after(self._entry, operation)

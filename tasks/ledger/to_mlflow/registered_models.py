@@ -32,6 +32,7 @@ def publish(
         version = min(int(each.version) for each in found)
     else:
         version = _create_version(client, operation, maker, maker.model_id, our_run_id, note)
+    _link_version(client, maker.model_id, name, version)
     if operation.alias is not None:
         client.set_registered_model_alias(name, operation.alias, str(version))
     return str(version)
@@ -76,10 +77,16 @@ def _create_version(
         description=note,
         model_id=model_id,
     )
-    known = json.loads(model.tags.get(_VERSIONS, "[]"))
-    this = {"name": operation.registered_model, "version": int(version.version)}
-    client.set_logged_model_tags(model_id, {_VERSIONS: json.dumps([*known, this])})
     return int(version.version)
+
+
+def _link_version(client: MlflowClient, model_id: str, name: str, version: int) -> None:
+    """The version on the page of its model; a kill may have come between the two."""
+    known = json.loads(client.get_logged_model(model_id).tags.get(_VERSIONS, "[]"))
+    this = {"name": name, "version": version}
+    # A server links it too, and writes the number as a text.
+    others = [each for each in known if (each["name"], int(each["version"])) != (name, version)]
+    client.set_logged_model_tags(model_id, {_VERSIONS: json.dumps([*others, this])})
 
 
 def _create_registered_model(client: MlflowClient, name: str) -> None:

@@ -63,8 +63,12 @@ def flatten(value: Any, prefix: str = "") -> dict[str, str]:
 
 
 def fit_tag(text: str) -> str:
-    """A tag's value, or as many whole lines of it as MLflow takes."""
-    return _cut_lines(text, _TAG_LENGTH)
+    """A tag's value, or as many whole lines of it as MLflow takes; of a single line what fits."""
+    if len(text) <= _TAG_LENGTH:
+        return text
+    end = "\n…"
+    fits = text[: _TAG_LENGTH - len(end)]
+    return (fits.rpartition("\n")[0] or fits) + end
 
 
 def _fit_param(value: str) -> str:
@@ -73,14 +77,6 @@ def _fit_param(value: str) -> str:
         return value
     whole = f"… sha256 {hashlib.sha256(value.encode()).hexdigest()}"
     return value[: _PARAM_LENGTH - len(whole)] + whole
-
-
-def _cut_lines(text: str, length: int) -> str:
-    """Whole lines of a text that is too long."""
-    if len(text) <= length:
-        return text
-    end = "\n…"
-    return text[: length - len(end)].rpartition("\n")[0][:length] + end
 
 
 def _batches(items: Iterable[Any], size: int) -> Iterator[list[Any]]:

@@ -1,7 +1,7 @@
 """What a run's operations add up to."""
 
 import pytest
-from told_operations import FINISH_STAGE, OPEN_RUN, OPEN_STAGE, REUSE, entry
+from told_operations import FINISH_STAGE, OPEN_RUN, OPEN_STAGE, REUSE, entry, policy
 
 from tasks.ledger.entries import after, new_rows
 from tasks.ledger.operations import LogMetrics
@@ -28,3 +28,19 @@ def test_operations_that_cannot_come_here_say_what_has_to_come_first() -> None:
         after(None, FINISH_STAGE)
     with pytest.raises(ValueError, match="stage 'sft' was never opened in run 0001-tiny-abcdef"):
         entry(OPEN_RUN, FINISH_STAGE)
+
+
+def test_what_a_run_has_finished_stays_finished_when_it_finds_it_again() -> None:
+    """A run that is taken over finds its own artifact in the store: nothing has happened to the stage since."""
+    for outcome in ("completed", "gate_closed"):
+        finished = FINISH_STAGE.model_copy(update={"outcome": outcome})
+        stage = entry(OPEN_RUN, OPEN_STAGE, finished, OPEN_RUN, REUSE).stages["sft"]
+        assert (stage.outcome, stage.made) == (outcome, FINISH_STAGE.time)
+    again = FINISH_STAGE.model_copy(update={"time": 9})
+    assert (
+        entry(OPEN_RUN, OPEN_STAGE, FINISH_STAGE, OPEN_STAGE, again).stages["sft"].made == FINISH_STAGE.time
+    )
+    other = again.model_copy(update={"artifact": policy("other")})
+    assert entry(OPEN_RUN, OPEN_STAGE, FINISH_STAGE, OPEN_STAGE, other).stages["sft"].made == 9
+    closed = other.model_copy(update={"outcome": "gate_closed"})
+    assert entry(OPEN_RUN, OPEN_STAGE, closed, OPEN_RUN, REUSE).stages["sft"].outcome == "completed"

@@ -214,3 +214,19 @@ def test_a_server_that_is_down_comes_goes_and_loses_answers_ends_up_with_everyth
         f"http://127.0.0.1:{proxy_port}/#/experiments/{model_run.info.experiment_id}"
         f"/runs/{model_run.info.run_id}?workflowType=machine_learning"
     )
+
+
+def test_an_error_that_says_nothing_is_one_like_any_other(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def silent(*_: Any, **__: Any) -> None:
+        raise TimeoutError
+
+    with Ledger(None, workspace, "tiny") as ledger:
+        ledger.open_run("0001-tiny-aaaaaa", "tiny", RECIPE)
+        with monkeypatch.context() as broken:
+            broken.setattr("tasks.ledger.to_mlflow.server.Server.__init__", silent)
+            assert not ledger.flush(5.0)
+        assert ledger.flush()
+    assert "cannot be reached; the run goes on" in caplog.text
+    assert caplog.text.rstrip().endswith("TimeoutError")

@@ -13,6 +13,7 @@ from small_run import (
     record_run,
     runs_of,
     sha,
+    snapshot,
     tell_reuse,
     tell_stage,
 )
@@ -126,3 +127,32 @@ def test_an_artifact_that_no_run_of_the_server_made_is_recorded_where_it_is_reus
     assert "vantage.reused_from" not in runs["model"].data.tags
     assert runs["model"].data.tags["vantage.status"] == "reused"
     assert runs["sft"].data.tags["vantage.parent.init.run"] == runs["model"].info.run_id
+
+
+def test_a_stage_that_its_own_run_finished_and_finds_again_stays_as_it_was(workspace: Path) -> None:
+    """No number twice at another time, no other outcome, no later end."""
+    run_id = "0001-tiny-aaaaaa"
+
+    def tell(ledger: Ledger, run_id: str) -> None:
+        ledger.open_run(run_id, "tiny", RECIPE)
+        for stage in STAGES:
+            tell_stage(ledger, stage)
+        tell_stage(ledger, "sft")  # killed before its scratch folder was removed, it is told once more
+        ledger.finish_run("resumable")
+
+    def find_again(ledger: Ledger, run_id: str) -> None:
+        ledger.open_run(run_id, "tiny", RECIPE)
+        for stage in STAGES:
+            tell_reuse(ledger, stage)
+        ledger.finish_run("completed")
+
+    record_run(workspace, run_id, tell)
+    client = client_of(workspace)
+    before = snapshot(client, run_id)
+    assert [value for _, _, value in before["sft"]["curves"]["test_nll"]] == [0.4]
+    assert [value for _, _, value in before["evaluation"]["curves"]["accuracy"]] == [0.5]
+    record_run(workspace, run_id, find_again)
+    after = snapshot(client, run_id)
+    times = before["sft"].pop("times"), after["sft"].pop("times")
+    assert times[0][0] == times[1][0]
+    assert {name: after[name] for name in STAGES} == {name: before[name] for name in STAGES}

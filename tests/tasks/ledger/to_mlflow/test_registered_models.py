@@ -8,8 +8,9 @@ import mlflow.pyfunc
 import mlflow.transformers
 import pytest
 import torch
+from cutting import cut_after_every_write
 from mlflow.tracking import MlflowClient
-from small_run import artifact
+from small_run import artifact, runs_of
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForSequenceClassification
 
 from schemas.artifacts import PolicyCheckpoint, RewardModel, ValueModel
@@ -138,3 +139,27 @@ def test_only_a_policy_or_a_reward_model_can_be_published(workspace: Path, polic
             PublishingError, match="stage 'value' makes a value_model; only a policy or a reward"
         ):
             ledger.publish("value", artifact(ValueModel, "value", {}), policy, "critic", alias=None)
+
+
+def test_a_kill_while_publishing_leaves_one_whole_version(workspace: Path, policy: Path) -> None:
+    made = artifact(PolicyCheckpoint, "policy", {})
+    with Ledger("http://127.0.0.1:9", workspace, "tiny") as ledger:  # nobody listens there
+        ledger.open_run(RUN_ID, "tiny", {})
+        make(ledger, "policy", "policy_optimization", made)
+        assert ledger.publish("policy", made, policy, "quickstart", alias="champion") is None
+
+    def found(client: MlflowClient) -> Any:
+        (version,) = client.search_model_versions("name = 'quickstart'")
+        run = runs_of(client, RUN_ID)["policy"]
+        model = client.get_logged_model(run.data.tags["vantage.model"])
+        folder = Path(model.artifact_location.removeprefix("file://"))
+        files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+        tags = {name: value for name, value in model.tags.items() if name != "mlflow.note.content"}
+        champion = client.get_model_version_by_alias("quickstart", "champion").version
+        return version.version, champion, version.tags, run.data.tags["vantage.published"], tags, files
+
+    expected, written = cut_after_every_write(workspace, RUN_ID, found, since="create_registered_model")
+    assert {"log_model_artifacts", "create_model_version", "set_registered_model_alias"} <= set(written)
+    tags, files = expected[4:]
+    assert json.loads(tags["mlflow.modelVersions"]) == [{"name": "quickstart", "version": 1}]
+    assert {"MLmodel", "model/model.safetensors"} <= set(files)

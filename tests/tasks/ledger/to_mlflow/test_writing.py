@@ -7,7 +7,7 @@ from small_run import RECIPE, client_of, curve, record_run, runs_of, sha
 
 from tasks.ledger.journal import Entry
 from tasks.ledger.run_ledger import Ledger
-from tasks.ledger.to_mlflow.writing import flatten
+from tasks.ledger.to_mlflow.writing import fit_tag, flatten
 
 
 def test_nested_values_become_dotted_params_written_as_in_json() -> None:
@@ -70,3 +70,10 @@ def test_more_params_than_mlflow_takes_at_once_and_a_value_longer_than_it_takes(
     assert params["stages.s249"] == "249"
     assert len(params["template"]) == 6000
     assert params["template"].endswith(f"ü… sha256 {sha(long)}")
+
+
+def test_a_tag_that_is_too_long_keeps_whole_lines_or_of_a_single_one_what_fits() -> None:
+    assert fit_tag("short") == "short"
+    lines = "\n".join("x" * 99 for _ in range(100))
+    assert fit_tag(lines) == "\n".join(["x" * 99] * 79) + "\n…"
+    assert fit_tag("y" * 9000) == "y" * 7998 + "\n…"
