@@ -13,16 +13,7 @@ ROOT = Path(__file__).parents[1]
 TENSORS = {"torch", "transformers", "accelerate", "peft"}
 SERVERS = {"prefect", "mlflow"}
 
-TO_MLFLOW = (
-    "book",
-    "delivery",
-    "lineage",
-    "logged_models",
-    "registered_models",
-    "runs",
-    "server",
-    "writing",
-)
+TO_MLFLOW = ("book", "delivery", "lineage", "logged_models", "registered_models", "runs", "server", "writing")
 """Of the ledger, what may load mlflow."""
 
 PROBE = """

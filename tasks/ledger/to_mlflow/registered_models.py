@@ -84,9 +84,10 @@ def _link_version(client: MlflowClient, model_id: str, name: str, version: int) 
     """The version on the page of its model; a kill may have come between the two."""
     known = json.loads(client.get_logged_model(model_id).tags.get(_VERSIONS, "[]"))
     this = {"name": name, "version": version}
-    # A server links it too, and writes the number as a text.
-    others = [each for each in known if (each["name"], int(each["version"])) != (name, version)]
-    client.set_logged_model_tags(model_id, {_VERSIONS: json.dumps([*others, this])})
+    if this not in known:
+        # A server links it too, and writes the number as a text.
+        others = [each for each in known if (each["name"], int(each["version"])) != (name, version)]
+        client.set_logged_model_tags(model_id, {_VERSIONS: json.dumps([*others, this])})
 
 
 def _create_registered_model(client: MlflowClient, name: str) -> None:
