@@ -18,7 +18,7 @@ from flows.runs import Run, RunRecord, read_runs
 from flows.stage_life import StageLife
 from schemas.cautions import warnings
 from schemas.recipe import Recipe
-from tasks.ledger import Ledger
+from tasks.ledger.run_ledger import Ledger
 from tasks.store import Store
 
 QUIET = {

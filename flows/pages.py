@@ -23,7 +23,7 @@ from prefect.client.schemas.objects import State
 from prefect.states import Crashed
 
 from flows.runs import RunRecord
-from tasks.journal import StageProgress
+from tasks.progress import StageProgress
 
 SECONDS_BETWEEN_UPDATES = 3.0
 PATIENCE_SECONDS = 10.0

@@ -26,7 +26,7 @@ from schemas.recipe import Recipe
 from schemas.stage_key import canonical_json
 from schemas.verdicts import Verdict
 from tasks.durable_files import make_folder, replace_file
-from tasks.ledger_entries import RunOutcome
+from tasks.ledger.operations import RunOutcome
 
 StageStatus = Literal[
     "waiting", "running", "reused", "completed", "gate_closed", "blocked", "failed", "resumable"

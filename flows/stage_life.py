@@ -27,9 +27,9 @@ from schemas.job import PrepareData, StageJob, StageResult
 from schemas.references import COLLECTING, dependencies, order
 from schemas.stage_key import stage_key
 from schemas.verdicts import judge
-from tasks.journal import StageProgress, read_progress
-from tasks.ledger import Ledger
-from tasks.ledger_entries import Input, StageOutcome
+from tasks.ledger.operations import Input, StageOutcome
+from tasks.ledger.run_ledger import Ledger
+from tasks.progress import StageProgress, read_progress
 from tasks.scratch import PROGRESS, read_committed
 from tasks.store import Locked, Ref, Store
 

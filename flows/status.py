@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flows.runs import RunRecord, Workspace, is_driven
-from tasks.journal import StageProgress, read_progress
+from tasks.progress import StageProgress, read_progress
 from tasks.scratch import PROGRESS
 
 

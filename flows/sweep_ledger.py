@@ -1,16 +1,15 @@
 """A sweep in MLflow: one run with its tables and plot, which the runs of its cells hang below."""
 
 import logging
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flows.sweep_report import Comparison, Row
-from tasks.ledger import MLFLOW_ENVIRONMENT, Ledger
+from tasks.ledger import tracking
 
 if TYPE_CHECKING:
-    from tasks.ledger_mlflow import Server
+    from tasks.ledger.to_mlflow.server import Server
 
 log = logging.getLogger(__name__)
 
@@ -51,15 +50,14 @@ class SweepLedger:
     def _record(
         self, folder: Path, rows: Sequence[Row], table: Sequence[Comparison], status: str, note: str
     ) -> None:
-        for name, value in MLFLOW_ENVIRONMENT.items():
-            os.environ.setdefault(name, value)
+        tracking.set_up_client()
         from mlflow.entities import Metric, RunTag
 
-        from tasks.ledger_mlflow import Server
+        from tasks.ledger.to_mlflow.server import Server
 
         if self._server is None:
-            uri = Ledger(None, self.workspace, self.experiment).tracking_uri
-            self._server = Server(uri, artifacts=self.workspace / "mlartifacts")
+            uri = tracking.address(None, self.workspace)
+            self._server = Server(uri, artifacts=self.workspace.absolute() / "mlartifacts")
         client, run_id = self._server.client, self._find_or_create(self._server)
         cells = {f"{row.arm}.{row.seed}": row for row in rows if row.mlflow_run_id}
         for name, row in cells.items():

@@ -32,8 +32,8 @@ from flows.sweep_report import (
 )
 from schemas.sweep import Cell, Plan, Sweep
 from tasks.durable_files import replace_file
-from tasks.journal import StageProgress
-from tasks.ledger import Ledger
+from tasks.ledger.run_ledger import Ledger
+from tasks.progress import StageProgress
 from tasks.store import Store
 
 FINISHED = ("completed", "gate_closed")

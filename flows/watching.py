@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Protocol
 
 from flows.runs import StageRecord
-from tasks.journal import Entry, StageProgress, read, read_progress
-from tasks.ledger import Ledger
+from tasks.ledger.journal import Entry, read
+from tasks.ledger.run_ledger import Ledger
+from tasks.progress import StageProgress, read_progress
 from tasks.scratch import JOURNAL, PROGRESS, read_committed
 
 SECONDS_BETWEEN_METRICS = 2.0

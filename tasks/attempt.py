@@ -12,8 +12,9 @@ from torch.optim import Optimizer
 
 from schemas.job import StageJob
 from tasks import checkpoints, preemption
-from tasks.journal import Journal, Progress
+from tasks.ledger.journal import Journal
 from tasks.optimization import TrainingDiverged
+from tasks.progress import Progress
 from tasks.scratch import CHECKPOINTS, JOURNAL, PROGRESS, write_committed
 
 SECONDS_OF_SPEED = 5.0

@@ -16,7 +16,8 @@ from schemas.stage_key import canonical_json
 from tasks import preemption
 from tasks.attempt import Speed
 from tasks.durable_files import make_folder, replace_file
-from tasks.journal import Journal, Progress
+from tasks.ledger.journal import Journal
+from tasks.progress import Progress
 from tasks.scratch import JOURNAL, PROGRESS, write_committed
 
 BATCHES = "batches"

@@ -9,9 +9,9 @@ from models.folders import load_policy
 from schemas.job import StageJob, StageResult
 from schemas.recipe import PolicyEvaluation
 from tasks.examples import Prompts, codec_of, read_prompts
-from tasks.journal import Progress
 from tasks.judging import load_judge
 from tasks.optimization import training_device
+from tasks.progress import Progress
 from tasks.rollouts import Sampled, sample_responses
 from tasks.rows import write_rows
 from tasks.scoring import TokenizersDiffer

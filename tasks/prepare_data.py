@@ -16,7 +16,7 @@ from schemas.references import CONTENT_COLUMNS, OPTIONAL_COLUMNS
 from schemas.tables import COLUMN_TYPES, REPEATED, Report, usable
 from tasks import arithmetic
 from tasks.columns import map_row
-from tasks.journal import Progress
+from tasks.progress import Progress
 from tasks.rows import Row, write_rows
 from tasks.scratch import PROGRESS
 from tasks.splits import SPLITS, TRAIN, assign_splits

@@ -16,7 +16,8 @@ from pathlib import Path
 from schemas.job import StageJob, StageResult
 from tasks import import_verifier, preemption
 from tasks.durable_files import replace_file
-from tasks.journal import Journal, Progress
+from tasks.ledger.journal import Journal
+from tasks.progress import Progress
 from tasks.scratch import JOURNAL, PROGRESS, write_committed
 
 STEPS = 12

@@ -9,8 +9,8 @@ from flows.machine import Machine, Share, available_cpus
 from flows.runs import StageRecord, Workspace, drive
 from flows.stage_life import StageLife
 from schemas.loading import load_recipe
-from tasks.journal import StageProgress
-from tasks.ledger import Ledger
+from tasks.ledger.run_ledger import Ledger
+from tasks.progress import StageProgress
 from tasks.store import Store
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from flows.runs import StageRecord, Workspace, drive, read_run
 from flows.status import look
 from schemas.loading import load_recipe
-from tasks.journal import Progress
+from tasks.progress import Progress
 from tasks.scratch import PROGRESS
 
 KEY = "a" * 64

@@ -8,7 +8,7 @@ import pytest
 
 from schemas.job import StageJob, StageResult
 from tasks.attempt import Attempt
-from tasks.journal import read
+from tasks.ledger.journal import read
 from tasks.scratch import JOURNAL
 
 

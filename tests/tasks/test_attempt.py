@@ -15,7 +15,7 @@ from schemas.stage_key import canonical_json
 from tasks import preemption
 from tasks.attempt import Attempt, weights_of
 from tasks.checkpoints import IncompleteCheckpoint
-from tasks.journal import read
+from tasks.ledger.journal import read
 from tasks.optimization import TrainingDiverged, make_optimizer, take_step
 from tasks.scratch import CHECKPOINTS, JOURNAL, read_committed
 from tasks.seeds import generator

@@ -7,7 +7,8 @@ import pytest
 
 from tasks import preemption
 from tasks.batch_files import BATCHES, BatchFiles
-from tasks.journal import read, read_progress
+from tasks.ledger.journal import read
+from tasks.progress import read_progress
 from tasks.scratch import JOURNAL, PROGRESS, read_committed
 
 TOTAL = 5

@@ -21,7 +21,7 @@ from schemas.recipe import BestOfN, MissingEos, Reward, RewardTerm
 from tasks import best_of_n
 from tasks.best_of_n import accumulate_nll, best_rows, run
 from tasks.examples import codec_of, read_prompts
-from tasks.journal import read
+from tasks.ledger.journal import read
 from tasks.rollouts import prompts_of_iteration, sample_responses
 from tasks.scoring import Scorer, Term, score
 from tasks.scratch import JOURNAL

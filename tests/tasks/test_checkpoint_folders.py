@@ -130,6 +130,8 @@ def _save_and_die(folder: Path, step: int, *, before_operation: int) -> None:
 
 
 def test_asking_for_checkpoints_loads_no_tensor_library() -> None:
-    modules = "tasks.checkpoint_folders, tasks.store, tasks.journal, tasks.sealed_folders, schemas.stage_key"
+    modules = (
+        "tasks.checkpoint_folders, tasks.store, tasks.ledger.journal, tasks.sealed_folders, schemas.stage_key"
+    )
     code = f"import sys, {modules}; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

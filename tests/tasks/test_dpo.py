@@ -18,7 +18,7 @@ from schemas.metrics import curves_of, measured_by
 from schemas.recipe import DirectPreferenceOptimization, Generation
 from tasks.dpo import SIDES, Models, accumulate_preferences, measure_pairs, run
 from tasks.examples import Completions, codec_of, read_completions
-from tasks.journal import read
+from tasks.ledger.journal import read
 from tasks.scoring import TokenizersDiffer
 from tasks.scratch import JOURNAL
 

@@ -20,7 +20,7 @@ from schemas.tables import validate
 from tasks import preemption
 from tasks.batch_files import BATCHES, BatchFiles
 from tasks.examples import Codec, codec_of, read_completions, read_prompts
-from tasks.journal import read
+from tasks.ledger.journal import read
 from tasks.preference_collection import (
     NO_TEXT,
     SAME_SCORE,

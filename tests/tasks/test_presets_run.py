@@ -17,7 +17,7 @@ from schemas.metrics import curves_of, measured_by
 from schemas.recipe import Generation, PolicyOptimization, Reward, RewardTerm
 from tasks import checkpoints, preemption
 from tasks.actor_critic import critic_folder
-from tasks.journal import read
+from tasks.ledger.journal import read
 from tasks.scratch import CHECKPOINTS, JOURNAL
 from tasks.seeds import derive_seed
 from tasks.stages import run_stage

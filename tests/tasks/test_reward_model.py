@@ -20,7 +20,7 @@ from schemas.metrics import curves_of, measured_by
 from schemas.recipe import Data, RewardModelling, Split
 from tasks.attempt import Attempt
 from tasks.examples import Completions, Rankings, codec_of, read_completions, read_rankings
-from tasks.journal import read
+from tasks.ledger.journal import read
 from tasks.reward_model import (
     SIDES,
     accumulate_preferences,

@@ -8,7 +8,7 @@ import pytest
 
 from schemas.metrics import curves_of, measured_by
 from tasks.attempt import Attempt
-from tasks.journal import read
+from tasks.ledger.journal import read
 from tasks.scratch import JOURNAL
 from tasks.stages import run_stage
 

@@ -12,7 +12,7 @@ from schemas.algorithm import Returns
 from schemas.recipe import Gate
 from schemas.verdicts import judge
 from tasks.examples import codec_of, read_prompts
-from tasks.journal import read
+from tasks.ledger.journal import read
 from tasks.reward_moments import read_moments
 from tasks.rollouts import Actors, sample_and_score, shape
 from tasks.rows import read_rows

@@ -1,22 +1,18 @@
-"""What a stage tells while it runs: a journal of metrics (the truth) and one file of progress (a glance).
+"""The journal of a stage's metrics: the truth, of which MLflow gets a copy.
 
-The journal is JSONL beside the checkpoints, one line a step. A checkpoint stores the journal's offset; whoever
-resumes from it cuts the journal there, so that no step stands in it twice. Only what lies before a committed
-checkpoint's offset is sent to the ledger.
+It is JSONL beside the checkpoints, one line a step. A checkpoint stores the journal's offset; whoever resumes from
+it cuts the journal there, so that no step stands in it twice. Only what lies before a committed checkpoint's offset
+is sent to the ledger.
 """
 
 import json
 import math
 import os
-import time as clock
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from schemas.frozen import Frozen
-from tasks.durable_files import show_file, sync_folder
-
-SECONDS_BETWEEN_SHOWS = 0.2
+from tasks.durable_files import sync_folder
 
 
 @dataclass(frozen=True)
@@ -110,88 +106,6 @@ def read(path: Path, start_offset: int = 0, end_offset: int | None = None) -> It
                 return
             yield _parse(line, path, offset)
             offset += len(line)
-
-
-class StageProgress(Frozen):
-    """How far a running stage has come."""
-
-    phase: str
-    """What it does now: ``training``, ``validating`` …"""
-    step: int
-    total: int
-    """The step at which the stage ends, as far as it knows."""
-    metrics: dict[str, float | None]
-    """The newest metrics; None where one is undefined (or not finite)."""
-    headline: str | None = None
-    """The name of the one metric to show where there is room for one."""
-    tokens_per_second: float | None = None
-    started: float
-    """Seconds since 1970, of this attempt."""
-    updated: float
-
-    @property
-    def value(self) -> float | None:
-        """The headline metric's newest value."""
-        return None if self.headline is None else self.metrics.get(self.headline)
-
-
-class Progress:
-    """The writer's end of ``progress.json``: replaced whole, five times a second at most.
-
-    A new phase and the last step are always written.
-    """
-
-    def __init__(self, path: Path, *, total: int, phase: str) -> None:
-        self._path = path
-        self._started = clock.time()
-        self._shown_at = -math.inf
-        self._report = StageProgress(
-            phase=phase, step=0, total=total, metrics={}, started=self._started, updated=self._started
-        )
-        self._show()
-
-    def update(
-        self,
-        step: int,
-        *,
-        metrics: Mapping[str, float | None] | None = None,
-        headline: str | None = None,
-        tokens_per_second: float | None = None,
-        phase: str | None = None,
-        total: int | None = None,
-    ) -> None:
-        """Tell the newest state; what is not given stays as it was."""
-        before = self._report
-        finite = {
-            name: value if value is not None and math.isfinite(value) else None
-            for name, value in (before.metrics if metrics is None else metrics).items()
-        }
-        self._report = StageProgress(
-            phase=before.phase if phase is None else phase,
-            step=step,
-            total=before.total if total is None else total,
-            metrics=finite,
-            headline=before.headline if headline is None else headline,
-            tokens_per_second=before.tokens_per_second if tokens_per_second is None else tokens_per_second,
-            started=self._started,
-            updated=clock.time(),
-        )
-        is_due = clock.monotonic() - self._shown_at >= SECONDS_BETWEEN_SHOWS
-        if is_due or self._report.phase != before.phase or step >= self._report.total:
-            self._show()
-
-    def _show(self) -> None:
-        show_file(self._path, self._report.model_dump_json().encode())
-        self._shown_at = clock.monotonic()
-
-
-def read_progress(path: Path) -> StageProgress | None:
-    """The newest report, or None where there is none (yet)."""
-    try:
-        return StageProgress.model_validate_json(path.read_bytes())
-    except (FileNotFoundError, ValueError):
-        # A power loss can leave it empty. It is only for show, so that is no reason to stop.
-        return None
 
 
 def _to_json(value: float) -> float | str:

@@ -2,11 +2,12 @@
 
 import fcntl
 import os
+import resource
 from pathlib import Path
 
 import pytest
 
-from tasks.outbox import Outbox
+from tasks.ledger.outbox import Outbox
 
 
 def values(outbox: Outbox, start: int = 0) -> list[int]:
@@ -69,3 +70,20 @@ def test_what_cannot_be_read_is_kept_beside_a_new_outbox(tmp_path: Path) -> None
     kept = [values(Outbox(tmp_path / f"ledger-unreadable-{i}")) for i in (1, 2)]
     assert kept == [[1], [2]]
     assert values(Outbox(tmp_path / "ledger")) == []
+
+
+def test_a_full_disk_costs_lateness_and_nothing_else(tmp_path: Path) -> None:
+    """The kernel writes a part of the second line and refuses the rest, and then all of the third."""
+    outbox = Outbox(tmp_path)
+    outbox.append({"n": 1})
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, ((tmp_path / "outbox.jsonl").stat().st_size + 3, before[1]))
+    try:
+        for n in (2, 3):
+            with pytest.raises(OSError, match="File too large"):
+                outbox.append({"n": n})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert values(Outbox(tmp_path)) == [1]
+    outbox.append({"n": 4})
+    assert values(Outbox(tmp_path)) == [1, 2, 3, 4]

@@ -1,9 +1,6 @@
 """Publishing: what MLflow loads back is the model that was stored, once, under the alias it was told."""
 
-import hashlib
 import json
-import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,66 +8,17 @@ import mlflow.pyfunc
 import mlflow.transformers
 import pytest
 import torch
-import yaml
+from cutting import cut_after_every_write
 from mlflow.tracking import MlflowClient
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForSequenceClassification
+from small_run import artifact, runs_of
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForSequenceClassification
 
-from models.builtin import build_tiny
 from schemas.artifacts import PolicyCheckpoint, RewardModel, ValueModel
-from tasks.ledger import Ledger
-from tasks.publishing import PublishingError, write_description
+from tasks.ledger.run_ledger import Ledger
+from tasks.ledger.to_mlflow.model_description import PublishingError
 
 RUN_ID = "0001-tiny-aaaaaa"
 PROMPT = "3 + 4 ="
-
-
-def sha(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def artifact(cls: type[Any], name: str) -> Any:
-    return cls(
-        uri=f"objects/{sha(name)}",
-        digest=sha(name),
-        stage_key=sha(f"key of {name}"),
-        parents={},
-        tokenizer_digest=sha("tokenizer"),
-    )
-
-
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A policy as the store has it: a Hugging Face folder, and the store's manifest beside."""
-    folder = tmp_path_factory.mktemp("models") / "policy"
-    build_tiny(folder, seed=3)
-    (folder / "manifest.json").write_text("{}")
-    return folder
-
-
-@pytest.fixture(scope="module")
-def reward(policy: Path) -> Path:
-    folder = policy.with_name("reward")
-    config = LlamaConfig.from_pretrained(policy)
-    config.num_labels = 1
-    torch.manual_seed(0)
-    LlamaForSequenceClassification(config).save_pretrained(folder)
-    AutoTokenizer.from_pretrained(policy).save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    workspace = tmp_path_factory.mktemp("database")
-    assert Ledger(f"sqlite:///{workspace / 'mlflow.db'}", workspace, "tiny").flush(150.0)
-    return workspace / "mlflow.db"
-
-
-@pytest.fixture
-def workspace(tmp_path: Path, database: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    monkeypatch.setattr(os, "environ", os.environ.copy())
-    shutil.copy(database, tmp_path / "mlflow.db")
-    return tmp_path
 
 
 def make(ledger: Ledger, stage: str, kind: str, made: Any) -> None:
@@ -90,7 +38,7 @@ def load(workspace: Path, uri: str) -> Any:
 def test_a_published_policy_loads_as_a_pipeline_that_answers_as_the_stored_one_does(
     workspace: Path, policy: Path
 ) -> None:
-    made = artifact(PolicyCheckpoint, "policy")
+    made = artifact(PolicyCheckpoint, "policy", {})
     with Ledger(None, workspace, "tiny") as ledger:
         ledger.open_run(RUN_ID, "tiny", {})
         make(ledger, "policy", "policy_optimization", made)
@@ -128,7 +76,7 @@ def test_a_published_policy_loads_as_a_pipeline_that_answers_as_the_stored_one_d
 def test_a_published_reward_model_loads_as_a_classifier_with_the_stored_score(
     workspace: Path, reward: Path
 ) -> None:
-    made = artifact(RewardModel, "reward")
+    made = artifact(RewardModel, "reward", {})
     with Ledger(None, workspace, "tiny") as ledger:
         ledger.open_run(RUN_ID, "tiny", {})
         make(ledger, "reward", "reward_model", made)
@@ -144,7 +92,7 @@ def test_a_published_reward_model_loads_as_a_classifier_with_the_stored_score(
 def test_the_same_artifact_is_one_version_and_an_alias_moves_only_when_told(
     workspace: Path, policy: Path
 ) -> None:
-    first, second = artifact(PolicyCheckpoint, "first"), artifact(PolicyCheckpoint, "second")
+    first, second = artifact(PolicyCheckpoint, "first", {}), artifact(PolicyCheckpoint, "second", {})
     client = MlflowClient(f"sqlite:///{workspace / 'mlflow.db'}")
 
     def champion() -> str:
@@ -174,7 +122,7 @@ def test_the_same_artifact_is_one_version_and_an_alias_moves_only_when_told(
 
 
 def test_what_could_not_be_published_is_published_by_the_next_run(workspace: Path, policy: Path) -> None:
-    made = artifact(PolicyCheckpoint, "policy")
+    made = artifact(PolicyCheckpoint, "policy", {})
     with Ledger("http://127.0.0.1:9", workspace, "tiny") as ledger:  # nobody listens there
         ledger.open_run(RUN_ID, "tiny", {})
         make(ledger, "policy", "policy_optimization", made)
@@ -190,41 +138,28 @@ def test_only_a_policy_or_a_reward_model_can_be_published(workspace: Path, polic
         with pytest.raises(
             PublishingError, match="stage 'value' makes a value_model; only a policy or a reward"
         ):
-            ledger.publish("value", artifact(ValueModel, "value"), policy, "critic", alias=None)
+            ledger.publish("value", artifact(ValueModel, "value", {}), policy, "critic", alias=None)
 
 
-def describe(folder: Path, target: Path) -> None:
-    write_description(folder, target, kind="policy", run_id="run", model_id="m-0", metadata={"digest": "d"})
+def test_a_kill_while_publishing_leaves_one_whole_version(workspace: Path, policy: Path) -> None:
+    made = artifact(PolicyCheckpoint, "policy", {})
+    with Ledger("http://127.0.0.1:9", workspace, "tiny") as ledger:  # nobody listens there
+        ledger.open_run(RUN_ID, "tiny", {})
+        make(ledger, "policy", "policy_optimization", made)
+        assert ledger.publish("policy", made, policy, "quickstart", alias="champion") is None
 
+    def found(client: MlflowClient) -> Any:
+        (version,) = client.search_model_versions("name = 'quickstart'")
+        run = runs_of(client, RUN_ID)["policy"]
+        model = client.get_logged_model(run.data.tags["vantage.model"])
+        folder = Path(model.artifact_location.removeprefix("file://"))
+        files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+        tags = {name: value for name, value in model.tags.items() if name != "mlflow.note.content"}
+        champion = client.get_model_version_by_alias("quickstart", "champion").version
+        return version.version, champion, version.tags, run.data.tags["vantage.published"], tags, files
 
-def test_the_description_names_no_place_on_this_machine_and_copies_no_weights(
-    tmp_path: Path, policy: Path
-) -> None:
-    describe(policy, tmp_path / "description")
-    files = {
-        str(path.relative_to(tmp_path / "description")): path.read_text()
-        for path in (tmp_path / "description").rglob("*")
-        if path.is_file()
-    }
-    assert {"MLmodel", "requirements.txt", "components/tokenizer/tokenizer.json"} <= set(files)
-    assert not any(name.endswith(".safetensors") for name in files)
-    assert not any(str(policy.parent) in text for text in files.values())
-    description = yaml.safe_load(files["MLmodel"])
-    assert (description["model_id"], description["metadata"]) == ("m-0", {"digest": "d"})
-    assert all("+" not in line for line in files["requirements.txt"].splitlines())
-
-
-@pytest.mark.parametrize("missing", ["config.json", "tokenizer_config.json"])
-def test_a_folder_that_is_no_whole_model_is_refused(tmp_path: Path, policy: Path, missing: str) -> None:
-    shutil.copytree(policy, tmp_path / "part")
-    (tmp_path / "part" / missing).unlink()
-    with pytest.raises(PublishingError, match=f"has no {missing}; only a whole model can be published"):
-        describe(tmp_path / "part", tmp_path / "description")
-
-
-def test_a_model_without_one_architecture_is_refused(tmp_path: Path, policy: Path) -> None:
-    shutil.copytree(policy, tmp_path / "model")
-    config = json.loads((tmp_path / "model" / "config.json").read_text())
-    (tmp_path / "model" / "config.json").write_text(json.dumps({**config, "architectures": None}))
-    with pytest.raises(PublishingError, match=r"architectures=\[\]; it has to name one class"):
-        describe(tmp_path / "model", tmp_path / "description")
+    expected, written = cut_after_every_write(workspace, RUN_ID, found, since="create_registered_model")
+    assert {"log_model_artifacts", "create_model_version", "set_registered_model_alias"} <= set(written)
+    tags, files = expected[4:]
+    assert json.loads(tags["mlflow.modelVersions"]) == [{"name": "quickstart", "version": 1}]
+    assert {"MLmodel", "model/model.safetensors"} <= set(files)

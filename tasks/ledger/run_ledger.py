@@ -1,24 +1,21 @@
-"""The ledger: what happened in a run, recorded in MLflow without ever holding the run up.
+"""The ledger of one run: what happened in it, recorded in MLflow without ever holding the run up.
 
-Each call writes one operation to the run's outbox and returns; a background thread connects to MLflow and sends
-what waits, in order. A server that is down, slow, or that answers into a cut wire therefore costs nothing but
-lateness.
+Each call writes one operation to the run's outbox and returns; the sender sends what waits, in order.
 """
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
-from urllib.parse import urlsplit
+from typing import Any, Self
 
 from schemas.artifacts import Artifact
 from schemas.verdicts import Verdict
-from tasks import journal
-from tasks.ledger_entries import (
+from tasks.ledger import journal, tracking
+from tasks.ledger.entries import RunEntry, after, new_rows
+from tasks.ledger.operations import (
     CloseRun,
     FinishRun,
     FinishStage,
@@ -30,37 +27,16 @@ from tasks.ledger_entries import (
     Publish,
     RecordReuse,
     RecordVerdicts,
-    RunEntry,
     RunOutcome,
     StageOutcome,
-    after,
     from_json,
-    new_rows,
     to_json,
 )
-from tasks.outbox import Outbox
-from tasks.publishing import PUBLISHABLE, PublishingError
-
-if TYPE_CHECKING:
-    from tasks.ledger_mlflow import Sending, Server
+from tasks.ledger.outbox import Outbox
+from tasks.ledger.sender import Sender
+from tasks.ledger.to_mlflow.model_description import PUBLISHABLE, PublishingError
 
 log = logging.getLogger(__name__)
-
-MLFLOW_ENVIRONMENT = {
-    "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
-    "MLFLOW_ALLOW_MODEL_CODE_EXECUTION": "false",
-    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
-    "MLFLOW_DISABLE_TELEMETRY": "true",
-    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
-    "MLFLOW_LOGGING_LEVEL": "WARNING",
-    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
-    # A dead server is given up after seconds, not minutes: the outbox waits better than a socket does.
-    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
-}
-"""Settings for MLflow, client and server, wherever Vantage starts one; what the user has set wins."""
-
-RETRY_SECONDS = 15.0
-"""How long a server that did not answer is left alone, unless somebody asks for a flush."""
 
 
 class Ledger:
@@ -69,26 +45,12 @@ class Ledger:
     def __init__(self, tracking_uri: str | None, workspace: Path, experiment: str) -> None:
         """``tracking_uri`` None: ``MLFLOW_TRACKING_URI``, or else SQLite in the workspace."""
         self.workspace = workspace.absolute()
-        self.tracking_uri = (
-            tracking_uri
-            or os.environ.get("MLFLOW_TRACKING_URI")
-            or f"sqlite:///{self.workspace / 'mlflow.db'}"
-        )
+        self.tracking_uri = tracking.address(tracking_uri, workspace)
         self.experiment = experiment
+        self._sender = Sender(self.tracking_uri, self.workspace)
         self._outbox: Outbox | None = None
         self._entry: RunEntry | None = None
-        self._server: Server | None = None
-        self._sending: Sending | None = None
-        self._run_ids: dict[str | None, str] = {}
-        self._pages: dict[str | None, str | None] = {}
-        self._versions: dict[tuple[str, str], str] = {}
-        self._thread: threading.Thread | None = None
-        # All below is guarded by this condition. Told and sent count operations, asked and tried count flushes.
-        self._changed = threading.Condition(threading.RLock())
-        self._told = self._sent = 0
-        self._asked = self._tried = 0
-        self._given_up_at = -1  # of told, at the last attempt that failed
-        self._closed = False
+        self._telling = threading.RLock()
 
     def __enter__(self) -> Self:
         return self
@@ -147,7 +109,7 @@ class Ledger:
             for entry in entries
             for name, value in entry.metrics.items()
         ]
-        with self._changed:
+        with self._telling:
             fresh = new_rows(self._entry, stage, rows) if self._entry else []
             if fresh:
                 self._tell(LogMetrics(stage=stage, rows=tuple(fresh)))
@@ -247,56 +209,42 @@ class Ledger:
             )
         )
         self.flush(timeout_seconds)
-        return self._versions.get((registered_model, artifact.digest))
+        return self._sender.versions.get((registered_model, artifact.digest))
 
     # The sending of it
 
     def warm_up(self) -> None:
         """Begin to import MLflow and to make its database ready, beside whatever else is going on."""
-        with self._changed:
-            if self._thread is None and not self._closed:
-                self._thread = threading.Thread(target=self._send_forever, name="vantage-ledger", daemon=True)
-                self._thread.start()
+        self._sender.warm_up()
 
     def flush(self, timeout_seconds: float = 60.0) -> bool:
         """Try now to send everything that waits, earlier runs' records included; whether that worked.
 
         Never raises: what could not be sent is sent by a later flush, of this run or of the next.
         """
-        self.warm_up()
-        with self._changed:
-            self._asked += 1
-            wanted = self._asked
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: self._tried >= wanted or self._closed, timeout_seconds)
-            return self._tried >= wanted and self._sent == self._told and self._server is not None
+        return self._sender.flush(timeout_seconds)
 
     def close(self, timeout_seconds: float = 60.0) -> bool:
-        """Send what was not tried yet and let the background thread end; whether MLflow has everything."""
-        with self._changed:
-            tried = self._told in (self._sent, self._given_up_at)
-        everything = self._told == self._sent if tried else self.flush(timeout_seconds)
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-        return everything
+        """Send what was not tried yet and end the sending; whether MLflow has everything."""
+        return self._sender.close(timeout_seconds)
 
     def mlflow_run_id(self, stage: str | None = None) -> str | None:
         """MLflow's id of a stage's run (None: of the whole run); None while MLflow has not heard of it."""
-        return self._run_ids.get(stage)
+        return self._sender.run_ids.get(stage)
 
     def where(self, stage: str | None = None) -> str:
         """Where a person looks: an address, or the command that shows the workspace's own database."""
+        shown = tracking.without_password(self.tracking_uri)
         if not self.tracking_uri.startswith("http"):
-            return f"mlflow server --host 127.0.0.1 --backend-store-uri {self.tracking_uri}"
-        page = self._pages.get(stage)
+            return f"mlflow server --host 127.0.0.1 --backend-store-uri {shown}"
+        page = self._sender.pages.get(stage)
         # Without the kind of work MLflow's menu is that of chats and traces, where nothing of ours is.
         path = f"{page}?workflowType=machine_learning" if page else ""
-        return f"{without_password(self.tracking_uri).rstrip('/')}/{path}"
+        return f"{shown.rstrip('/')}/{path}"
 
     def _tell(self, operation: Operation) -> None:
-        """Operation → disk → sender. A full disk costs a warning and the record, never the run."""
-        with self._changed:
+        """Operation → disk → sender. A full disk costs a warning, and the record if it stays full; never the run."""
+        with self._telling:
             if self._outbox is None:
                 raise RuntimeError(f"{operation.operation} before open_run")
             self._entry = after(self._entry, operation)
@@ -305,85 +253,7 @@ class Ledger:
             except OSError as error:
                 log.warning("the ledger's outbox %s cannot be written (%s)", self._outbox.folder, error)
                 return
-            self._told += 1
-            self.warm_up()
-            self._changed.notify_all()
-
-    def _send_forever(self) -> None:
-        """The sender thread: connect, then send whatever waits whenever something waits."""
-        os.environ.update(
-            {name: value for name, value in MLFLOW_ENVIRONMENT.items() if name not in os.environ}
-        )
-        # MLflow's client sends a request again when the answer was lost, and would make a run twice. We look first.
-        os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"
-        retry_at = 0.0
-        warned = False
-        while True:
-            with self._changed:
-                while not self._closed and not self._has_work(retry_at):
-                    self._changed.wait(max(retry_at - time.monotonic(), 0.0) or None)
-                if self._closed:
-                    return
-                told, asked = self._told, self._asked
-            error = self._try_to_send()
-            with self._changed:
-                self._tried = asked
-                if error is None:
-                    self._sent = told
-                else:
-                    self._given_up_at = told
-                self._changed.notify_all()
-            retry_at = 0.0 if error is None else time.monotonic() + RETRY_SECONDS
-            if error is not None and not warned:
-                log.warning(
-                    "MLflow (%s) cannot be reached; the run goes on, and its records wait in %s: %s",
-                    without_password(self.tracking_uri),
-                    self._outbox.folder if self._outbox else self.workspace,
-                    _without_login(str(error).splitlines()[0], self.tracking_uri),
-                )
-            warned = error is not None
-
-    def _has_work(self, retry_at: float) -> bool:
-        if self._asked > self._tried:
-            return True
-        return (self._sent < self._told or self._server is None) and time.monotonic() >= retry_at
-
-    def _try_to_send(self) -> Exception | None:
-        """Everything that waits → MLflow; the error that stopped it."""
-        try:
-            from tasks.ledger_mlflow import Sending, Server, send_others
-
-            if self._server is None:
-                server = Server(self.tracking_uri, artifacts=self.workspace / "mlartifacts")
-                send_others(server, self.workspace / "runs", but=self._outbox)
-                self._server = server
-            if self._sending is None and self._outbox is not None:
-                self._sending = Sending(self._server, self._outbox)
-            if self._sending is not None:
-                self._sending.send()
-                self._read_back(self._sending)
-        except Exception as error:  # whatever it is, it is no reason to stop a run
-            return error
-        return None
-
-    def _read_back(self, sending: "Sending") -> None:
-        """What MLflow calls our things, so that nobody has to wait for a server to be told."""
-        book = sending.book
-        if book is not None:
-            self._run_ids = dict(book.run_ids)
-            self._pages = {stage: book.page(stage) for stage in self._run_ids}
-            self._versions = dict(book.versions)
-
-
-def without_password(tracking_uri: str) -> str:
-    """The address as it may be shown and written down."""
-    return _without_login(tracking_uri, tracking_uri)
-
-
-def _without_login(text: str, tracking_uri: str) -> str:
-    """The text without the name and password that the address holds."""
-    login, at, _ = urlsplit(tracking_uri).netloc.rpartition("@")
-    return text.replace(login + at, "") if at else text
+            self._sender.notice(self._outbox)
 
 
 def _now() -> int:

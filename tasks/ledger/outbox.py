@@ -32,16 +32,28 @@ class Outbox:
         self.folder = folder
         self._path = folder / "outbox.jsonl"
         self._appending = threading.Lock()
+        self._unwritten: list[Operation] = []
         self._repaired = False
 
     def append(self, operation: Operation) -> None:
-        """Put an operation at the end; it is on disk when this returns."""
+        """Put an operation at the end; it is on disk when this returns.
+
+        Raises:
+            OSError: it could not be written, and is tried again before the next one: what follows may build on it.
+        """
         with self._appending:
+            self._unwritten.append(operation)
             if not self._repaired:
                 make_folder(self.folder)
                 _cut_half_written_line(self._path)
                 self._repaired = True
-            _append_line(self._path, operation)
+            try:
+                while self._unwritten:
+                    _append_line(self._path, self._unwritten[0])
+                    del self._unwritten[0]
+            except OSError:
+                self._repaired = False
+                raise
 
     def read(self, start: int = 0) -> Iterator[tuple[int, Operation]]:
         """The operations from a byte offset on, each with the offset at which it ends.

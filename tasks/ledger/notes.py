@@ -1,0 +1,129 @@
+"""How a person reads the ledger: the Markdown of the pages of a run, of a stage, and of a model."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tasks.ledger.entries import RunEntry, StageEntry
+from tasks.ledger.operations import Input
+
+
+@dataclass(frozen=True)
+class Link:
+    """Where an artifact stands in MLflow: the run that made it and its model, by their pages."""
+
+    run: str | None = None
+    run_name: str | None = None
+    model: str | None = None
+
+
+def run_note(entry: RunEntry, pages: Mapping[str, str], makers: Mapping[str, Link]) -> str:
+    """The run's page: every stage with its outcome, artifact, gates and parents.
+
+    ``pages``: stage → page of its run; ``makers``: content digest → what made it.
+    """
+    head = [f"Recipe **{_cell(entry.name)}** · {_words(entry.outcome)}"]
+    for outcome in dict.fromkeys(stage.outcome for stage in entry.stages.values()):
+        names = [name for name, stage in entry.stages.items() if stage.outcome == outcome]
+        stages = " · ".join(_linked(name, pages.get(name)) for name in names)
+        head.append(f"**{_words(outcome).capitalize()}:** {stages}")
+    lines = [
+        "  \n".join(head),
+        "",
+        "| stage | outcome | artifact | gates | parents |",
+        "|---|---|---|---|---|",
+    ]
+    for stage in entry.stages.values():
+        page = _linked(stage.name, pages.get(stage.name))
+        gates = "<br>".join(_cell(str(verdict)) for verdict in stage.verdicts) or "–"
+        parents = " · ".join(
+            f"{role}: {_linked(given.stage, pages.get(given.stage))}" for role, given in stage.inputs.items()
+        )
+        lines.append(
+            f"| {page} | {_words(stage.outcome)} | {_artifact_cell(stage, makers)} | {gates} | {parents or '–'} |"
+        )
+    return "\n".join(lines)
+
+
+def stage_note(entry: RunEntry, name: str, run_page: str, makers: Mapping[str, Link]) -> str:
+    """A stage's page: from what it was made, by whom, and what it gave.
+
+    MLflow shows the first few lines and folds the rest away, so the parents stand in the second.
+    """
+    stage = entry.stages[name]
+    attempt = f" · attempt {stage.attempt}" if stage.attempt else ""
+    head = [
+        f"**{stage.name}** · {_words(stage.kind)}{attempt} · {_words(stage.outcome)} "
+        f"· a stage of run {_linked(entry.run_id, run_page)}",
+        f"**Parents:** {_parents_line(stage.inputs, makers)}",
+    ]
+    if stage.outcome == "reused" and stage.artifact:
+        maker = _linked_run(makers.get(stage.artifact.digest, Link()))
+        head.append(f"**Reused:** made by {maker}, where its curves are; nothing was trained here.")
+    if stage.reason:
+        head.append(_cell(stage.reason))
+    lines = ["  \n".join(head), *_parents_table(stage.inputs, makers)]
+    if stage.verdicts:
+        lines += ["", "### Gates", "", *(f"- {verdict}" for verdict in stage.verdicts)]
+    if stage.artifact:
+        lines += ["", "### Artifact", "", f"- content digest `{stage.artifact.digest}`"]
+        model = makers.get(stage.artifact.digest, Link()).model
+        if model:
+            lines.append(f"- {_linked('its page under Models', model)}")
+        lines.append(f"- stage key `{stage.stage_key}`")
+    return "\n".join(lines)
+
+
+def artifact_note(stage: StageEntry, run_page: str, makers: Mapping[str, Link]) -> str:
+    """A model's page: which stage made it, and from what."""
+    head = [
+        f"Made by stage {_linked(stage.name, run_page)} ({_words(stage.kind)}).",
+        f"**Parents:** {_parents_line(stage.inputs, makers)}",
+    ]
+    return "\n".join(["  \n".join(head), *_parents_table(stage.inputs, makers)])
+
+
+def _parents_line(inputs: Mapping[str, Input], makers: Mapping[str, Link]) -> str:
+    if not inputs:
+        return "none; this stage reads a source from outside"
+    return " · ".join(
+        f"{role}: {_linked(given.stage, makers.get(given.artifact.digest, Link()).run)}"
+        for role, given in inputs.items()
+    )
+
+
+def _parents_table(inputs: Mapping[str, Input], makers: Mapping[str, Link]) -> list[str]:
+    if not inputs:
+        return []
+    lines = ["", "### Parents", "", "| role | kind | made by | content digest |", "|---|---|---|---|"]
+    for role, given in inputs.items():
+        link = makers.get(given.artifact.digest, Link())
+        kind = _linked(_words(given.artifact.kind), link.model)
+        lines.append(f"| {role} | {kind} | {_linked_run(link)} | `{given.artifact.digest[:16]}` |")
+    return lines
+
+
+def _artifact_cell(stage: StageEntry, makers: Mapping[str, Link]) -> str:
+    if stage.artifact is None:
+        return "–"
+    link = makers.get(stage.artifact.digest, Link())
+    kind = _linked(_words(stage.artifact.kind), link.model)
+    made_by = f" made by {_linked_run(link)}" if stage.outcome == "reused" else ""
+    return f"{kind} `{stage.artifact.digest[:12]}`{made_by}"
+
+
+def _linked_run(link: Link) -> str:
+    return _linked(link.run_name or "run", link.run) if link.run else "a run that this server does not know"
+
+
+def _linked(text: str, page: str | None) -> str:
+    return f"[{_cell(text)}]({page})" if page else _cell(text)
+
+
+def _cell(text: str) -> str:
+    """Text that can end neither a cell of a table nor a link."""
+    return re.sub(r"([|\[\]`*<>])", r"\\\1", " ".join(text.split()))
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")

@@ -1,0 +1,110 @@
+"""What a stage is made of, in MLflow's terms: who made its inputs, its dataset and model inputs, its lineage tags."""
+
+import json
+from typing import NamedTuple
+
+from mlflow import entities
+from mlflow.tracking import MlflowClient
+
+from schemas.artifacts import Dataset
+from tasks.ledger.entries import RunEntry, StageEntry
+from tasks.ledger.notes import Link
+from tasks.ledger.operations import Input
+from tasks.ledger.to_mlflow.runs import page_of, search
+from tasks.ledger.to_mlflow.server import Server
+
+_INPUT_TAG_LENGTH, _DATASET_DIGEST_LENGTH = 500, 36  # MLflow's limits
+
+
+class Maker(NamedTuple):
+    """The run that made an artifact, and its logged model if it has one."""
+
+    run: entities.Run
+    model_id: str | None
+
+
+class Makers:
+    """Who made what, on the whole server; what was found is remembered until told to forget."""
+
+    def __init__(self, server: Server, *, run_id: str) -> None:
+        self._server = server
+        self._run_id = run_id
+        self._experiments: list[str] = []
+        self._found: dict[str, Maker] = {}
+
+    def forget(self) -> None:
+        """Look again next time."""
+        self._experiments = []
+        self._found.clear()
+
+    def remember(self, digest: str, maker: Maker) -> None:
+        """This run has made the artifact."""
+        self._found[digest] = maker
+
+    def find(self, digest: str) -> Maker | None:
+        """The earliest run that made the artifact; this run's own, where it did."""
+        if digest not in self._found:
+            self._experiments = self._experiments or self._server.experiment_ids()
+            made = [
+                run
+                for run in search(self._server.client, self._experiments, "vantage.digest", digest)
+                if "vantage.reused_from" not in run.data.tags
+            ]
+            if not made:
+                return None
+            run = next((run for run in made if run.data.tags.get("vantage.run_id") == self._run_id), made[0])
+            self._found[digest] = Maker(run, run.data.tags.get("vantage.model"))
+        return self._found[digest]
+
+    def links(self, entry: RunEntry) -> dict[str, Link]:
+        """Content digest → where its maker stands, for every artifact that the run knows of."""
+        digests = {
+            given.artifact.digest for stage in entry.stages.values() for given in stage.inputs.values()
+        }
+        digests |= {stage.artifact.digest for stage in entry.stages.values() if stage.artifact}
+        return {digest: link_to(maker) for digest in digests if (maker := self.find(digest))}
+
+
+def link_to(maker: Maker) -> Link:
+    """Where the maker stands in MLflow's own site."""
+    experiment_id, tags = maker.run.info.experiment_id, maker.run.data.tags
+    return Link(
+        run=page_of(experiment_id, maker.run.info.run_id),
+        run_name=f"{tags.get('vantage.stage')} of run {tags.get('vantage.run_id')}",
+        model=f"#/experiments/{experiment_id}/models/{maker.model_id}" if maker.model_id else None,
+    )
+
+
+def log_inputs(client: MlflowClient, run_id: str, stage: StageEntry, makers: Makers) -> dict[str, str]:
+    """Datasets and models that the stage reads; returns the tags that say what it is and what it is made of."""
+    tags = {"vantage.kind": stage.kind, "vantage.stage_key": stage.stage_key}
+    datasets, models = [], []
+    for role, given in stage.inputs.items():
+        tags[f"vantage.parent.{role}"] = given.artifact.digest
+        maker = makers.find(given.artifact.digest)
+        if maker is not None:
+            tags[f"vantage.parent.{role}.run"] = maker.run.info.run_id
+            if maker.model_id is not None:
+                models.append(entities.LoggedModelInput(maker.model_id))
+        if isinstance(given.artifact, Dataset):
+            datasets.append(_dataset_input(role, given, stage.kind))
+    if datasets or models:
+        client.log_inputs(run_id, datasets, models)
+    return tags
+
+
+def _dataset_input(role: str, given: Input, kind: str) -> entities.DatasetInput:
+    """A dataset with our own digest: MLflow keeps 36 characters of it, the tag keeps all."""
+    artifact = given.artifact
+    context = "evaluation" if kind == "evaluation" else "training"
+    tags = {"mlflow.data.context": context, "vantage.role": role, "vantage.digest": artifact.digest}
+    return entities.DatasetInput(
+        entities.Dataset(
+            name=given.stage.removeprefix("data."),
+            digest=artifact.digest[:_DATASET_DIGEST_LENGTH],
+            source_type="vantage",
+            source=json.dumps({"uri": artifact.uri, "sha256": artifact.digest}),
+            profile=json.dumps(artifact.metrics),
+        ),
+        [entities.InputTag(name, value[:_INPUT_TAG_LENGTH]) for name, value in tags.items()],
+    )

@@ -1,0 +1,95 @@
+"""One run of ours and its stages as runs of MLflow's: found again by tag, made where missing, closed when stale."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from mlflow import entities
+from mlflow.tracking import MlflowClient
+
+
+class Runs:
+    """MLflow's runs of one run of ours, all in one experiment; what was found is remembered until told to forget."""
+
+    def __init__(self, client: MlflowClient, experiment_id: str, *, run_id: str, recipe: str) -> None:
+        self._client = client
+        self._experiment_id = experiment_id
+        self._run_id = run_id
+        self._recipe = recipe
+        self._ids: dict[str | None, str] | None = None
+
+    @property
+    def ids(self) -> Mapping[str | None, str]:
+        """Stage → MLflow's id of its run; None → that of the whole run."""
+        if self._ids is None:
+            runs = list(search(self._client, [self._experiment_id], "vantage.run_id", self._run_id))
+            self._ids = {run.data.tags.get("vantage.stage"): run.info.run_id for run in reversed(runs)}
+        return self._ids
+
+    def forget(self) -> None:
+        """Look again next time."""
+        self._ids = None
+
+    def page(self, stage: str | None) -> str | None:
+        """The page of a stage's run (None: of the whole run) within MLflow's own site."""
+        run_id = self.ids.get(stage)
+        return page_of(self._experiment_id, run_id) if run_id else None
+
+    def whole(self, time: int) -> str:
+        """MLflow's id of the run above all stages, made if there is none."""
+        return self.ids.get(None) or self._create(None, time, {"vantage.recipe": self._recipe})
+
+    def of_stage(self, stage: str, time: int) -> str:
+        """MLflow's id of the stage's run, made if there is none."""
+        if stage in self.ids:
+            return self.ids[stage]
+        return self._create(stage, time, {"vantage.stage": stage, "mlflow.parentRunId": self.whole(time)})
+
+    def _create(self, stage: str | None, time: int, tags: dict[str, str]) -> str:
+        tags = {
+            "vantage.run_id": self._run_id,
+            "mlflow.source.name": "vantage",
+            "mlflow.source.type": "LOCAL",
+            **tags,
+        }
+        run = self._client.create_run(
+            self._experiment_id, start_time=time, tags=tags, run_name=stage or self._run_id
+        )
+        self._ids = {**self.ids, stage: run.info.run_id}
+        return str(run.info.run_id)
+
+
+def search(client: MlflowClient, experiments: Sequence[str], tag: str, value: str) -> Iterator[entities.Run]:
+    """Every run with the tag, the earliest first."""
+    token = None
+    while True:
+        runs = client.search_runs(
+            list(experiments),
+            filter_string=f"tags.`{tag}` = '{value}'",
+            max_results=500,
+            order_by=["attributes.start_time ASC"],
+            page_token=token,
+        )
+        yield from runs
+        token = runs.token
+        if not token:
+            return
+
+
+def close_running(
+    client: MlflowClient,
+    experiments: Sequence[str],
+    our_run_id: str,
+    *,
+    but: str | None = None,
+    reason: str,
+    time: int,
+) -> None:
+    """End as KILLED whatever a dead process of the run left RUNNING, except the run ``but`` of MLflow's."""
+    for run in list(search(client, experiments, "vantage.run_id", our_run_id)):
+        if run.info.status == "RUNNING" and run.info.run_id != but:
+            client.set_tag(run.info.run_id, "vantage.interrupted", reason)
+            client.set_terminated(run.info.run_id, "KILLED", time)
+
+
+def page_of(experiment_id: str, run_id: str) -> str:
+    """A run's page within MLflow's own site."""
+    return f"#/experiments/{experiment_id}/runs/{run_id}"

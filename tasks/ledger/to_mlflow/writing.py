@@ -1,0 +1,86 @@
+"""Params, tags and metrics of a run, in as few calls as MLflow's limits allow."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from mlflow import entities
+from mlflow.tracking import MlflowClient
+
+NOTE = "mlflow.note.content"
+"""Tag that MLflow shows as the text of a page."""
+
+_PARAM_LENGTH, _TAG_LENGTH = 6000, 8000
+_PARAMS_AND_TAGS_AT_ONCE, _METRICS_AT_ONCE = 100, 1000
+
+
+def write(
+    client: MlflowClient,
+    run_id: str,
+    *,
+    params: Mapping[str, str] | None = None,
+    tags: Mapping[str, str] | None = None,
+) -> None:
+    """Params and tags; values that are too long are cut."""
+    all_params = [entities.Param(name, _fit_param(value)) for name, value in (params or {}).items()]
+    all_tags = [entities.RunTag(name, fit_tag(value)) for name, value in (tags or {}).items()]
+    while all_params or all_tags:
+        some_params, all_params = (
+            all_params[:_PARAMS_AND_TAGS_AT_ONCE],
+            all_params[_PARAMS_AND_TAGS_AT_ONCE:],
+        )
+        some_tags, all_tags = all_tags[:_PARAMS_AND_TAGS_AT_ONCE], all_tags[_PARAMS_AND_TAGS_AT_ONCE:]
+        client.log_batch(run_id, params=some_params, tags=some_tags)
+
+
+def write_metrics(client: MlflowClient, run_id: str, metrics: Iterable[entities.Metric]) -> None:
+    """Any number of metrics."""
+    for some in _batches(metrics, _METRICS_AT_ONCE):
+        client.log_batch(run_id, metrics=some)
+
+
+def flatten(value: Any, prefix: str = "") -> dict[str, str]:
+    """Nested mappings as ``stages.policy.algorithm.gamma`` → text; lists by their position.
+
+    >>> flatten({"a": {"b": 1.0, "c": None}, "d": [True, "x"]})
+    {'a.b': '1.0', 'a.c': 'null', 'd.0': 'true', 'd.1': 'x'}
+    """
+    if isinstance(value, Mapping):
+        items = list(value.items())
+    elif isinstance(value, list | tuple):
+        items = list(enumerate(value))
+    elif isinstance(value, str):
+        return {prefix: value}
+    else:
+        return {prefix: json.dumps(value)}
+    if not items:
+        return {prefix: "{}" if isinstance(value, Mapping) else "[]"} if prefix else {}
+    flat: dict[str, str] = {}
+    for key, inner in items:
+        flat |= flatten(inner, f"{prefix}.{key}" if prefix else str(key))
+    return flat
+
+
+def fit_tag(text: str) -> str:
+    """A tag's value, or as many whole lines of it as MLflow takes; of a single line what fits."""
+    if len(text) <= _TAG_LENGTH:
+        return text
+    end = "\n…"
+    fits = text[: _TAG_LENGTH - len(end)]
+    return (fits.rpartition("\n")[0] or fits) + end
+
+
+def _fit_param(value: str) -> str:
+    """A param's value, or as much of it as MLflow takes and the sha256 of the whole."""
+    if len(value) <= _PARAM_LENGTH:
+        return value
+    whole = f"… sha256 {hashlib.sha256(value.encode()).hexdigest()}"
+    return value[: _PARAM_LENGTH - len(whole)] + whole
+
+
+def _batches(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
+    rest = list(items)
+    while rest:
+        yield rest[:size]
+        rest = rest[size:]

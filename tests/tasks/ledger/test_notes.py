@@ -1,0 +1,31 @@
+"""How the pages read."""
+
+from small_run import sha
+from told_operations import DEMONSTRATIONS, FINISH_STAGE, OPEN_RUN, OPEN_STAGE, entry, policy
+
+from tasks.ledger.notes import Link, stage_note
+
+
+def test_the_second_line_of_a_stages_page_names_and_links_its_parents() -> None:
+    makers = {
+        policy("model").digest: Link(run="#/m", run_name="model of run 0001", model="#/models/m"),
+        DEMONSTRATIONS.digest: Link(run="#/d", run_name="data.demonstrations of run 0001"),
+    }
+    lines = stage_note(entry(OPEN_RUN, OPEN_STAGE), "sft", "#/run", makers).splitlines()
+    assert (
+        lines[0].rstrip() == "**sft** · sft · attempt 1 · running · a stage of run [0001-tiny-abcdef](#/run)"
+    )
+    assert lines[1].rstrip() == "**Parents:** init: [model](#/m) · data: [data.demonstrations](#/d)"
+    table = [line for line in lines if line.startswith("| ")]
+    assert table[1:] == [
+        f"| init | [policy](#/models/m) | [model of run 0001](#/m) | `{sha('model')[:16]}` |",
+        f"| data | dataset | [data.demonstrations of run 0001](#/d) | `{sha('d')[:16]}` |",
+    ]
+
+
+def test_a_reason_can_break_neither_table_nor_link() -> None:
+    failed = FINISH_STAGE.model_copy(
+        update={"outcome": "failed", "artifact": None, "reason": "a | b\n[x](javascript:alert(1)) <script>"}
+    )
+    note = stage_note(entry(OPEN_RUN, OPEN_STAGE, failed), "sft", "#/run", {})
+    assert r"a \| b \[x\](javascript:alert(1)) \<script\>" in note.splitlines()[2]

@@ -1,0 +1,30 @@
+"""Models as the store has them."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoTokenizer, LlamaConfig, LlamaForSequenceClassification
+
+from models.builtin import build_tiny
+
+
+@pytest.fixture(scope="session")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A policy as the store has it: a Hugging Face folder, and the store's manifest beside."""
+    folder = tmp_path_factory.mktemp("models") / "policy"
+    build_tiny(folder, seed=3)
+    (folder / "manifest.json").write_text("{}")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def reward(policy: Path) -> Path:
+    """A reward model of the same kind, with weights of its own."""
+    folder = policy.with_name("reward")
+    config = LlamaConfig.from_pretrained(policy)
+    config.num_labels = 1
+    torch.manual_seed(0)
+    LlamaForSequenceClassification(config).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(policy).save_pretrained(folder)
+    return folder
