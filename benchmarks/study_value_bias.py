@@ -172,12 +172,14 @@ def main() -> None:
         kept = arguments.output / f"seed-{seed}.json"
         if not kept.is_file():
             rows = measure(arguments.workspace, seed, arguments.set)
-            kept.write_text(json.dumps(rows, indent=0) + "\n")
+            kept.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
         measured += json.loads(kept.read_text())
-    tables = {part: over_seeds(measured, part) for part in ("position", "iteration", "tokens_left", "length")}
+    measured += list(paired(measured))
+    tables = {part: over_seeds(measured, part) for part in (*PANELS, *PAIRS.values())}
     for part, table in tables.items():
         write_csv(arguments.output / f"{part}.csv", table)
-        plot(arguments.output / f"{part}.png", table, part)
+        if part in PANELS:
+            plot(arguments.output / f"{part}.png", table, part)
     (arguments.output / "summary.md").write_text(summary(tables, num_seeds=len(arguments.seeds)))
     print((arguments.output / "summary.md").read_text())
 
@@ -377,6 +379,19 @@ def over_seeds(measured: list[Row], part: str) -> list[Row]:
     return table
 
 
+def paired(measured: list[Row]) -> Iterator[Row]:
+    """Differences within each seed, in which both saw the same responses: what the intervals of each alone hide."""
+    found = {
+        (each["part"], each["seed"], each["critic"], each["x"], each["quantity"]): each["value"]
+        for each in measured
+    }
+    for (part, seed, critic, x, quantity), value in found.items():
+        first, second = COMPARED.get(part, ("", ""))
+        if critic == first and (other := found.get((part, seed, second, x, quantity))) is not None:
+            difference = row(PAIRS[part], f"{first} less {second}", x, quantity, value - other)
+            yield {"seed": seed, **difference}
+
+
 def over(numbers: list[float]) -> dict[str, float]:
     """Mean, half width of its 95 % interval, and of how many seeds; what is undefined in a seed is left out."""
     numbers = [number for number in numbers if math.isfinite(number)]
@@ -395,6 +410,13 @@ def write_csv(path: Path, table: list[Row]) -> None:
         writer.writerows(table)
 
 
+COMPARED = {
+    "iteration": ("from_value_model", "from_reward_model"),
+    "tokens_left": ("λ = 1", "λ = 0.95"),
+    "length": ("λ = 1", "λ = 0.95"),
+}
+"""Part → the two of which differences are taken."""
+PAIRS = {part: f"{part}_paired" for part in COMPARED}
 PANELS = {
     "position": ("value", "advantage", "td_error", "advantage_lambda_1"),
     "iteration": ("response_length_mean", "score_mean", "explained_variance"),
