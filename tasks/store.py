@@ -23,6 +23,7 @@ reads a wall clock.
 
 import errno
 import fcntl
+import json
 import logging
 import os
 import re
@@ -354,7 +355,9 @@ class Store:
                     )
                 sync_folder(self._refs)
                 return present
-            replace_file(self._ref_path(stage_key), canonical_json(ref.model_dump(mode="json")).encode())
+            # Not sorted: the first of the metrics are those that a stage wants shown.
+            told = json.dumps(ref.model_dump(mode="json"), allow_nan=False)
+            replace_file(self._ref_path(stage_key), told.encode())
             return ref
 
     def _discard(self, folder: Path) -> None:

@@ -103,7 +103,7 @@ def test_a_committed_artifact_is_found_with_all_that_was_recorded(store: Store) 
     assert store.folder(artifact) == store.root / artifact.uri
     assert sorted(os.listdir(store.folder(artifact))) == [MANIFEST, "tokenizer", "weights.bin"]
     assert hashlib.sha256((store.folder(artifact) / MANIFEST).read_bytes()).hexdigest() == artifact.digest
-    assert artifact.metrics == {"loss": 0.1, "accuracy": None}
+    assert list(ref.artifact.metrics.items()) == [("loss", 0.1), ("accuracy", None)], "in the stage's order"
     assert store.stage_keys() == [KEY]
     assert os.listdir(store.root / "staging") == []
 
