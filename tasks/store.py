@@ -356,7 +356,7 @@ class Store:
                 sync_folder(self._refs)
                 return present
             # Not sorted: the first of the metrics are those that a stage wants shown.
-            told = json.dumps(ref.model_dump(mode="json"), allow_nan=False)
+            told = json.dumps(ref.model_dump(mode="json"), separators=(",", ":"), allow_nan=False)
             replace_file(self._ref_path(stage_key), told.encode())
             return ref
 
