@@ -196,7 +196,7 @@ def load_judge(job: StageJob, device: torch.device) -> Judge | None:
             prompts=sampled.prompts,
             responses=sampled.responses,
             ended=sampled.ended,
-            microbatch_size=work.batch_size,
+            microbatch_size=work.microbatch_size or work.batch_size,
         )
         return [float(each) for each in scored.total]
 
@@ -215,7 +215,7 @@ def sample_batch(
         source.prompts,
         [index for index in batch.indices for _ in range(samples_of(work))],
         seed=derive_seed(job.seed, "sampling", number),
-        microbatch_size=work.batch_size,
+        microbatch_size=work.microbatch_size or work.batch_size,
     )
 
 
