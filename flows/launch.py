@@ -258,7 +258,7 @@ def _failure(
         return Failure(
             exit_code=ExitCode.HUNG,
             cause="hung",
-            message=f"{hung}: the stage hung and was killed; the log has the stacks of its threads",
+            message=f"{hung}: the stage hung and was killed, and the log has the stacks of its threads",
             remedy="mend what they wait for; if the stage was only slow, raise its resources.hang_seconds",
         )
     if stopped:

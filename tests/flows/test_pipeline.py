@@ -181,6 +181,42 @@ def test_a_lost_process_is_begun_again_and_a_refusal_is_not(workspace: Workspace
 
 
 @pytest.mark.usefixtures("prefect_url")
+def test_a_lack_of_memory_and_a_hang_are_survived_once_and_told_in_a_line_each(
+    workspace: Workspace, recipe_file: Path
+) -> None:
+    workspace.root.mkdir()
+    (workspace.root / "memory.txt").write_text("sft 32")
+    (workspace.root / "hang.txt").write_text("reward 1\npolicy 2")
+    record, printed = run_recipe(
+        workspace,
+        recipe_file,
+        "stages.reward.resources.hang_seconds=5",
+        "stages.policy.resources.hang_seconds=5",
+    )
+    lines = printed.splitlines()
+    log = workspace.folder(record.run_id) / "logs"
+    [memory] = [line for line in lines if "CUDA out of memory" in line]
+    assert memory.split()[:3] == ["…", "sft", "resumable"]
+    assert memory.endswith(
+        f"attempt 2 goes on from step 4 with micro-batches of 32 in place of 64 ({log / 'sft.log'})"
+    )
+    [hang] = [line for line in lines if "no progress" in line and " reward " in line]
+    assert hang.endswith(f"attempt 2 goes on from step 4 ({log / 'reward.log'})")
+    statuses = {name: (stage.status, stage.attempt) for name, stage in record.stages.items()}
+    assert statuses["sft"] == statuses["reward"] == ("completed", 2)
+    assert statuses["policy"] == ("failed", 2)
+    assert (record.status, exit_code(record)) == ("failed", ExitCode.HUNG)
+    assert "raise its resources.hang_seconds" in printed
+    _, task_runs = prefect_shows(record.prefect_flow_run_ids[0])
+    for stage in ("sft", "reward"):
+        assert (task_runs[f"{stage} · attempt 1"], task_runs[f"{stage} · attempt 2"]) == (
+            "Resumable",
+            "Completed",
+        )
+    assert task_runs["policy · attempt 2"] == "Failed"
+
+
+@pytest.mark.usefixtures("prefect_url")
 def test_killed_in_the_middle_of_a_stage_the_same_command_goes_on(
     workspace: Workspace, recipe_file: Path, tmp_path: Path, start_vantage: Starter
 ) -> None:
