@@ -1,12 +1,13 @@
 """Which checkpoint is the newest that can be trusted; what a kill leaves."""
 
+import errno
 import itertools
 import os
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -107,6 +108,39 @@ def test_a_kill_before_any_operation_of_a_save_leaves_the_old_or_the_new(
     assert len(steps) > 12
     assert steps == sorted(steps)
     assert set(steps) == {2, 3}
+
+
+def test_a_full_disk_at_any_write_leaves_the_last_good_checkpoint_and_a_later_save_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path / "before", 1)
+    save(tmp_path / "before", 2)
+    real = os.fsync
+    for number in itertools.count():
+        folder = tmp_path / str(number)
+        shutil.copytree(tmp_path / "before", folder)
+        calls = itertools.count()
+
+        def full(descriptor: int, calls: Iterator[int] = calls, number: int = number) -> None:
+            if next(calls) >= number:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            real(descriptor)
+
+        refused = False
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "fsync", full)
+            try:
+                save(folder, 3)
+            except OSError as error:
+                refused = error.errno == errno.ENOSPC
+        found = latest(folder)
+        assert found is not None
+        assert (found.folder / "state.json").read_text() == str(found.step)
+        assert found.step == 3 or refused
+        assert save(folder, 4) == latest(folder)
+        if not refused:
+            break
+    assert number > 3
 
 
 def _save_and_die(folder: Path, step: int, *, before_operation: int) -> None:
