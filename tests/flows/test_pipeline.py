@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from lives import events, pace
 from rich.console import Console
@@ -25,6 +26,7 @@ from flows.status import look
 from schemas.loading import load_recipe
 
 ROOT = Path(__file__).parents[2]
+CANARY = "hf_canary_that_nobody_writes_down"
 Starter = Callable[..., subprocess.Popen[str]]
 
 
@@ -116,8 +118,12 @@ def pages() -> Callable[[], dict[str, str]]:
 
 @pytest.mark.usefixtures("prefect_url")
 def test_a_recipe_runs_once_and_is_then_only_verified(
-    workspace: Workspace, recipe_file: Path, pages: Callable[[], dict[str, str]]
+    workspace: Workspace,
+    recipe_file: Path,
+    pages: Callable[[], dict[str, str]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("HF_TOKEN", CANARY)
     record, printed = run_recipe(workspace, recipe_file)
     assert record.status == "completed", printed
     assert exit_code(record) == ExitCode.OK
@@ -131,6 +137,14 @@ def test_a_recipe_runs_once_and_is_then_only_verified(
     assert flow_run.parameters == {"run_id": record.run_id, "life": "<StageLife>", "place": "<Place>"}
     assert task_runs == {f"{step} · attempt 1": "Completed" for step in record.stages}
     assert '"metric": "pair_accuracy"' in pages()["gates"]
+    assert not list(Path(os.environ["PREFECT_HOME"]).glob("storage/**/*")), (
+        "Prefect keeps no result, so no pickle"
+    )
+    written = [path.read_bytes() for path in workspace.root.rglob("*") if path.is_file()]
+    assert CANARY not in printed
+    assert not any(CANARY.encode() in content for content in written), (
+        "what the environment holds stays there"
+    )
 
     again, printed = run_recipe(workspace, recipe_file)
     assert again.run_id != record.run_id
@@ -298,3 +312,34 @@ def test_the_same_recipe_started_twice_at_once_trains_once(
     assert {name: stage.digest for name, stage in first.stages.items()} == {
         name: stage.digest for name, stage in second.stages.items()
     }
+
+
+@pytest.mark.usefixtures("prefect_url")
+def test_a_prefect_server_that_is_killed_midway_is_told_and_no_finished_stage_is_made_again(
+    workspace: Workspace,
+    recipe_file: Path,
+    start_vantage: Starter,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pace(workspace, 0.3)
+    with monkeypatch.context() as patch:
+        patch.delenv("PREFECT_API_URL")  # it starts a server of its own
+        process = start_vantage()
+    wait_for(lambda: "reward started 1" in events(workspace))
+    [server] = [
+        child
+        for child in psutil.Process(process.pid).children()
+        if "flows.tied_process" in child.cmdline() and "prefect" in child.cmdline()
+    ]
+    server.kill()
+    printed, errors = process.communicate(timeout=120)
+    assert process.returncode == ExitCode.UNAVAILABLE
+    assert "has stopped answering; finished stages are kept" in errors
+    assert "run the same command again" in errors
+    assert "Traceback" not in errors + printed
+
+    pace(workspace, 0.0)
+    record, _ = run_recipe(workspace, recipe_file)
+    assert record.status == "completed"
+    made = [line for line in events(workspace) if " finished " in line]
+    assert len(made) == len(record.stages), "every stage was made once"
