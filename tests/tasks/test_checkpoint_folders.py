@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from power_loss import WATCHED, Disk, written
 
 from tasks.checkpoint_folders import Checkpoint, commit, committed, latest, saving_folder
 
@@ -141,6 +142,34 @@ def test_a_full_disk_at_any_write_leaves_the_last_good_checkpoint_and_a_later_sa
         if not refused:
             break
     assert number > 3
+
+
+def test_power_loss_after_any_operation_of_a_save_leaves_the_old_or_the_new(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    folder = tmp_path / "checkpoints"
+    save(folder, 1)
+    save(folder, 2)
+    disk = Disk(folder)
+    with monkeypatch.context() as recording:
+        for name in WATCHED:
+            recording.setattr(os, name, disk.watching(name, getattr(os, name)))
+        save(folder, 3)
+
+    steps: list[set[int]] = []
+    for number, moment in enumerate(disk.moments):
+        steps.append(set())
+        trees = {repr(tree): tree for tree in moment.survivors()}
+        for variant, tree in enumerate(trees.values()):
+            left = written(tree, tmp_path / f"left-{number}-{variant}")
+            found = latest(left)
+            assert found is not None, (number, variant)
+            assert (found.folder / "state.json").read_text() == str(found.step)
+            steps[-1].add(found.step)
+            assert save(left, 4) == latest(left), "going on works"
+    assert set.union(*steps) == {2, 3}
+    assert steps[-1] == {3}, "what was saved is never forgotten"
 
 
 def _save_and_die(folder: Path, step: int, *, before_operation: int) -> None:
