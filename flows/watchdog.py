@@ -48,25 +48,32 @@ class Watchdog:
         self._idle_seconds = idle_seconds
         self._clock = clock
         self._cpu_seconds = cpu_seconds or cpu_seconds_of_session
-        self._look_at = 0.0
         self._report = self._newest_report()
-        self._reported_at = self._worked_at = clock()
         self._cpu = 0.0
+        self._looked_at = clock()
+        self._silent = self._idle = 0.0
 
     def complaint(self, pid: int) -> str | None:
         """Why the process is taken for hung; None while it is not."""
-        now = self._clock()
-        if self._hang_seconds is None or now < self._look_at:
+        if self._hang_seconds is None:
             return None
-        self._look_at = now + min(SECONDS_BETWEEN_LOOKS, self._hang_seconds / 10)
+        between_looks = min(SECONDS_BETWEEN_LOOKS, self._hang_seconds / 10)
+        passed = self._clock() - self._looked_at
+        if passed < between_looks:
+            return None
+        self._looked_at += passed
+        # While nobody could look, the process may have stood still with us: in a machine that was paused, for example.
+        passed = min(passed, 3 * between_looks)
+        self._silent += passed
+        self._idle += passed
         report, cpu = self._newest_report(), self._cpu_seconds(pid)
         if report != self._report:
-            self._report, self._reported_at = report, now
-        if cpu - self._cpu > 1.0 + IDLE_SHARE * (now - self._worked_at):
-            self._cpu, self._worked_at = cpu, now
-        if now - self._reported_at >= self._hang_seconds:
+            self._report, self._silent, self._idle = report, 0.0, 0.0
+        if cpu - self._cpu > 1.0 + IDLE_SHARE * self._idle:
+            self._cpu, self._idle = cpu, 0.0
+        if self._silent >= self._hang_seconds:
             return f"no progress for {_told(self._hang_seconds)}"
-        if now - max(self._reported_at, self._worked_at) >= self._idle_seconds:
+        if self._idle >= self._idle_seconds:
             return f"neither progress nor work for {_told(self._idle_seconds)}"
         return None
 

@@ -87,6 +87,15 @@ def test_the_report_of_an_earlier_attempt_is_no_sign_of_life(tmp_path: Path) -> 
     assert seconds == pytest.approx(60.0, abs=7.0)
 
 
+def test_time_in_which_nobody_could_look_is_not_counted(tmp_path: Path) -> None:
+    """The machine was paused, and everything on it."""
+    process = Process(tmp_path, load=0.5)
+    watchdog = process.watched(hang_seconds=21600.0)
+    assert process.first_complaint(watchdog, within=100.0) is None
+    process.now += 100_000.0
+    assert process.first_complaint(watchdog, within=20_000.0) is None
+
+
 def test_a_recipe_that_asks_for_it_is_never_interrupted(tmp_path: Path) -> None:
     process = Process(tmp_path, load=0.0)
     assert process.first_complaint(process.watched(hang_seconds=None), within=100_000.0) is None
