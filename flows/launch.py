@@ -209,15 +209,15 @@ def _wait(
 
 
 def _write_stacks(process: ForkServerProcess, log: Path, why: str) -> None:
-    """Have the process write where each of its threads stands, in which the C handler of a signal can be trusted."""
-    with log.open("a") as file:
-        file.write(f"vantage: {why}; where its threads stand:\n")
-    with suppress(ProcessLookupError):
+    """Have faulthandler write where each of the process's threads stands; it is in C and waits for no lock."""
+    with suppress(OSError):  # a full disk, or the process has just ended: it is killed all the same
+        with log.open("a") as file:
+            file.write(f"vantage: {why}; where its threads stand:\n")
         os.kill(process.pid or 0, signal.SIGUSR1)
-    size, give_up = -1, time.monotonic() + STACKS_SECONDS
-    while size != log.stat().st_size and time.monotonic() < give_up:
-        size = log.stat().st_size
-        wait([process.sentinel], timeout=POLL_SECONDS)
+        size, give_up = -1, time.monotonic() + STACKS_SECONDS
+        while size != log.stat().st_size and time.monotonic() < give_up:
+            size = log.stat().st_size
+            wait([process.sentinel], timeout=POLL_SECONDS)
 
 
 def _kill_group(process: ForkServerProcess) -> None:

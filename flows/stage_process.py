@@ -135,8 +135,8 @@ def _no_memory(error: BaseException) -> bool:
 
 
 def _first_sentences(message: str) -> str:
-    """The start of a long message, in one line: torch ends its own with advice that is not about Vantage."""
-    line = " ".join(message.split())
+    """What happened, in one line: torch begins with a place in its own source, and ends with advice that is not ours."""
+    line = re.sub(r"^\[enforce fail at [^\]]+\] .*?\. ", "", " ".join(message.split()))
     return " ".join(re.split(r"(?<=[.!?])\s+(?=[A-Z])", line)[:3])[:_MESSAGE_CHARACTERS]
 
 

@@ -25,6 +25,7 @@ def test_an_allocator_that_raises_a_plain_error_is_understood() -> None:
     with pytest.raises(RuntimeError) as refused:
         torch.empty(10**15)
     assert type(refused.value) is RuntimeError
+    assert explain(refused.value).message.startswith("DefaultCPUAllocator: can't allocate memory: you tried")
     for error in (
         refused.value,
         RuntimeError("CUDA error: out of memory"),
