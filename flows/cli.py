@@ -246,6 +246,9 @@ def _explained(verbose: bool) -> Iterator[None]:
         if verbose:
             traceback.print_exc()
         code = _code_of(error)
+        if code == ExitCode.UNAVAILABLE:
+            # Prefect's loggers complain too, and leave their last line without its end.
+            print(file=sys.stderr)
         print(f"vantage: {_told(error, code)}", file=sys.stderr)
         if code == ExitCode.UNAVAILABLE:
             # Prefect's own threads would go on for minutes to reach a server that has gone.

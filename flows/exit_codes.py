@@ -23,6 +23,8 @@ class ExitCode(IntEnum):
     """Stopped before the end with its state saved: run the same command again."""
     GATE_CLOSED = 78
     """A gate judged and did not pass; its verdict is recorded."""
+    HUNG = 124
+    """No progress for too long, twice; the log has the stacks of all threads (124 is what ``timeout`` leaves)."""
     INTERRUPTED = 130
     """Ctrl-C, before anything could be saved."""
     OUT_OF_MEMORY = 137
@@ -32,6 +34,11 @@ class ExitCode(IntEnum):
 def may_be_retried(code: int) -> bool:
     """Whether another attempt can end differently with nothing changed: only an interrupted one can."""
     return code == ExitCode.RESUME
+
+
+def has_second_chance(code: int) -> bool:
+    """Whether one more attempt may help that is made in another way: with less memory, or in a fresh process."""
+    return code in (ExitCode.OUT_OF_MEMORY, ExitCode.HUNG)
 
 
 def of_signal(number: int) -> int:

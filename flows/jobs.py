@@ -33,7 +33,9 @@ ARTIFACTS = {
 }
 """Kind of work → kind of artifact that it makes."""
 
-_ONE_CPU = Resources(cpus=1, gpus=0)
+_ONE_CPU = Resources(cpus=1, gpus=0, hang_seconds=86400.0)
+"""A day: no recipe can give an implicit step more, and a model may come over a slow line."""
+
 _BUILTIN = "builtin:"
 
 

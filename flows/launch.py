@@ -24,7 +24,9 @@ from flows import stage_process
 from flows.exit_codes import ExitCode, of_signal
 from flows.machine import Share, available_cpus, oom_kills
 from flows.stage_process import Cause, Failure
+from flows.watchdog import Watchdog
 from schemas.job import StageJob, StageResult
+from tasks.scratch import PROGRESS
 
 RUN_STAGE = "tasks.stages.run_stage"
 OURS = Path(__file__).parents[1]
@@ -33,6 +35,8 @@ OURS = Path(__file__).parents[1]
 POLL_SECONDS = 0.2
 GRACE_SECONDS = 20.0
 """How long a stage that is asked to stop may take to save its state."""
+STACKS_SECONDS = 5.0
+"""How long a stage that hangs may take to write its stacks."""
 
 # multiprocessing reads a child's exit status from a pipe that only one thread may read.
 _multiprocessing_lock = threading.Lock()
@@ -70,6 +74,7 @@ def launch(
     on_poll: Callable[[], None] | None = None,
     stage: str = RUN_STAGE,
     grace: float = GRACE_SECONDS,
+    hang_seconds: float | None = None,
 ) -> StageResult:
     """Run one attempt at a stage in a fresh process and wait for it.
 
@@ -80,6 +85,8 @@ def launch(
         stop: when set, the process is asked to save and stop, and killed ``grace`` seconds later.
         on_poll: called about five times a second while the process runs, in the calling thread.
         stage: dotted name of the function ``StageJob -> StageResult``.
+        hang_seconds: without a progress report, after which the stacks of the process go to the log and it is
+            killed; None: never.
 
     Raises:
         StageFailed: the process ended without a result.
@@ -95,8 +102,11 @@ def launch(
     environment = {"CUDA_VISIBLE_DEVICES": ",".join(share.gpus)} if share else {}
     oom_kills_before = oom_kills()
     process = _start(attempt / "job.json", log, stage, threads, environment)
+    watchdog = Watchdog(job.scratch / PROGRESS, hang_seconds=hang_seconds)
     try:
-        stopped = _wait(process, stop=stop, on_poll=on_poll, grace=grace)
+        stopped, hung = _wait(
+            process, stop=stop, on_poll=on_poll, grace=grace, complaint=watchdog.complaint, log=log
+        )
     finally:
         _kill_group(process)
     status = _exit_status(process)
@@ -108,6 +118,7 @@ def launch(
         status,
         log=log,
         stopped=stopped,
+        hung=hung,
         out_of_memory=oom_kills() > oom_kills_before,
     )
     raise StageFailed(**failure.model_dump(), log=log)
@@ -115,7 +126,21 @@ def launch(
 
 def attempt_folder(job: StageJob) -> Path:
     """Where one attempt's job, result and failure lie."""
-    return job.scratch / f"attempt-{job.attempt}"
+    return _attempt_folder(job.scratch, job.attempt)
+
+
+def result_left(scratch: Path, attempt: int) -> StageResult | None:
+    """What an attempt has measured, for as long as its scratch folder is there."""
+    try:
+        return StageResult.model_validate_json(
+            (_attempt_folder(scratch, attempt) / "result.json").read_bytes()
+        )
+    except (OSError, ValueError):
+        return None
+
+
+def _attempt_folder(scratch: Path, attempt: int) -> Path:
+    return scratch / f"attempt-{attempt}"
 
 
 def _start(
@@ -154,14 +179,21 @@ def _wait(
     stop: threading.Event | None,
     on_poll: Callable[[], None] | None,
     grace: float,
-) -> bool:
-    """Wait for the end of the process; True if it had to be asked."""
+    complaint: Callable[[int], str | None],
+    log: Path,
+) -> tuple[bool, str | None]:
+    """Wait for the end of the process; (whether it had to be asked, why it was taken for hung)."""
     kill_at: float | None = None
     next_request = 0.0
+    hung: str | None = None
     while not wait([process.sentinel], timeout=POLL_SECONDS):
         if on_poll is not None:
             on_poll()
         if stop is None or not stop.is_set():
+            if hung is None and (hung := complaint(process.pid or 0)) is not None:
+                _write_stacks(process, log, hung)
+            if hung is not None:
+                _kill_group(process)
             continue
         now = time.monotonic()
         if kill_at is None:
@@ -173,7 +205,19 @@ def _wait(
             next_request = now + 1.0
             with suppress(ProcessLookupError):
                 os.kill(process.pid or 0, signal.SIGTERM)
-    return kill_at is not None
+    return kill_at is not None, hung
+
+
+def _write_stacks(process: ForkServerProcess, log: Path, why: str) -> None:
+    """Have faulthandler write where each of the process's threads stands; it is in C and waits for no lock."""
+    with suppress(OSError):  # a full disk, or the process has just ended: it is killed all the same
+        with log.open("a") as file:
+            file.write(f"vantage: {why}; where its threads stand:\n")
+        os.kill(process.pid or 0, signal.SIGUSR1)
+        size, give_up = -1, time.monotonic() + STACKS_SECONDS
+        while size != log.stat().st_size and time.monotonic() < give_up:
+            size = log.stat().st_size
+            wait([process.sentinel], timeout=POLL_SECONDS)
 
 
 def _kill_group(process: ForkServerProcess) -> None:
@@ -199,7 +243,9 @@ def _exit_status(process: ForkServerProcess) -> int:
     return status if status >= 0 else of_signal(-status)
 
 
-def _failure(path: Path, status: int, *, log: Path, stopped: bool, out_of_memory: bool) -> Failure:
+def _failure(
+    path: Path, status: int, *, log: Path, stopped: bool, hung: str | None, out_of_memory: bool
+) -> Failure:
     """What the process said of its end, or what its exit status tells."""
     if path.exists():
         failure = Failure.model_validate_json(path.read_bytes())
@@ -207,6 +253,13 @@ def _failure(path: Path, status: int, *, log: Path, stopped: bool, out_of_memory
             return failure
         return failure.model_copy(
             update={"message": f"{failure.message} [last line of the log: {last_line(log)}]"}
+        )
+    if hung is not None:
+        return Failure(
+            exit_code=ExitCode.HUNG,
+            cause="hung",
+            message=f"{hung}: the stage hung and was killed, and the log has the stacks of its threads",
+            remedy="mend what they wait for; if the stage was only slow, raise its resources.hang_seconds",
         )
     if stopped:
         return Failure(

@@ -68,6 +68,8 @@ class StageRecord(Frozen):
     """What the artifact was made with, or the newest attempt is being made with."""
     samples: tuple[dict[str, Any], ...] = ()
     """A few before/after texts of an evaluation."""
+    microbatch_size: int | None = None
+    """What is left of the recipe's after memory ran out; None: as the recipe says."""
 
 
 class RunRecord(Frozen):

@@ -8,16 +8,17 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from flows.dataset_check import check_dataset
-from flows.exit_codes import may_be_retried
-from flows.jobs import ARTIFACTS, gates_of, job_for, key_parts_of, threads_of, work_of
-from flows.launch import RUN_STAGE, StageFailed, launch
+from flows.exit_codes import ExitCode, has_second_chance, may_be_retried
+from flows.jobs import ARTIFACTS, gates_of, job_for, key_parts_of, resources_of, threads_of, work_of
+from flows.launch import RUN_STAGE, StageFailed, launch, result_left
 from flows.machine import Share
+from flows.micro_batches import in_micro_batches, remedy_for_memory, rows_at_once
 from flows.provenance import drift, provenance
 from flows.runs import GOOD, Run, RunError, StageRecord, read_run, read_runs
 from flows.stage_process import explain
@@ -80,6 +81,8 @@ class StageLife:
         """Step → role → step that it reads; every step comes after all that it reads."""
         self.artifacts: dict[str, Artifact] = {}
         """What the steps that went well have made."""
+        self._second_chances: set[tuple[str, int]] = set()
+        """Steps that were begun again after an end that allows it once, with its exit code."""
         known = run.record.stages
         waiting = {"status": "waiting", "reason": None, "exit_code": None, "seconds": 0.0, "verdicts": ()}
         run.update(
@@ -157,6 +160,7 @@ class StageLife:
                     key_parts=parts,
                     provenance=obtained.made_with,
                     samples=obtained.samples,
+                    microbatch_size=self.run.record.stages[step].microbatch_size,
                 )
                 self.run.set_stage(step, stage)
                 # 4. The ledger
@@ -227,8 +231,14 @@ class StageLife:
         """Run the step in a child process and commit what it made."""
         attempt = self.store.next_attempt(key)
         made_with = self._provenance(step, key, share)
+        smaller = self.run.record.stages[step].microbatch_size
         begun = StageRecord(
-            status="running", attempt=attempt, stage_key=key, key_parts=parts, provenance=made_with
+            status="running",
+            attempt=attempt,
+            stage_key=key,
+            key_parts=parts,
+            provenance=made_with,
+            microbatch_size=smaller,
         )
         self.run.set_stage(step, begun)
         self.ledger.open_stage(step, attempt=attempt, **self._told(step, key, inputs))
@@ -244,6 +254,7 @@ class StageLife:
             output=self.store.staging_folder(key, attempt),
             threads=threads_of(share),
         )
+        job = job.model_copy(update={"work": in_micro_batches(job.work, smaller)})
         result = launch(
             job,
             log=self.log_of(step),
@@ -251,6 +262,7 @@ class StageLife:
             stop=self.stop,
             on_poll=feed(step, job.scratch, watcher=self.watcher, ledger=self.ledger),
             stage=self.stage_function,
+            hang_seconds=resources_of(self.recipe, step).hang_seconds,
         )
         if job.work.kind == COLLECTING:
             check_dataset(job.output, COLLECTED, step=step)
@@ -271,7 +283,12 @@ class StageLife:
         step_reached, _ = read_committed(self.store.scratch_folder(key))
         before = self._last_made_with(key) if step_reached else {}
         changed = drift(before, present) if before else []
-        return {**present, "resumed_across": "; ".join(changed)} if changed else present
+        if changed:
+            present["resumed_across"] = "; ".join(changed)
+        if smaller := self.run.record.stages[step].microbatch_size:
+            asked = rows_at_once(work_of(self.recipe, step), self._read(step))
+            present["microbatch_size"] = f"{smaller} in place of {asked}: memory ran out"
+        return present
 
     def _last_made_with(self, key: str) -> Mapping[str, object]:
         """What the newest run that began to compute the key, this one first, recorded of how."""
@@ -280,12 +297,14 @@ class StageLife:
         return next((stage.provenance for stage in stages if stage.stage_key == key and stage.provenance), {})
 
     def _samples_of(self, ref: Ref) -> tuple[dict[str, Any], ...]:
-        """The texts that the run which made the artifact has kept."""
-        try:
+        """The texts that the run which made the artifact has kept, or that were left when it was killed before it could."""
+        key = ref.artifact.stage_key
+        with suppress(RunError):
             stages = read_run(self.run.workspace, ref.run_id).stages.values()
-        except RunError:
-            return ()
-        return next((stage.samples for stage in stages if stage.stage_key == ref.artifact.stage_key), ())
+            if kept := next((stage.samples for stage in stages if stage.stage_key == key), ()):
+                return kept
+        left = result_left(self.store.root / "scratch" / key, ref.attempt)
+        return left.samples if left else ()
 
     def _has_scratch(self, key: str) -> bool:
         return (self.store.root / "scratch" / key).is_dir()
@@ -307,18 +326,42 @@ class StageLife:
     def _fail(self, step: str, error: Exception, *, seconds: float) -> StageRecord:
         """Record why the step has no result, and whether it can be resumed."""
         if isinstance(error, StageFailed):
-            exit_code, reason = error.exit_code, str(error)
+            exit_code, message, remedy = error.exit_code, error.message, error.remedy
         else:
             failure = explain(error)
-            exit_code, reason = (
-                failure.exit_code,
-                f"{failure.message}; {failure.remedy} ({self.log_of(step)})",
-            )
+            exit_code, message, remedy = failure.exit_code, failure.message, failure.remedy
             self._log_traceback(step, error)
         status: StageOutcome = "resumable" if may_be_retried(exit_code) else "failed"
+        if isinstance(error, StageFailed) and has_second_chance(exit_code):
+            status, remedy = self._second_chance(step, error)
+        reason = f"{message}; {remedy} ({self.log_of(step)})"
         if self.run.record.stages[step].status == "running":
             self.ledger.finish_stage(step, status, reason=reason)
         return self._end(step, status=status, reason=reason, exit_code=exit_code, seconds=seconds)
+
+    def _second_chance(self, step: str, error: StageFailed) -> tuple[StageOutcome, str]:
+        """(Status, what is done next) after memory ran out or the stage hung.
+
+        One more attempt in this process, after a lack of memory with half the micro-batch; then a person has to look.
+        """
+        given = (step, error.exit_code) in self._second_chances
+        self._second_chances.add((step, error.exit_code))
+        stage = self.run.record.stages[step]
+        at_step, _ = read_committed(self.store.scratch_folder(str(stage.stage_key)))
+        place = f"goes on from step {at_step}" if at_step else "begins anew"
+        next_attempt = f"attempt {(stage.attempt or 0) + 1} {place}"
+        if error.exit_code == ExitCode.OUT_OF_MEMORY:
+            work = in_micro_batches(work_of(self.recipe, step), stage.microbatch_size)
+            rows = rows_at_once(work, self._read(step))
+            if given or rows is None or rows < 2:
+                return "failed", remedy_for_memory(step, rows)
+            self.run.update_stage(step, microbatch_size=rows // 2)
+            return "resumable", f"{next_attempt} with micro-batches of {rows // 2} in place of {rows}"
+        return ("failed", error.remedy) if given else ("resumable", next_attempt)
+
+    def _read(self, step: str) -> dict[str, Artifact]:
+        """Role → artifact that the step reads."""
+        return {role: self.artifacts[read] for role, read in self.inputs[step].items()}
 
     def _end(self, step: str, **changes: Any) -> StageRecord:
         self.run.update_stage(step, **changes)

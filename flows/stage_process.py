@@ -11,6 +11,7 @@ import importlib
 import logging
 import multiprocessing
 import os
+import re
 import signal
 import sys
 import traceback
@@ -24,7 +25,17 @@ from schemas.frozen import Frozen
 from schemas.job import StageJob, StageResult
 from tasks import preemption
 
-Cause = Literal["refused", "diverged", "preempted", "memory", "storage", "killed", "internal"]
+Cause = Literal["refused", "diverged", "preempted", "memory", "storage", "killed", "hung", "internal"]
+
+NO_MEMORY = (
+    "DefaultCPUAllocator: can't allocate memory",
+    "DefaultCPUAllocator: not enough memory",
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+)
+"""How torch says that memory ran out where it has no type of error for it."""
+
+_MESSAGE_CHARACTERS = 300
 
 PR_SET_PDEATHSIG = 1
 """From ``linux/prctl.h``."""
@@ -82,11 +93,11 @@ def explain(error: BaseException) -> Failure:
         )
     # What only torch's modules define is known by its name: this module must load without torch.
     kind = type(error).__name__
-    if isinstance(error, MemoryError) or kind == "OutOfMemoryError":
+    if isinstance(error, MemoryError) or kind == "OutOfMemoryError" or _no_memory(error):
         return Failure(
             exit_code=ExitCode.OUT_OF_MEMORY,
             cause="memory",
-            message=message,
+            message=_first_sentences(message),
             remedy="lower the stage's microbatch_size; the result stays the same",
         )
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO):
@@ -116,6 +127,17 @@ def explain(error: BaseException) -> Failure:
         message=f"{kind}: {message}",
         remedy="the log has the traceback",
     )
+
+
+def _no_memory(error: BaseException) -> bool:
+    """Whether one of torch's allocators said so in an error that is only a RuntimeError."""
+    return isinstance(error, RuntimeError) and any(phrase in str(error) for phrase in NO_MEMORY)
+
+
+def _first_sentences(message: str) -> str:
+    """What happened, in one line: torch begins with a place in its own source, and ends with advice that is not ours."""
+    line = re.sub(r"^\[enforce fail at [^\]]+\] .*?\. ", "", " ".join(message.split()))
+    return " ".join(re.split(r"(?<=[.!?])\s+(?=[A-Z])", line)[:3])[:_MESSAGE_CHARACTERS]
 
 
 def write_whole(path: Path, text: str) -> None:

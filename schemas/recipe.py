@@ -210,6 +210,9 @@ class Resources(Frozen):
     """None: one where the machine has one."""
     cpus: Count | None = None
     """None: all of the machine's, so that stages run one after the other."""
+    hang_seconds: Positive | None = 21600.0
+    """Seconds without a progress report after which the stage counts as hung: it is killed, and begun again once.
+    Reports come with every optimiser step, iteration or batch; an evaluation gives four. None: never."""
 
 
 class Stage(Frozen):
@@ -515,7 +518,9 @@ class PreferenceCollection(Stage):
     samples_per_prompt: Count | None = None
     """Responses to each prompt; None: 2 for a judge to choose among, 1 against a demonstration."""
     batch_size: Count = 256
-    """Responses sampled at once."""
+    """Responses in one batch, which is kept as soon as it is done."""
+    microbatch_size: Count | None = None
+    """Responses sampled or scored at once; changes memory, never the pairs. None: the whole batch."""
 
     @model_validator(mode="after")
     def _one_way_to_choose(self) -> Self:

@@ -125,6 +125,10 @@ class Attempt:
             self._journal.truncate(0)
             return
         loaded = checkpoints.load(found, required=self._parts())
+        if missing := sorted(self.state.keys() - loaded.state["stage"].keys()):
+            raise checkpoints.IncompleteCheckpoint(
+                f"{found.folder}: stage.{missing[0]} is missing; remove {found.folder.parent} to begin the stage anew"
+            )
         for name, module in self._modules.items():
             checkpoints.restore_module(module, loaded.tensors, part=f"{name}.weights")
         for name, optimizer in self._optimizers.items():

@@ -108,7 +108,11 @@ def run(job: StageJob) -> StageResult:
     judge = None  # pairs that are made on demonstrations need none
     if work.judge is not None:
         judge = load_judge(
-            job, work.judge, tokenizer_of="policy", device=device, microbatch_size=work.batch_size
+            job,
+            work.judge,
+            tokenizer_of="policy",
+            device=device,
+            microbatch_size=work.microbatch_size or work.batch_size,
         )
     sources = {split: read_source(job, split, codec) for split in SPLITS}
     batches = list(cut_batches(sources, work))
@@ -184,7 +188,7 @@ def sample_batch(
         source.prompts,
         [index for index in batch.indices for _ in range(samples_of(work))],
         seed=derive_seed(job.seed, "sampling", number),
-        microbatch_size=work.batch_size,
+        microbatch_size=work.microbatch_size or work.batch_size,
     )
 
 

@@ -66,15 +66,16 @@ def run(job: StageJob) -> StageResult:
             attempt.finish_step(metrics, num_tokens=num_tokens, headline="loss")
 
     # 3. How well it ranks what it has not seen
-    held_out = measure_preferences(reward, test, batch_size=work.batch_size)
-    selected = measure_preferences(reward, validation, batch_size=work.batch_size)
+    at_once = work.microbatch_size or work.batch_size
+    held_out = measure_preferences(reward, test, batch_size=at_once)
+    selected = measure_preferences(reward, validation, batch_size=at_once)
     measured = {**held_out, **{f"validation_{name}": value for name, value in selected.items()}}
 
     # 4. Scores have no natural zero: put it at the mean demonstration
     score_shift = 0.0
     if work.centre_on is not None:
         demonstrations = read_completions(job.inputs["centre_on"], TRAIN, ["response"], codec)
-        score_shift = mean_score(reward, demonstrations, batch_size=2 * work.batch_size)
+        score_shift = mean_score(reward, demonstrations, batch_size=2 * at_once)
 
     save_reward(reward, codec.tokenizer, job.output, score_shift=score_shift)
     return StageResult(

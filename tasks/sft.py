@@ -47,9 +47,10 @@ def run(job: StageJob) -> StageResult:
             )
 
     # 3. How well it predicts what it has not seen
+    at_once = work.microbatch_size or work.batch_size
     metrics = {
-        "validation_nll": mean_nll(policy, validation, batch_size=work.batch_size),
-        "test_nll": mean_nll(policy, test, batch_size=work.batch_size),
+        "validation_nll": mean_nll(policy, validation, batch_size=at_once),
+        "test_nll": mean_nll(policy, test, batch_size=at_once),
         "prompts_too_long": train.num_too_long,
     }
     save_policy(policy, codec.tokenizer, job.output)

@@ -7,8 +7,11 @@ import sys
 import threading
 import time
 
+from tasks.journal import Progress
+
 from schemas.job import StageJob, StageResult
 from tasks import preemption
+from tasks.scratch import PROGRESS
 
 
 def tell(job: StageJob) -> StageResult:
@@ -91,3 +94,25 @@ def leave_a_thread(job: StageJob) -> StageResult:
     """End while a thread of its own still runs."""
     threading.Thread(target=time.sleep, args=(600,)).start()
     return StageResult(metrics={"done": 1.0})
+
+
+def sleep_for_ever() -> None:
+    while True:
+        time.sleep(600)
+
+
+def wait_for_a_thread(job: StageJob) -> StageResult:
+    """Wait for a thread that never comes to its end."""
+    thread = threading.Thread(target=sleep_for_ever)
+    thread.start()
+    thread.join()
+    raise AssertionError("unreachable")
+
+
+def report_slowly(job: StageJob) -> StageResult:
+    """Take twice as long as two seconds, and say so all the while."""
+    progress = Progress(job.scratch / PROGRESS, total=8, phase="running")
+    for step in range(8):
+        time.sleep(0.5)
+        progress.update(step + 1)
+    return StageResult(metrics={"reports": 8.0})

@@ -2,18 +2,21 @@
 
 A stage's "weights" are a hash chain over its configuration, its inputs' weights and its steps, so that a lost or
 doubled step, or a wrong input, shows in the artifact's digest. ``seconds.txt`` in the workspace says how long a
-step takes, ``lose.txt`` and ``refuse.txt`` which stage's first process is lost or which stage refuses its input;
-``events.txt`` there gets a line for each computation that starts and that finishes.
+step takes, ``lose.txt`` and ``refuse.txt`` which stage's first process is lost or which stage refuses its input,
+``memory.txt`` that a stage has room for so many rows at once (``sft 32``), and ``hang.txt`` in how many attempts it
+hangs (``sft 1``), both in ``FATAL_STEP``; ``events.txt`` there gets a line for each computation that starts and that finishes.
 """
 
 import hashlib
 import json
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 
 from schemas.job import StageJob, StageResult
+from schemas.recipe import SupervisedFineTuning
 from tasks import import_verifier, preemption
 from tasks.durable_files import replace_file
 from tasks.ledger.journal import Journal
@@ -22,6 +25,7 @@ from tasks.scratch import JOURNAL, PROGRESS, write_committed
 
 STEPS = 12
 CHECKPOINT_EVERY = 4
+FATAL_STEP = 5
 WEIGHTS = "weights.txt"
 
 METRICS = {
@@ -75,6 +79,9 @@ def train(job: StageJob, seconds: float) -> str:
     weights = saved["weights"]
     for step in range(saved["step"], STEPS):
         time.sleep(seconds)
+        if step == FATAL_STEP:
+            exhaust_memory(job)
+            hang(job)
         weights = digest(f"{weights}{step}")
         journal.append(step + 1, {"loss": 1.0 / (step + 1)}, time=time.time())
         progress.update(step + 1, metrics={"loss": 1.0 / (step + 1)}, headline="loss", tokens_per_second=1e4)
@@ -87,6 +94,34 @@ def train(job: StageJob, seconds: float) -> str:
             raise preemption.Preempted(f"stopped after step {step + 1}")
     journal.close()
     return weights
+
+
+class OutOfMemoryError(RuntimeError):
+    """Named as torch names it, and known by that name."""
+
+
+def exhaust_memory(job: StageJob) -> None:
+    """Memory runs out where more rows are computed at once than ``memory.txt`` leaves room for."""
+    room = _number_for(job, "memory.txt")
+    if room is None:
+        return
+    assert isinstance(job.work, SupervisedFineTuning)
+    rows = job.work.microbatch_size or job.work.batch_size
+    if rows > room:
+        raise OutOfMemoryError(f"CUDA out of memory. Tried to allocate {rows}.00 MiB. GPU 0 is full.")
+
+
+def hang(job: StageJob) -> None:
+    """Wait for what never comes, in as many attempts as ``hang.txt`` says."""
+    if job.attempt <= (_number_for(job, "hang.txt") or 0):
+        threading.Event().wait()
+
+
+def _number_for(job: StageJob, file: str) -> int | None:
+    """The number beside the stage's name in a file of the workspace."""
+    path = workspace_of(job) / file
+    told = dict(line.split() for line in path.read_text().splitlines()) if path.exists() else {}
+    return int(told[job.name]) if job.name in told else None
 
 
 def _is_named(job: StageJob, file: str) -> bool:

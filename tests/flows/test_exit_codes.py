@@ -3,7 +3,7 @@ import signal
 
 import pytest
 
-from flows.exit_codes import ExitCode, may_be_retried, of_signal
+from flows.exit_codes import ExitCode, has_second_chance, may_be_retried, of_signal
 
 
 def test_no_two_meanings_share_a_number_and_all_fit_in_a_byte() -> None:
@@ -32,3 +32,7 @@ def test_what_the_design_names_has_its_number() -> None:
 
 def test_only_what_was_interrupted_is_tried_again() -> None:
     assert [code for code in ExitCode if may_be_retried(code)] == [ExitCode.RESUME]
+
+
+def test_what_can_be_tried_once_in_another_way() -> None:
+    assert [code for code in ExitCode if has_second_chance(code)] == [ExitCode.HUNG, ExitCode.OUT_OF_MEMORY]

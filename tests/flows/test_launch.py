@@ -1,6 +1,7 @@
 """Stages run in real child processes of a real fork server; the functions they run are in ``fake_stages``."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -278,6 +279,32 @@ class TestStop:
             run_fake(tmp_path, "never_listen", on_poll=fail_once_it_works)
 
         wait_for(lambda: not any(is_alive(int(pid)) for pid in working.read_text().split()))
+
+
+class TestHang:
+    def test_is_killed_with_its_programs_and_the_log_says_where_it_stood(self, tmp_path: Path) -> None:
+        with pytest.raises(
+            StageFailed, match=r"^no progress for 2 s: the stage hung and was killed"
+        ) as failed:
+            run_fake(tmp_path, "never_listen", hang_seconds=2.0)
+
+        assert (failed.value.exit_code, failed.value.cause) == (ExitCode.HUNG, "hung")
+        log = (tmp_path / "log.txt").read_text()
+        assert "vantage: no progress for 2 s; where its threads stand:" in log
+        assert re.search(r'File ".*fake_stages\.py", line \d+ in never_listen', log)
+        pids = (tmp_path / "scratch" / "working").read_text().split()
+        wait_for(lambda: not any(is_alive(int(pid)) for pid in pids))
+
+    def test_of_a_thread_is_in_the_log_too(self, tmp_path: Path) -> None:
+        with pytest.raises(StageFailed, match="hung"):
+            run_fake(tmp_path, "wait_for_a_thread", hang_seconds=2.0)
+
+        log = (tmp_path / "log.txt").read_text()
+        assert "in sleep_for_ever" in log
+        assert "in wait_for_a_thread" in log
+
+    def test_is_not_what_goes_on_reporting(self, tmp_path: Path) -> None:
+        assert run_fake(tmp_path, "report_slowly", hang_seconds=2.0).metrics == {"reports": 8.0}
 
 
 ORCHESTRATOR = """

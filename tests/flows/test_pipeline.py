@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from lives import events, pace
 from rich.console import Console
@@ -25,6 +26,7 @@ from flows.status import look
 from schemas.loading import load_recipe
 
 ROOT = Path(__file__).parents[2]
+CANARY = "hf_canary_that_nobody_writes_down"
 Starter = Callable[..., subprocess.Popen[str]]
 
 
@@ -116,8 +118,12 @@ def pages() -> Callable[[], dict[str, str]]:
 
 @pytest.mark.usefixtures("prefect_url")
 def test_a_recipe_runs_once_and_is_then_only_verified(
-    workspace: Workspace, recipe_file: Path, pages: Callable[[], dict[str, str]]
+    workspace: Workspace,
+    recipe_file: Path,
+    pages: Callable[[], dict[str, str]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("HF_TOKEN", CANARY)
     record, printed = run_recipe(workspace, recipe_file)
     assert record.status == "completed", printed
     assert exit_code(record) == ExitCode.OK
@@ -131,6 +137,14 @@ def test_a_recipe_runs_once_and_is_then_only_verified(
     assert flow_run.parameters == {"run_id": record.run_id, "life": "<StageLife>", "place": "<Place>"}
     assert task_runs == {f"{step} · attempt 1": "Completed" for step in record.stages}
     assert '"metric": "pair_accuracy"' in pages()["gates"]
+    assert not list(Path(os.environ["PREFECT_HOME"]).glob("storage/**/*")), (
+        "Prefect keeps no result, so no pickle"
+    )
+    written = [path.read_bytes() for path in workspace.root.rglob("*") if path.is_file()]
+    assert CANARY not in printed
+    assert not any(CANARY.encode() in content for content in written), (
+        "what the environment holds stays there"
+    )
 
     again, printed = run_recipe(workspace, recipe_file)
     assert again.run_id != record.run_id
@@ -178,6 +192,42 @@ def test_a_lost_process_is_begun_again_and_a_refusal_is_not(workspace: Workspace
     assert record.stages["policy"].attempt == 1
     assert record.stages["evaluation"].status == "blocked"
     assert "row 7 has no prompt" in printed
+
+
+@pytest.mark.usefixtures("prefect_url")
+def test_a_lack_of_memory_and_a_hang_are_survived_once_and_told_in_a_line_each(
+    workspace: Workspace, recipe_file: Path
+) -> None:
+    workspace.root.mkdir()
+    (workspace.root / "memory.txt").write_text("sft 32")
+    (workspace.root / "hang.txt").write_text("reward 1\npolicy 2")
+    record, printed = run_recipe(
+        workspace,
+        recipe_file,
+        "stages.reward.resources.hang_seconds=5",
+        "stages.policy.resources.hang_seconds=5",
+    )
+    lines = printed.splitlines()
+    log = workspace.folder(record.run_id) / "logs"
+    [memory] = [line for line in lines if "CUDA out of memory" in line]
+    assert memory.split()[:3] == ["…", "sft", "resumable"]
+    assert memory.endswith(
+        f"attempt 2 goes on from step 4 with micro-batches of 32 in place of 64 ({log / 'sft.log'})"
+    )
+    [hang] = [line for line in lines if "no progress" in line and " reward " in line]
+    assert hang.endswith(f"attempt 2 goes on from step 4 ({log / 'reward.log'})")
+    statuses = {name: (stage.status, stage.attempt) for name, stage in record.stages.items()}
+    assert statuses["sft"] == statuses["reward"] == ("completed", 2)
+    assert statuses["policy"] == ("failed", 2)
+    assert (record.status, exit_code(record)) == ("failed", ExitCode.HUNG)
+    assert "raise its resources.hang_seconds" in printed
+    _, task_runs = prefect_shows(record.prefect_flow_run_ids[0])
+    for stage in ("sft", "reward"):
+        assert (task_runs[f"{stage} · attempt 1"], task_runs[f"{stage} · attempt 2"]) == (
+            "Resumable",
+            "Completed",
+        )
+    assert task_runs["policy · attempt 2"] == "Failed"
 
 
 @pytest.mark.usefixtures("prefect_url")
@@ -285,3 +335,37 @@ def test_a_broken_verifier_is_one_message_and_stops_who_reads_it(
     [record] = read_runs(workspace)
     statuses = {name: stage.status for name, stage in record.stages.items()}
     assert (statuses["verifiers.mine"], statuses["evaluation"]) == ("failed", "blocked")
+
+
+@pytest.mark.usefixtures("prefect_url")
+def test_a_prefect_server_that_is_killed_midway_is_told_and_no_finished_stage_is_made_again(
+    workspace: Workspace,
+    recipe_file: Path,
+    start_vantage: Starter,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pace(workspace, 0.3)
+    with monkeypatch.context() as patch:
+        patch.delenv("PREFECT_API_URL")  # it starts a server of its own
+        patch.setenv("PREFECT_CLIENT_MAX_RETRIES", "0")  # and gives it up at once
+        process = start_vantage()
+    wait_for(lambda: "reward started 1" in events(workspace))
+    [server] = [
+        child
+        for child in psutil.Process(process.pid).children()
+        if "flows.tied_process" in child.cmdline() and "prefect" in child.cmdline()
+    ]
+    server.kill()
+    printed, errors = process.communicate(timeout=120)
+    assert process.returncode == ExitCode.UNAVAILABLE
+    last = errors.rstrip().splitlines()[-1]
+    assert last.startswith("vantage: the Prefect server at http://127.0.0.1:")
+    assert "has stopped answering; finished stages are kept" in last
+    assert "run the same command again" in last
+    assert "Traceback" not in errors + printed
+
+    pace(workspace, 0.0)
+    record, _ = run_recipe(workspace, recipe_file)
+    assert record.status == "completed"
+    made = [line for line in events(workspace) if " finished " in line]
+    assert len(made) == len(record.stages), "every stage was made once"

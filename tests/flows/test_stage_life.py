@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_work import STEPS
+from fake_work import CHECKPOINT_EVERY, STEPS
 from lives import events, live_all, lives, pace
 
 from flows.exit_codes import ExitCode
 from flows.runs import Workspace
 from flows.stage_life import StageLife
 from tasks.ledger.run_ledger import Ledger
+from tasks.store import Store
 
 
 class Killed(BaseException):
@@ -144,6 +145,7 @@ def test_a_gate_that_continues_only_records(workspace: Workspace, recipe_file: P
 @pytest.mark.parametrize(
     "owner, method, after",
     [
+        (Store, "commit", True),  # after the commit, before the run's own record is written
         (StageLife, "_tell", False),  # after the commit, before the ledger is told of anything
         (Ledger, "finish_stage", False),  # before the ledger knows
         (Ledger, "finish_stage", True),  # the ledger knows, scratch is still there
@@ -179,6 +181,116 @@ def test_killed_after_the_commit_the_artifact_is_adopted_and_told_once(
         if line["stage"] == "sft"
     }
     assert artifacts == {stages["sft"].digest}
+
+
+def test_killed_between_commit_and_record_an_evaluation_keeps_what_it_would_have_shown(
+    workspace: Workspace, recipe_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with lives(workspace, recipe_file) as life:
+        live_all(life, until="evaluation")
+        with monkeypatch.context() as patch:
+            kill_at(patch, Store, "commit", after=True)
+            with pytest.raises(Killed):
+                life.live("evaluation")
+    shown = ({"prompt": "1+1?", "baseline": "3", "candidate": "2"},)
+    for _ in range(2):  # by the run that goes on, then by another that only reads what the first has kept
+        with lives(workspace, recipe_file) as life:
+            evaluation = live_all(life)["evaluation"]
+            life.run.update(status=life.run.outcome())
+        assert (evaluation.status, evaluation.samples) == ("reused", shown)
+    assert sum(line.startswith("evaluation started") for line in events(workspace)) == 1
+
+
+def allow(workspace: Workspace, file: str, text: str) -> None:
+    """What the fake stages read: how much memory there is, or who hangs."""
+    workspace.root.mkdir(exist_ok=True)
+    (workspace.root / file).write_text(text)
+
+
+def test_out_of_memory_a_stage_goes_on_once_with_half_the_micro_batch(
+    workspace: Workspace, recipe_file: Path
+) -> None:
+    with lives(workspace, recipe_file) as whole:
+        expected = live_all(whole, until="reward")["sft"].digest
+
+    other = Workspace(workspace.root.with_name("other"))
+    allow(other, "memory.txt", "sft 32")
+    with lives(other, recipe_file) as life:
+        live_all(life, until="sft")
+        first = life.live("sft")
+        assert (first.status, first.exit_code) == ("resumable", ExitCode.OUT_OF_MEMORY)
+        assert first.reason == (
+            "CUDA out of memory. Tried to allocate 64.00 MiB. GPU 0 is full.; attempt 2 goes on from step "
+            f"{CHECKPOINT_EVERY} with micro-batches of 32 in place of 64 ({life.log_of('sft')})"
+        )
+        second = life.live("sft")
+    assert (second.status, second.attempt, second.digest) == ("completed", 2, expected)
+    told_first, told_second = (
+        line for line in told(other, life.run.record.run_id, "finish_stage") if line["stage"] == "sft"
+    )
+    assert (told_first["outcome"], told_first["reason"]) == ("resumable", first.reason)
+    assert told_second["provenance"]["microbatch_size"] == "32 in place of 64: memory ran out"
+    assert second.key_parts == whole.run.record.stages["sft"].key_parts, "the key knows nothing of it"
+
+
+def test_out_of_memory_again_a_stage_fails_with_what_a_person_can_do(
+    workspace: Workspace, recipe_file: Path
+) -> None:
+    allow(workspace, "memory.txt", "sft 16")
+    with lives(workspace, recipe_file) as life:
+        live_all(life, until="sft")
+        assert life.live("sft").status == "resumable"
+        again = life.live("sft")
+        assert (again.status, again.exit_code) == ("failed", ExitCode.OUT_OF_MEMORY)
+        assert "set stages.sft.microbatch_size below 32, which changes no result" in str(again.reason)
+        assert str(life.log_of("sft")) in str(again.reason)
+    with lives(workspace, recipe_file) as life:  # the same command
+        assert life.attempt("sft") == 3
+        live_all(life, until="sft")
+        assert "in place of 32" in str(life.live("sft").reason), "the old size is not tried again"
+        assert life.live("sft").status == "completed"
+
+
+def test_a_single_sequence_that_does_not_fit_is_not_tried_again(
+    workspace: Workspace, recipe_file: Path
+) -> None:
+    allow(workspace, "memory.txt", "sft 0")
+    with lives(workspace, recipe_file, "stages.sft.microbatch_size=1") as life:
+        stage = live_all(life, until="reward")["sft"]
+    assert (stage.status, stage.attempt) == ("failed", 1)
+    assert "not even one sequence at once fits" in str(stage.reason)
+
+
+def test_a_stage_that_hangs_is_killed_with_its_stacks_and_goes_on_once(
+    workspace: Workspace, recipe_file: Path
+) -> None:
+    with lives(workspace, recipe_file) as whole:
+        expected = live_all(whole, until="reward")["sft"].digest
+
+    other = Workspace(workspace.root.with_name("other"))
+    allow(other, "hang.txt", "sft 1")
+    with lives(other, recipe_file, "stages.sft.resources.hang_seconds=4") as life:
+        live_all(life, until="sft")
+        first = life.live("sft")
+        assert (first.status, first.exit_code) == ("resumable", ExitCode.HUNG)
+        assert first.reason == (
+            "no progress for 4 s: the stage hung and was killed, and the log has the stacks of its threads; "
+            f"attempt 2 goes on from step {CHECKPOINT_EVERY} ({life.log_of('sft')})"
+        )
+        assert 'fake_work.py", line' in life.log_of("sft").read_text()
+        assert " in hang\n" in life.log_of("sft").read_text()
+        second = life.live("sft")
+    assert (second.status, second.attempt, second.digest) == ("completed", 2, expected)
+
+
+def test_a_stage_that_hangs_twice_fails(workspace: Workspace, recipe_file: Path) -> None:
+    allow(workspace, "hang.txt", "sft 9")
+    with lives(workspace, recipe_file, "stages.sft.resources.hang_seconds=1") as life:
+        live_all(life, until="sft")
+        assert life.live("sft").status == "resumable"
+        again = life.live("sft")
+    assert (again.status, again.exit_code, again.attempt) == ("failed", ExitCode.HUNG, 2)
+    assert "raise its resources.hang_seconds" in str(again.reason)
 
 
 def stop_in_the_middle(life: StageLife, step: str) -> None:

@@ -19,6 +19,32 @@ def test_only_torchs_own_error_and_pythons_mean_memory() -> None:
     assert explain(RuntimeError("out of memory")).cause == "internal"
 
 
+def test_an_allocator_that_raises_a_plain_error_is_understood() -> None:
+    import torch
+
+    with pytest.raises(RuntimeError) as refused:
+        torch.empty(10**15)
+    assert type(refused.value) is RuntimeError
+    assert explain(refused.value).message.startswith("DefaultCPUAllocator: can't allocate memory: you tried")
+    for error in (
+        refused.value,
+        RuntimeError("CUDA error: out of memory"),
+        RuntimeError("CUBLAS_STATUS_ALLOC_FAILED"),
+    ):
+        assert (explain(error).exit_code, explain(error).cause) == (ExitCode.OUT_OF_MEMORY, "memory")
+
+
+def test_what_torch_says_of_memory_is_cut_to_what_happened() -> None:
+    import torch
+
+    told = (
+        "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 79.10 GiB of which 7.94 MiB is "
+        "free. Including non-PyTorch memory, this process has 79.09 GiB memory in use.\nIf reserved but unallocated "
+        "memory is large try setting PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation."
+    )
+    assert explain(torch.OutOfMemoryError(told)).message == told.split(" Including")[0]
+
+
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EIO, errno.EDQUOT])
 def test_a_disk_that_takes_no_more_is_not_the_users_input(number: int) -> None:
     assert explain(OSError(number, "sorry")).exit_code == ExitCode.STORAGE

@@ -142,6 +142,15 @@ def test_weights_that_are_not_numbers_are_found(tiny_policy: PreTrainedModel) ->
         draw(tiny_policy)
 
 
+def test_a_batch_that_comes_back_short_is_found(
+    tiny_policy: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = sampling._sample_batch
+    monkeypatch.setattr(sampling, "_sample_batch", lambda *args, **options: whole(*args, **options)[:-1])
+    with pytest.raises(ValueError, match="shorter"):
+        draw(tiny_policy)
+
+
 def test_a_model_in_training_mode_is_left_in_it(tiny_policy: PreTrainedModel) -> None:
     tiny_policy.train()
     draw(tiny_policy)

@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from schemas.job import StageJob, StageResult
 from tasks.attempt import Attempt
@@ -43,3 +45,45 @@ def same_bytes_after_a_kill(
     assert contents(cut.output) == contents(whole.output)
     steps = [entry.step for entry in read(cut.scratch / JOURNAL)]
     assert steps == list(range(1, len(steps) + 1))
+
+
+def same_weights_in_half_the_micro_batch(
+    run: Callable[[StageJob], StageResult],
+    job_in: Callable[..., StageJob],
+    folder: Path,
+    *,
+    microbatch_size: int | None,
+    half: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Assert that memory running out in the fourth step costs no more than rounding where half the micro-batch goes on.
+
+    Args:
+        job_in: from a folder and ``microbatch_size`` to the job, whose checkpoints are two steps apart.
+    """
+    whole = job_in(folder / "whole", microbatch_size=microbatch_size)
+    expected = run(whole)
+    finish = Attempt.finish_step
+
+    def full(self: Attempt, *args: Any, **kwargs: Any) -> None:
+        if self.step == 3:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        finish(self, *args, **kwargs)
+
+    with monkeypatch.context() as patched, pytest.raises(torch.OutOfMemoryError):
+        patched.setattr(Attempt, "finish_step", full)
+        run(job_in(folder / "cut", microbatch_size=microbatch_size))
+    cut = job_in(folder / "cut", microbatch_size=half)
+    result = run(cut)
+
+    steps = [entry.step for entry in read(cut.scratch / JOURNAL)]
+    assert steps == list(range(1, len(steps) + 1))
+    assert result.metrics == pytest.approx(expected.metrics, rel=1e-3, abs=1e-4, nan_ok=True)
+    files = sorted(path.name for path in whole.output.glob("*.safetensors"))
+    assert files
+    for name in files:
+        there, here = load_file(whole.output / name), load_file(cut.output / name)
+        for tensor, values in there.items():
+            torch.testing.assert_close(
+                here[tensor], values, atol=2e-6, rtol=1e-4, msg=lambda text, at=tensor: f"{at}: {text}"
+            )

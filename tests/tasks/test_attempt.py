@@ -156,6 +156,15 @@ def test_a_checkpoint_that_lacks_a_part_is_refused_by_name(tmp_path: Path, missi
         train(job)
 
 
+def test_every_value_of_the_stages_state_is_needed(tmp_path: Path) -> None:
+    job = sft_job(tmp_path, checkpoint_every=2)
+    with pytest.raises(Killed):
+        train(job, kill_after=3)
+    remove_part(job.scratch / CHECKPOINTS, "stage", key="lowest")
+    with pytest.raises(IncompleteCheckpoint, match=r"checkpoint-00000002: stage\.lowest is missing"):
+        train(job)
+
+
 def test_a_metric_that_is_not_finite_ends_the_attempt(tmp_path: Path) -> None:
     job = sft_job(tmp_path, checkpoint_every=1)
     with (
@@ -166,8 +175,8 @@ def test_a_metric_that_is_not_finite_ends_the_attempt(tmp_path: Path) -> None:
             attempt.finish_step({"loss": float("nan")}, num_tokens=1, headline="loss")
 
 
-def remove_part(checkpoints: Path, part: str) -> None:
-    """Rewrite the newest checkpoint without one part, with a manifest that fits."""
+def remove_part(checkpoints: Path, part: str, *, key: str | None = None) -> None:
+    """Rewrite the newest checkpoint without one part (of a state: or one value in it), with a manifest that fits."""
     folder = max(checkpoints.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
     for path in folder.iterdir():
         path.chmod(0o644)
@@ -177,7 +186,10 @@ def remove_part(checkpoints: Path, part: str) -> None:
     kept = {name: tensor for name, tensor in named.items() if not name.startswith(f"{part}/")}
     save_file(kept, folder / "tensors.safetensors")
     description["aliases"] = {}
-    description["state"].pop(part, None)
+    if key is None:
+        description["state"].pop(part, None)
+    else:
+        del description["state"][part][key]
     (folder / "state.json").write_text(canonical_json(description))
     files = [
         {

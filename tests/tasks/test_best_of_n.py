@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from kills import same_bytes_after_a_kill
+from kills import same_bytes_after_a_kill, same_weights_in_half_the_micro_batch
 from safetensors.torch import load_file
 
 from models.folders import load_policy
@@ -236,6 +236,14 @@ def test_killed_and_run_again_it_gives_the_same_bytes(
 ) -> None:
     same_bytes_after_a_kill(
         run, partial(job_in, pipeline), tmp_path, step=step, contents=contents, monkeypatch=monkeypatch
+    )
+
+
+def test_out_of_memory_it_ends_with_the_same_weights_in_half_the_micro_batch(
+    pipeline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    same_weights_in_half_the_micro_batch(
+        run, partial(job_in, pipeline), tmp_path, microbatch_size=None, half=1, monkeypatch=monkeypatch
     )
 
 

@@ -1,15 +1,17 @@
 """Which checkpoint is the newest that can be trusted; what a kill leaves."""
 
+import errno
 import itertools
 import os
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from power_loss import WATCHED, Disk, written
 
 from tasks.checkpoint_folders import Checkpoint, commit, committed, latest, saving_folder
 
@@ -107,6 +109,67 @@ def test_a_kill_before_any_operation_of_a_save_leaves_the_old_or_the_new(
     assert len(steps) > 12
     assert steps == sorted(steps)
     assert set(steps) == {2, 3}
+
+
+def test_a_full_disk_at_any_write_leaves_the_last_good_checkpoint_and_a_later_save_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path / "before", 1)
+    save(tmp_path / "before", 2)
+    real = os.fsync
+    for number in itertools.count():
+        folder = tmp_path / str(number)
+        shutil.copytree(tmp_path / "before", folder)
+        calls = itertools.count()
+
+        def full(descriptor: int, calls: Iterator[int] = calls, number: int = number) -> None:
+            if next(calls) >= number:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            real(descriptor)
+
+        refused = False
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "fsync", full)
+            try:
+                save(folder, 3)
+            except OSError as error:
+                refused = error.errno == errno.ENOSPC
+        found = latest(folder)
+        assert found is not None
+        assert (found.folder / "state.json").read_text() == str(found.step)
+        assert found.step == 3 or refused
+        assert save(folder, 4) == latest(folder)
+        if not refused:
+            break
+    assert number > 3
+
+
+def test_power_loss_after_any_operation_of_a_save_leaves_the_old_or_the_new(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    folder = tmp_path / "checkpoints"
+    save(folder, 1)
+    save(folder, 2)
+    disk = Disk(folder)
+    with monkeypatch.context() as recording:
+        for name in WATCHED:
+            recording.setattr(os, name, disk.watching(name, getattr(os, name)))
+        save(folder, 3)
+
+    steps: list[set[int]] = []
+    for number, moment in enumerate(disk.moments):
+        steps.append(set())
+        trees = {repr(tree): tree for tree in moment.survivors()}
+        for variant, tree in enumerate(trees.values()):
+            left = written(tree, tmp_path / f"left-{number}-{variant}")
+            found = latest(left)
+            assert found is not None, (number, variant)
+            assert (found.folder / "state.json").read_text() == str(found.step)
+            steps[-1].add(found.step)
+            assert save(left, 4) == latest(left), "going on works"
+    assert set.union(*steps) == {2, 3}
+    assert steps[-1] == {3}, "what was saved is never forgotten"
 
 
 def _save_and_die(folder: Path, step: int, *, before_operation: int) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kills import same_weights_in_half_the_micro_batch
 
 from schemas.metrics import curves_of, measured_by
 from tasks.attempt import Attempt
@@ -46,6 +47,26 @@ def test_a_stage_killed_and_run_again_gives_the_same_bytes(
     assert result == pipeline.results[name]
     steps = [entry.step for entry in read(job.scratch / JOURNAL)]
     assert steps == list(range(1, len(steps) + 1))
+
+
+@pytest.mark.parametrize(
+    ("name", "microbatch_size", "half"),
+    [("sft", None, 8), ("reward", 4, 2), ("value", None, 4), ("policy", 8, 4)],
+)
+def test_a_stage_that_ran_out_of_memory_ends_with_the_same_weights_in_half_the_micro_batch(
+    name: str,
+    microbatch_size: int | None,
+    half: int,
+    pipeline: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def job_in(folder: Path, **changes: Any) -> Any:
+        return pipeline.job(name, folder=folder, **changes)
+
+    same_weights_in_half_the_micro_batch(
+        run_stage, job_in, tmp_path, microbatch_size=microbatch_size, half=half, monkeypatch=monkeypatch
+    )
 
 
 @pytest.mark.parametrize("name", ["sft", "reward", "policy"])

@@ -1,0 +1,48 @@
+"""Nothing is decided by a wall clock, which jumps: each use of one is known, and is for people or for MLflow's curves."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("schemas", "algorithms", "models", "tasks", "flows")
+
+WALL = {"time", "time_ns", "now", "utcnow", "today", "localtime", "gmtime", "strftime", "ctime"}
+"""Functions of ``time`` and ``datetime`` that read one, or write one down."""
+
+MODULES = {"time", "clock", "datetime", "date"}
+
+KNOWN = {
+    "flows/runs.py": 1,  # when a run was started, for people
+    "tasks/attempt.py": 1,  # the times of a journal's lines, which MLflow draws
+    "tasks/batch_files.py": 1,
+    "tasks/journal.py": 2,  # of progress, for people
+    "tasks/ledger.py": 1,  # when an operation was told, for MLflow
+    "tasks/publishing.py": 2,  # when a model was published, for MLflow
+}
+"""Module → how often it reads a wall clock. What compares times has to read ``time.monotonic``."""
+
+
+def readings(tree: ast.Module) -> Iterator[str]:
+    """Every ``module.function`` of the clock that is called."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(func=ast.Attribute(attr=name, value=ast.Name(id=module))) if module in MODULES:
+                if name in WALL:
+                    yield f"{module}.{name}"
+            case ast.Call(func=ast.Attribute(attr="strftime")):
+                yield "strftime"
+
+
+def test_every_reading_of_a_wall_clock_is_known() -> None:
+    found = {}
+    for package in PACKAGES:
+        for path in (ROOT / package).rglob("*.py"):
+            if count := len(list(readings(ast.parse(path.read_text(encoding="utf-8"))))):
+                found[path.relative_to(ROOT).as_posix()] = count
+    assert found == KNOWN
+
+
+def test_a_comparison_of_times_would_be_found() -> None:
+    code = "import time\nif time.time() - started > 60 or datetime.now() > end: pass\ntime.monotonic()\n"
+    assert set(readings(ast.parse(code))) == {"time.time", "datetime.now"}
