@@ -46,15 +46,15 @@ from models.heads import ScalarModel, load_critic, load_scalar, values
 from models.sequences import Sequences
 from schemas.loading import load_recipe
 from schemas.recipe import Recipe, ValuePretraining
-from tasks.data_order import DataOrder
-from tasks.examples import Codec, Prompts, read_prompts
-from tasks.minibatches import minibatches
-from tasks.optimization import make_optimizer, update_weights
-from tasks.rollouts import Sampled, per_token, sample_responses
-from tasks.scoring import Scorer, Term, score
-from tasks.seeds import derive_seed
-from tasks.splits import TEST, TRAIN
-from tasks.verifiers import VERIFIERS
+from tasks.data.examples import Codec, Prompts, read_prompts
+from tasks.data.splits import TEST, TRAIN
+from tasks.rewards.scoring import Scorer, Term, score
+from tasks.rewards.verifiers import VERIFIERS
+from tasks.sampling.minibatches import minibatches
+from tasks.sampling.rollouts import Sampled, per_token, sample_responses
+from tasks.training.data_order import DataOrder
+from tasks.training.optimization import make_optimizer, update_weights
+from tasks.training.seeds import derive_seed
 
 RECIPE = Path(__file__).resolve().parents[1] / "recipes" / "study_value_bias.yaml"
 RESEEDED = ("value", "from_reward_model", "from_value_model")

@@ -133,7 +133,7 @@ def plan(
         from flows.runs import read_runs
         from schemas.cautions import warnings
         from schemas.loading import load_recipe
-        from tasks.store import Store
+        from tasks.storage.store import Store
 
         resolved = load_recipe(recipe, overrides or [])
         place = _workspace(workspace)

@@ -23,7 +23,7 @@ from flows.planning import PlannedStep
 from flows.runs import GOOD, RunRecord, StageRecord
 from flows.status import RunView
 from schemas.verdicts import Verdict
-from tasks.progress import StageProgress
+from tasks.training.progress import StageProgress
 
 STYLES = {
     "reuse": "cyan",

@@ -6,7 +6,7 @@ files in Arrow batches: memory holds one of them.
 
 from pathlib import Path
 
-from tasks.splits import SPLITS
+from tasks.data.splits import SPLITS
 
 BATCH_ROWS = 10_000
 

@@ -18,7 +18,7 @@ from typing import Literal
 from flows.launch import OURS
 from flows.machine import available_cpus, available_gpus
 from flows.runs import RunError, Workspace, read_run
-from tasks.store import Store
+from tasks.storage.store import Store
 
 PACKAGES = ("schemas", "algorithms", "models", "tasks", "flows", "recipes")
 LIBRARIES = ("torch", "transformers", "prefect", "mlflow", "pandera", "datasets", "safetensors")

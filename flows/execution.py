@@ -19,7 +19,7 @@ from flows.stage_life import StageLife
 from schemas.cautions import warnings
 from schemas.recipe import Recipe
 from tasks.ledger.run_ledger import Ledger
-from tasks.store import Store
+from tasks.storage.store import Store
 
 QUIET = {
     "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",

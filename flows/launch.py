@@ -26,7 +26,7 @@ from flows.machine import Share, available_cpus, oom_kills
 from flows.stage_process import Cause, Failure
 from flows.watchdog import Watchdog
 from schemas.job import StageJob, StageResult
-from tasks.scratch import PROGRESS
+from tasks.training.scratch import PROGRESS
 
 RUN_STAGE = "tasks.stages.run_stage"
 OURS = Path(__file__).parents[1]

@@ -23,7 +23,7 @@ from prefect.client.schemas.objects import State
 from prefect.states import Crashed
 
 from flows.runs import RunRecord
-from tasks.progress import StageProgress
+from tasks.training.progress import StageProgress
 
 SECONDS_BETWEEN_UPDATES = 3.0
 PATIENCE_SECONDS = 10.0

@@ -16,8 +16,8 @@ from schemas.recipe import Recipe
 from schemas.references import dependencies, order
 from schemas.stage_key import differences, stage_key
 from schemas.verdicts import Verdict, judge
-from tasks.scratch import read_committed
-from tasks.store import Lookup, Store
+from tasks.storage.store import Lookup, Store
+from tasks.training.scratch import read_committed
 
 Action = Literal["reuse", "resume", "run", "wait", "blocked"]
 

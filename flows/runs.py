@@ -25,8 +25,8 @@ from schemas.frozen import Frozen
 from schemas.recipe import Recipe
 from schemas.stage_key import canonical_json
 from schemas.verdicts import Verdict
-from tasks.durable_files import make_folder, replace_file
 from tasks.ledger.operations import RunOutcome
+from tasks.storage.durable_files import make_folder, replace_file
 
 StageStatus = Literal[
     "waiting", "running", "reused", "completed", "gate_closed", "blocked", "failed", "resumable"

@@ -30,9 +30,9 @@ from schemas.stage_key import stage_key
 from schemas.verdicts import judge
 from tasks.ledger.operations import Input, StageOutcome
 from tasks.ledger.run_ledger import Ledger
-from tasks.progress import StageProgress, read_progress
-from tasks.scratch import PROGRESS, read_committed
-from tasks.store import Locked, Ref, Store
+from tasks.storage.store import Locked, Ref, Store
+from tasks.training.progress import StageProgress, read_progress
+from tasks.training.scratch import PROGRESS, read_committed
 
 _PATIENCE_SECONDS = 1.0
 """How long another holder of a stage key is waited for before asking whether the run was stopped."""

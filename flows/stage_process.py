@@ -23,7 +23,7 @@ from typing import Literal, NoReturn
 from flows.exit_codes import ExitCode
 from schemas.frozen import Frozen
 from schemas.job import StageJob, StageResult
-from tasks import preemption
+from tasks.training import preemption
 
 Cause = Literal["refused", "diverged", "preempted", "memory", "storage", "killed", "hung", "internal"]
 

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from flows.runs import RunRecord, Workspace, is_driven
-from tasks.progress import StageProgress, read_progress
-from tasks.scratch import PROGRESS
+from tasks.training.progress import StageProgress, read_progress
+from tasks.training.scratch import PROGRESS
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,8 @@ from flows.sweep_runs import SweepEnd, SweepRuns, finished_run
 from schemas.cautions import warnings
 from schemas.references import dependencies
 from schemas.sweep import Cell, Plan, reached
-from tasks.durable_files import make_folder
-from tasks.store import Store
+from tasks.storage.durable_files import make_folder
+from tasks.storage.store import Store
 
 
 class SweepError(ValueError):

@@ -31,10 +31,10 @@ from flows.sweep_report import (
     words_of,
 )
 from schemas.sweep import Cell, Plan, Sweep
-from tasks.durable_files import replace_file
 from tasks.ledger.run_ledger import Ledger
-from tasks.progress import StageProgress
-from tasks.store import Store
+from tasks.storage.durable_files import replace_file
+from tasks.storage.store import Store
+from tasks.training.progress import StageProgress
 
 FINISHED = ("completed", "gate_closed")
 """Status of a run that would find nothing more to do."""

@@ -8,8 +8,8 @@ from typing import Protocol
 from flows.runs import StageRecord
 from tasks.ledger.journal import Entry, read
 from tasks.ledger.run_ledger import Ledger
-from tasks.progress import StageProgress, read_progress
-from tasks.scratch import JOURNAL, PROGRESS, read_committed
+from tasks.training.progress import StageProgress, read_progress
+from tasks.training.scratch import JOURNAL, PROGRESS, read_committed
 
 SECONDS_BETWEEN_METRICS = 2.0
 

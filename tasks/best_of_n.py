@@ -11,16 +11,22 @@ from models.logprobs import response_logprobs
 from models.sequences import Sequences
 from schemas.job import StageJob, StageResult
 from schemas.recipe import BestOfN
-from tasks.attempt import Attempt
-from tasks.examples import codec_of, read_prompts
-from tasks.metric_sums import means_of
-from tasks.minibatches import minibatches
-from tasks.optimization import autocast, frozen_dtype, make_optimizer, training_device, update_weights
-from tasks.rollouts import Actors, Scored, prompts_of_iteration, sample_and_score
-from tasks.scoring import load_scorer
-from tasks.seeds import derive_seed
-from tasks.selection import Selection
-from tasks.splits import TRAIN, VALIDATION
+from tasks.data.examples import codec_of, read_prompts
+from tasks.data.splits import TRAIN, VALIDATION
+from tasks.rewards.scoring import load_scorer
+from tasks.sampling.minibatches import minibatches
+from tasks.sampling.rollouts import Actors, Scored, prompts_of_iteration, sample_and_score
+from tasks.sampling.selection import Selection
+from tasks.training.attempt import Attempt
+from tasks.training.metric_sums import means_of
+from tasks.training.optimization import (
+    autocast,
+    frozen_dtype,
+    make_optimizer,
+    training_device,
+    update_weights,
+)
+from tasks.training.seeds import derive_seed
 
 
 def run(job: StageJob) -> StageResult:

@@ -16,13 +16,19 @@ from models.logprobs import response_logprobs
 from models.sequences import Sequences
 from schemas.job import StageJob, StageResult
 from schemas.recipe import DirectPreferenceOptimization
-from tasks.attempt import Attempt
-from tasks.data_order import order_of
-from tasks.examples import Completions, codec_of, read_completions
-from tasks.metric_sums import MetricSums
-from tasks.optimization import autocast, frozen_dtype, make_optimizer, training_device, update_weights
-from tasks.scoring import TokenizersDiffer
-from tasks.splits import TEST, TRAIN, VALIDATION
+from tasks.data.examples import Completions, codec_of, read_completions
+from tasks.data.splits import TEST, TRAIN, VALIDATION
+from tasks.rewards.scoring import TokenizersDiffer
+from tasks.training.attempt import Attempt
+from tasks.training.data_order import order_of
+from tasks.training.metric_sums import MetricSums
+from tasks.training.optimization import (
+    autocast,
+    frozen_dtype,
+    make_optimizer,
+    training_device,
+    update_weights,
+)
 
 SIDES = ("chosen", "rejected")
 Precision = Literal["float32", "bfloat16"]

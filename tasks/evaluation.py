@@ -8,16 +8,16 @@ from torch import Tensor
 from models.folders import load_policy
 from schemas.job import StageJob, StageResult
 from schemas.recipe import PolicyEvaluation
-from tasks.examples import Prompts, codec_of, read_prompts
-from tasks.judging import load_judge
-from tasks.optimization import training_device
-from tasks.progress import Progress
-from tasks.rollouts import Sampled, sample_responses
-from tasks.rows import write_rows
-from tasks.scoring import TokenizersDiffer
-from tasks.scratch import PROGRESS
-from tasks.seeds import derive_seed
-from tasks.splits import TEST
+from tasks.data.examples import Prompts, codec_of, read_prompts
+from tasks.data.rows import write_rows
+from tasks.data.splits import TEST
+from tasks.rewards.scoring import TokenizersDiffer
+from tasks.sampling.judging import load_judge
+from tasks.sampling.rollouts import Sampled, sample_responses
+from tasks.training.optimization import training_device
+from tasks.training.progress import Progress
+from tasks.training.scratch import PROGRESS
+from tasks.training.seeds import derive_seed
 
 NUM_SHOWN = 3
 """Prompts of which both models' responses are handed back to be shown."""

@@ -4,8 +4,8 @@ import shutil
 
 from schemas.job import ImportVerifier, StageJob, StageResult
 from schemas.recipe import EXACT_MATCH
-from tasks.verifier_file import FILE, load_function
-from tasks.verifiers import CONFIGURATION
+from tasks.rewards.verifier_file import FILE, load_function
+from tasks.rewards.verifiers import CONFIGURATION
 
 
 def run(job: StageJob) -> StageResult:

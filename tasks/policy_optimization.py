@@ -18,16 +18,14 @@ from models.folders import load_policy, save_policy, tokenizer_digest
 from schemas.algorithm import Algorithm
 from schemas.job import StageJob, StageResult
 from schemas.recipe import PolicyOptimization
-from tasks.actor_critic import critic_folder, load_actor_critic
-from tasks.attempt import Attempt
-from tasks.data_order import DataOrder
-from tasks.estimates import Estimates, estimate
-from tasks.examples import Codec, Prompts, codec_of, read_completions, read_prompts
-from tasks.group_sampling import Filled, fill, uniform_groups
-from tasks.optimization import frozen_dtype, training_device
-from tasks.policy_update import Ptx, kl_to_old, update
-from tasks.reward_moments import read_moments
-from tasks.rollouts import (
+from tasks.data.examples import Codec, Prompts, codec_of, read_completions, read_prompts
+from tasks.data.splits import TRAIN, VALIDATION
+from tasks.rewards.scoring import load_scorer
+from tasks.rewards.verifier_file import Verifier
+from tasks.rewards.verifiers import load_verifier
+from tasks.sampling.group_sampling import Filled, fill, uniform_groups
+from tasks.sampling.reward_moments import read_moments
+from tasks.sampling.rollouts import (
     Actors,
     Rollout,
     Scored,
@@ -37,12 +35,14 @@ from tasks.rollouts import (
     sequence_sums,
     shape,
 )
-from tasks.scoring import load_scorer
-from tasks.seeds import derive_seed
-from tasks.selection import Selection
-from tasks.splits import TRAIN, VALIDATION
-from tasks.verifier_file import Verifier
-from tasks.verifiers import load_verifier
+from tasks.sampling.selection import Selection
+from tasks.training.attempt import Attempt
+from tasks.training.data_order import DataOrder
+from tasks.training.optimization import frozen_dtype, training_device
+from tasks.training.seeds import derive_seed
+from tasks.updates.actor_critic import critic_folder, load_actor_critic
+from tasks.updates.estimates import Estimates, estimate
+from tasks.updates.policy_update import Ptx, kl_to_old, update
 
 
 def run(job: StageJob) -> StageResult:

@@ -17,14 +17,14 @@ from models.prompts import decode_all, encode_responses
 from schemas.frozen import Frozen
 from schemas.job import StageJob, StageResult
 from schemas.recipe import PreferenceCollection
-from tasks.batch_files import BatchFiles
-from tasks.examples import Codec, Prompts, codec_of, read_prompts
-from tasks.judging import Judgement, load_judge
-from tasks.optimization import training_device
-from tasks.rollouts import Sampled, sample_responses
-from tasks.rows import read_rows, write_rows
-from tasks.seeds import derive_seed
-from tasks.splits import SPLITS
+from tasks.data.examples import Codec, Prompts, codec_of, read_prompts
+from tasks.data.rows import read_rows, write_rows
+from tasks.data.splits import SPLITS
+from tasks.sampling.judging import Judgement, load_judge
+from tasks.sampling.rollouts import Sampled, sample_responses
+from tasks.training.batch_files import BatchFiles
+from tasks.training.optimization import training_device
+from tasks.training.seeds import derive_seed
 
 SAME_SCORE = "all responses score the same"
 SAME_TEXT = "chosen equals rejected"

@@ -14,12 +14,12 @@ from schemas.job import PrepareData, StageJob, StageResult
 from schemas.recipe import Data
 from schemas.references import CONTENT_COLUMNS, OPTIONAL_COLUMNS
 from schemas.tables import COLUMN_TYPES, REPEATED, Report, usable
-from tasks import arithmetic
-from tasks.columns import map_row
-from tasks.progress import Progress
-from tasks.rows import Row, write_rows
-from tasks.scratch import PROGRESS
-from tasks.splits import SPLITS, TRAIN, assign_splits
+from tasks.data import arithmetic
+from tasks.data.columns import map_row
+from tasks.data.rows import Row, write_rows
+from tasks.data.splits import SPLITS, TRAIN, assign_splits
+from tasks.training.progress import Progress
+from tasks.training.scratch import PROGRESS
 
 FORMATS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv"}
 SLICE_ROWS = 10_000

@@ -23,13 +23,13 @@ from models.heads import (
 from models.output_head import OutputHead
 from schemas.job import StageJob, StageResult
 from schemas.recipe import RewardModelling
-from tasks.attempt import Attempt
-from tasks.data_order import order_of
-from tasks.examples import Codec, Completions, Rankings, codec_of, read_completions, read_rankings
-from tasks.metric_sums import MetricSums
-from tasks.optimization import autocast, make_optimizer, training_device, update_weights
-from tasks.seeds import derive_seed
-from tasks.splits import TEST, TRAIN, VALIDATION
+from tasks.data.examples import Codec, Completions, Rankings, codec_of, read_completions, read_rankings
+from tasks.data.splits import TEST, TRAIN, VALIDATION
+from tasks.training.attempt import Attempt
+from tasks.training.data_order import order_of
+from tasks.training.metric_sums import MetricSums
+from tasks.training.optimization import autocast, make_optimizer, training_device, update_weights
+from tasks.training.seeds import derive_seed
 
 SIDES = ("chosen", "rejected")
 CURVES = {"pair_accuracy": "train_pair_accuracy", "nll": "chosen_nll", "pair_mean": "score_mean"}

@@ -10,11 +10,11 @@ from models.logprobs import response_logprobs
 from models.sequences import Sequences
 from schemas.job import StageJob, StageResult
 from schemas.recipe import SupervisedFineTuning
-from tasks.attempt import Attempt
-from tasks.data_order import order_of
-from tasks.examples import Completions, codec_of, read_completions
-from tasks.optimization import autocast, make_optimizer, training_device, update_weights
-from tasks.splits import TEST, TRAIN, VALIDATION
+from tasks.data.examples import Completions, codec_of, read_completions
+from tasks.data.splits import TEST, TRAIN, VALIDATION
+from tasks.training.attempt import Attempt
+from tasks.training.data_order import order_of
+from tasks.training.optimization import autocast, make_optimizer, training_device, update_weights
 
 
 def run(job: StageJob) -> StageResult:

@@ -20,14 +20,12 @@ from models.folders import load_policy, tokenizer_digest
 from models.heads import ScalarModel, load_critic, save_value, values
 from schemas.job import StageJob, StageResult
 from schemas.recipe import ValuePretraining
-from tasks.attempt import Attempt, weights_of
-from tasks.data_order import DataOrder
-from tasks.examples import Prompts, codec_of, read_prompts
-from tasks.metric_sums import MetricSums
-from tasks.minibatches import minibatches
-from tasks.optimization import autocast, frozen_dtype, make_optimizer, training_device, update_weights
-from tasks.reward_moments import write_moments
-from tasks.rollouts import (
+from tasks.data.examples import Prompts, codec_of, read_prompts
+from tasks.data.splits import TRAIN, VALIDATION
+from tasks.rewards.scoring import load_scorer
+from tasks.sampling.minibatches import minibatches
+from tasks.sampling.reward_moments import write_moments
+from tasks.sampling.rollouts import (
     Actors,
     Rollout,
     prompts_of_iteration,
@@ -35,9 +33,17 @@ from tasks.rollouts import (
     sample_and_score,
     shape,
 )
-from tasks.scoring import load_scorer
-from tasks.seeds import derive_seed
-from tasks.splits import TRAIN, VALIDATION
+from tasks.training.attempt import Attempt, weights_of
+from tasks.training.data_order import DataOrder
+from tasks.training.metric_sums import MetricSums
+from tasks.training.optimization import (
+    autocast,
+    frozen_dtype,
+    make_optimizer,
+    training_device,
+    update_weights,
+)
+from tasks.training.seeds import derive_seed
 
 POSITIONS = 4
 """Explained variance is also measured in so many equal parts of the response."""

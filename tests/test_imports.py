@@ -80,7 +80,7 @@ def test_stages_can_be_imported_where_prefect_mlflow_and_pandera_are_not_install
     assert loaded_by(modules, SERVERS | {"pandera"}) == {}
 
 
-@pytest.mark.parametrize("module", ["tasks.stages", "tasks.prepare_data", "tasks.preemption"])
+@pytest.mark.parametrize("module", ["tasks.stages", "tasks.prepare_data", "tasks.training.preemption"])
 def test_what_trains_nothing_loads_no_tensor_library(module: str) -> None:
     assert loaded_by([module], TENSORS) == {}
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from schemas.loading import parse_recipe
-from tasks.exact_match import exact_match
-from tasks.verifier_file import load_function
+from tasks.rewards.exact_match import exact_match
+from tasks.rewards.verifier_file import load_function
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 SECTION = README.partition("### A rule of your own")[2].partition("\n## ")[0]

@@ -14,8 +14,8 @@ MODULES = {"time", "clock", "datetime", "date"}
 
 KNOWN = {
     "flows/runs.py": 1,  # when a run was started, for people
-    "tasks/attempt.py": 1,  # the times of a journal's lines, which MLflow draws
-    "tasks/batch_files.py": 1,
+    "tasks/training/attempt.py": 1,  # the times of a journal's lines, which MLflow draws
+    "tasks/training/batch_files.py": 1,
     "tasks/journal.py": 2,  # of progress, for people
     "tasks/ledger.py": 1,  # when an operation was told, for MLflow
     "tasks/publishing.py": 2,  # when a model was published, for MLflow

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tasks.durable_files import sync_folder
+from tasks.storage.durable_files import sync_folder
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tasks.durable_files import make_folder, replace_file
+from tasks.storage.durable_files import make_folder, replace_file
 
 Operation = dict[str, Any]
 

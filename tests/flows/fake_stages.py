@@ -10,8 +10,8 @@ import time
 from tasks.journal import Progress
 
 from schemas.job import StageJob, StageResult
-from tasks import preemption
-from tasks.scratch import PROGRESS
+from tasks.training import preemption
+from tasks.training.scratch import PROGRESS
 
 
 def tell(job: StageJob) -> StageResult:

@@ -17,11 +17,12 @@ from pathlib import Path
 
 from schemas.job import StageJob, StageResult
 from schemas.recipe import SupervisedFineTuning
-from tasks import import_verifier, preemption
-from tasks.durable_files import replace_file
+from tasks import import_verifier
 from tasks.ledger.journal import Journal
-from tasks.progress import Progress
-from tasks.scratch import JOURNAL, PROGRESS, write_committed
+from tasks.storage.durable_files import replace_file
+from tasks.training import preemption
+from tasks.training.progress import Progress
+from tasks.training.scratch import JOURNAL, PROGRESS, write_committed
 
 STEPS = 12
 CHECKPOINT_EVERY = 4

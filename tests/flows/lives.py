@@ -10,8 +10,8 @@ from flows.runs import StageRecord, Workspace, drive
 from flows.stage_life import StageLife
 from schemas.loading import load_recipe
 from tasks.ledger.run_ledger import Ledger
-from tasks.progress import StageProgress
-from tasks.store import Store
+from tasks.storage.store import Store
+from tasks.training.progress import StageProgress
 
 
 class Witness:

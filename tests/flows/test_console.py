@@ -10,7 +10,7 @@ from flows.planning import PlannedStep
 from flows.runs import RunStatus, StageRecord, StageStatus
 from schemas.recipe import Gate
 from schemas.verdicts import judge
-from tasks.progress import StageProgress
+from tasks.training.progress import StageProgress
 
 
 def plain() -> tuple[Screen, io.StringIO]:

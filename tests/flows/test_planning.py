@@ -11,7 +11,7 @@ from flows.planning import Drifted, PlannedStep, needs_work, plan, refuse_drift
 from flows.runs import Workspace, read_runs
 from schemas.loading import load_recipe
 from schemas.problems import RecipeError
-from tasks.store import Store
+from tasks.storage.store import Store
 
 STEPS = [
     "model",

@@ -13,7 +13,7 @@ from flows.runs import StageRecord, Workspace, read_runs
 from flows.stage_life import StageLife
 from schemas.artifacts import Dataset, PolicyCheckpoint
 from schemas.metrics import measured_by
-from tasks.rows import read_rows
+from tasks.data.rows import read_rows
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -16,7 +16,7 @@ from flows.exit_codes import ExitCode
 from flows.runs import Workspace
 from flows.stage_life import StageLife
 from tasks.ledger.run_ledger import Ledger
-from tasks.store import Store
+from tasks.storage.store import Store
 
 
 class Killed(BaseException):

@@ -7,8 +7,8 @@ import pytest
 from flows.exit_codes import ExitCode
 from flows.stage_process import explain
 from schemas.job import StageResult
-from tasks.optimization import TrainingDiverged
-from tasks.preemption import Preempted
+from tasks.training.optimization import TrainingDiverged
+from tasks.training.preemption import Preempted
 
 
 def test_only_torchs_own_error_and_pythons_mean_memory() -> None:

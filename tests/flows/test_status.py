@@ -5,8 +5,8 @@ from pathlib import Path
 from flows.runs import StageRecord, Workspace, drive, read_run
 from flows.status import look
 from schemas.loading import load_recipe
-from tasks.progress import Progress
-from tasks.scratch import PROGRESS
+from tasks.training.progress import Progress
+from tasks.training.scratch import PROGRESS
 
 KEY = "a" * 64
 

@@ -43,7 +43,7 @@ from schemas.recipe import Recipe
 from schemas.references import dependencies, order
 from schemas.stage_key import stage_key
 from schemas.sweep import Measure, Published, Sweep, load_sweep
-from tasks.store import Store
+from tasks.storage.store import Store
 
 ROOT = Path(__file__).parents[2]
 

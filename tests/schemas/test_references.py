@@ -157,6 +157,6 @@ def _stage_models() -> list[Any]:
 
 
 def test_every_verifier_that_can_be_named_exists() -> None:
-    from tasks.verifiers import VERIFIERS as IMPLEMENTED
+    from tasks.rewards.verifiers import VERIFIERS as IMPLEMENTED
 
     assert set(VERIFIERS) == set(IMPLEMENTED)

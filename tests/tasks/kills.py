@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import load_file
 
 from schemas.job import StageJob, StageResult
-from tasks.attempt import Attempt
 from tasks.ledger.journal import read
-from tasks.scratch import JOURNAL
+from tasks.training.attempt import Attempt
+from tasks.training.scratch import JOURNAL
 
 
 class Killed(BaseException):

@@ -20,8 +20,8 @@ from schemas.recipe import (
     Verifier,
 )
 from tasks import best_of_n, policy_optimization
-from tasks.rollouts import Rollout, Sampled, Scored
-from tasks.rows import read_rows
+from tasks.data.rows import read_rows
+from tasks.sampling.rollouts import Rollout, Sampled, Scored
 from tasks.stages import run_stage
 
 VERIFIER = """\

@@ -20,14 +20,14 @@ from schemas.metrics import curves_of, measured_by
 from schemas.recipe import BestOfN, MissingEos, Reward, RewardTerm
 from tasks import best_of_n
 from tasks.best_of_n import accumulate_nll, best_rows, run
-from tasks.examples import codec_of, read_prompts
+from tasks.data.examples import codec_of, read_prompts
 from tasks.ledger.journal import read
-from tasks.rollouts import prompts_of_iteration, sample_responses
-from tasks.scoring import Scorer, Term, score
-from tasks.scratch import JOURNAL
-from tasks.seeds import derive_seed
-from tasks.selection import Selection
-from tasks.verifiers import VERIFIERS
+from tasks.rewards.scoring import Scorer, Term, score
+from tasks.rewards.verifiers import VERIFIERS
+from tasks.sampling.rollouts import prompts_of_iteration, sample_responses
+from tasks.sampling.selection import Selection
+from tasks.training.scratch import JOURNAL
+from tasks.training.seeds import derive_seed
 
 WORK = BestOfN(
     kind="best_of_n",

@@ -16,11 +16,11 @@ from models.folders import load_policy
 from schemas.job import StageJob
 from schemas.metrics import curves_of, measured_by
 from schemas.recipe import DirectPreferenceOptimization, Generation
+from tasks.data.examples import Completions, codec_of, read_completions
 from tasks.dpo import SIDES, Models, accumulate_preferences, measure_pairs, run
-from tasks.examples import Completions, codec_of, read_completions
 from tasks.ledger.journal import read
-from tasks.scoring import TokenizersDiffer
-from tasks.scratch import JOURNAL
+from tasks.rewards.scoring import TokenizersDiffer
+from tasks.training.scratch import JOURNAL
 
 WORK = DirectPreferenceOptimization(
     kind="dpo",

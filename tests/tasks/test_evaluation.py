@@ -8,9 +8,9 @@ import torch
 from models.sequences import collate
 from schemas.metrics import measured_by
 from schemas.recipe import Judge
+from tasks.data.rows import read_rows
 from tasks.evaluation import Judged, compare, run, shown
-from tasks.rollouts import Sampled
-from tasks.rows import read_rows
+from tasks.sampling.rollouts import Sampled
 
 
 def judged(judgements: list[float], lengths: list[int], ended: list[bool]) -> Judged:

@@ -8,17 +8,17 @@ import torch
 from algorithms.rewards import RunningMoments
 from models.folders import load_policy
 from schemas.algorithm import Algorithm
-from tasks.actor_critic import ActorCritic, load_actor_critic
-from tasks.estimates import estimate
-from tasks.examples import codec_of, read_prompts
-from tasks.group_sampling import Filled
-from tasks.optimization import TrainingDiverged
-from tasks.policy_losses import accumulate_losses, minibatch_of
+from tasks.data.examples import codec_of, read_prompts
 from tasks.policy_optimization import describe, initial_state
-from tasks.policy_update import check_first_ratio
-from tasks.rollouts import Actors, Rollout, Scored, sample_and_score, shape
-from tasks.scoring import load_scorer
-from tasks.verifiers import VERIFIERS
+from tasks.rewards.scoring import load_scorer
+from tasks.rewards.verifiers import VERIFIERS
+from tasks.sampling.group_sampling import Filled
+from tasks.sampling.rollouts import Actors, Rollout, Scored, sample_and_score, shape
+from tasks.training.optimization import TrainingDiverged
+from tasks.updates.actor_critic import ActorCritic, load_actor_critic
+from tasks.updates.estimates import estimate
+from tasks.updates.policy_losses import accumulate_losses, minibatch_of
+from tasks.updates.policy_update import check_first_ratio
 
 CPU = torch.device("cpu")
 MAX_LENGTH = 24

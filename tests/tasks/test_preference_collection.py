@@ -17,9 +17,9 @@ from schemas.job import StageJob, StageResult
 from schemas.metrics import curves_of, measured_by
 from schemas.recipe import Generation, Judge, PreferenceCollection, Reward, RewardTerm
 from schemas.tables import validate
-from tasks import preemption
-from tasks.batch_files import BATCHES, BatchFiles
-from tasks.examples import Codec, codec_of, read_completions, read_prompts
+from tasks.data.examples import Codec, codec_of, read_completions, read_prompts
+from tasks.data.rows import read_rows
+from tasks.data.splits import SPLITS
 from tasks.ledger.journal import read
 from tasks.preference_collection import (
     NO_TEXT,
@@ -35,12 +35,12 @@ from tasks.preference_collection import (
     sample_batch,
     without_opening,
 )
-from tasks.rollouts import sample_responses
-from tasks.rows import read_rows
-from tasks.scratch import JOURNAL, read_committed
-from tasks.seeds import derive_seed
-from tasks.splits import SPLITS
-from tasks.verifiers import VERIFIERS
+from tasks.rewards.verifiers import VERIFIERS
+from tasks.sampling.rollouts import sample_responses
+from tasks.training import preemption
+from tasks.training.batch_files import BATCHES, BatchFiles
+from tasks.training.scratch import JOURNAL, read_committed
+from tasks.training.seeds import derive_seed
 
 JUDGED = PreferenceCollection(
     kind="preference_collection",

@@ -13,11 +13,11 @@ import pytest
 from schemas.job import PrepareData, StageJob, StageResult
 from schemas.recipe import Data, Generation, Split
 from schemas.tables import UnusableTable
-from tasks import arithmetic
-from tasks.columns import MissingColumn
+from tasks.data import arithmetic
+from tasks.data.columns import MissingColumn
+from tasks.data.rows import read_rows
+from tasks.data.splits import SPLITS, TooFewRows
 from tasks.prepare_data import UnusableData, run
-from tasks.rows import read_rows
-from tasks.splits import SPLITS, TooFewRows
 
 ROWS = [
     {"instruction": f"翻译 {n} 🙂", "input": "" if n % 2 else f"إدخال {n}", "output": f"réponse {n}"}

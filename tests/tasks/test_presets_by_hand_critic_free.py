@@ -10,7 +10,7 @@ import pytest
 from two_responses import CONSTANT_OF_10, RATIOS, SEQUENCE, Learnt, close, learn, scored_as, times
 
 from schemas.algorithm import PRESETS, Algorithm
-from tasks.group_sampling import fill
+from tasks.sampling.group_sampling import fill
 
 UNMOVED = [1.0] * 5
 # log π − log π_ref after the update: k1 + log ρ

@@ -15,12 +15,12 @@ from schemas.algorithm import Algorithm, PresetName
 from schemas.job import StageJob, StageResult
 from schemas.metrics import curves_of, measured_by
 from schemas.recipe import Generation, PolicyOptimization, Reward, RewardTerm
-from tasks import checkpoints, preemption
-from tasks.actor_critic import critic_folder
 from tasks.ledger.journal import read
-from tasks.scratch import CHECKPOINTS, JOURNAL
-from tasks.seeds import derive_seed
 from tasks.stages import run_stage
+from tasks.training import checkpoints, preemption
+from tasks.training.scratch import CHECKPOINTS, JOURNAL
+from tasks.training.seeds import derive_seed
+from tasks.updates.actor_critic import critic_folder
 
 BATCH = 8
 GROUP = 4

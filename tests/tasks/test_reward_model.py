@@ -18,8 +18,8 @@ from models.logprobs import response_logprobs
 from schemas.job import PrepareData, StageJob
 from schemas.metrics import curves_of, measured_by
 from schemas.recipe import Data, RewardModelling, Split
-from tasks.attempt import Attempt
-from tasks.examples import Completions, Rankings, codec_of, read_completions, read_rankings
+from tasks.data.examples import Completions, Rankings, codec_of, read_completions, read_rankings
+from tasks.data.rows import write_rows
 from tasks.ledger.journal import read
 from tasks.reward_model import (
     SIDES,
@@ -28,9 +28,9 @@ from tasks.reward_model import (
     measure_pairs,
     measure_preferences,
 )
-from tasks.rows import write_rows
-from tasks.scratch import JOURNAL
 from tasks.stages import run_stage
+from tasks.training.attempt import Attempt
+from tasks.training.scratch import JOURNAL
 
 CPU = torch.device("cpu")
 

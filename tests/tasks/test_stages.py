@@ -8,10 +8,10 @@ import pytest
 from kills import same_weights_in_half_the_micro_batch
 
 from schemas.metrics import curves_of, measured_by
-from tasks.attempt import Attempt
 from tasks.ledger.journal import read
-from tasks.scratch import JOURNAL
 from tasks.stages import run_stage
+from tasks.training.attempt import Attempt
+from tasks.training.scratch import JOURNAL
 
 Contents = Callable[[Path], dict[str, bytes]]
 

@@ -11,14 +11,14 @@ from models.heads import load_critic, load_scalar, value_from_policy
 from schemas.algorithm import Returns
 from schemas.recipe import Gate
 from schemas.verdicts import judge
-from tasks.examples import codec_of, read_prompts
+from tasks.data.examples import codec_of, read_prompts
+from tasks.data.rows import read_rows
 from tasks.ledger.journal import read
-from tasks.reward_moments import read_moments
-from tasks.rollouts import Actors, sample_and_score, shape
-from tasks.rows import read_rows
-from tasks.scoring import load_scorer
-from tasks.scratch import JOURNAL
+from tasks.rewards.scoring import load_scorer
+from tasks.sampling.reward_moments import read_moments
+from tasks.sampling.rollouts import Actors, sample_and_score, shape
 from tasks.stages import run_stage
+from tasks.training.scratch import JOURNAL
 from tasks.value_pretraining import (
     HeldOut,
     accumulate_value_loss,

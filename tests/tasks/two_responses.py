@@ -15,11 +15,11 @@ from algorithms.rewards import RunningMoments
 from models.logprobs import LogProbs
 from models.sequences import collate
 from schemas.recipe import PolicyOptimization
-from tasks.estimates import Estimates, estimate
-from tasks.metric_sums import MetricSums
-from tasks.policy_losses import Microbatch, minibatch_of, policy_loss_of, value_loss_of
-from tasks.rollouts import Rollout, Sampled, Scored, paid
-from tasks.scoring import Scores
+from tasks.rewards.scoring import Scores
+from tasks.sampling.rollouts import Rollout, Sampled, Scored, paid
+from tasks.training.metric_sums import MetricSums
+from tasks.updates.estimates import Estimates, estimate
+from tasks.updates.policy_losses import Microbatch, minibatch_of, policy_loss_of, value_loss_of
 
 OLD_LOGPROBS = [-1.0, -2.0, -0.5, -1.5, -1.0]
 REF_LOGPROBS = [-1.2, -1.6, -0.9, -1.7, -0.8]

@@ -10,7 +10,7 @@ from mlflow import entities
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
-from tasks.durable_files import locked, make_folder
+from tasks.storage.durable_files import locked, make_folder
 
 log = logging.getLogger(__name__)
 

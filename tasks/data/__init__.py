@@ -1,0 +1,1 @@
+"""From rows of text to token ids, and which row stands on which side of a split."""

@@ -1,0 +1,223 @@
+"""Rows of text become token ids: what the stages feed to a network."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from models.folders import load_tokenizer
+from models.prompts import encode_prompts as prompts_to_ids
+from models.prompts import encode_responses, stop_token_ids
+from models.sequences import Sequences, collate
+from schemas.job import StageJob
+from schemas.recipe import Generation
+from tasks.data.rows import Row, read_rows
+
+
+class NothingLeft(ValueError):
+    """A split of which no row fits the recipe's limits."""
+
+
+@dataclass(frozen=True)
+class Codec:
+    """How text becomes ids and back, for one model in one recipe."""
+
+    tokenizer: PreTrainedTokenizerBase
+    generation: Generation
+    chat: bool | None
+
+    @property
+    def pad_token_id(self) -> int:
+        """What fills the ends of rows; masked everywhere."""
+        return int(self.tokenizer.pad_token_id)
+
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        """What ends a sampled response."""
+        return stop_token_ids(self.tokenizer, chat=self.chat)
+
+
+def codec_of(job: StageJob, role: str) -> Codec:
+    """The codec of the model in ``role``."""
+    return Codec(tokenizer=load_tokenizer(job.inputs[role]), generation=job.generation, chat=job.chat)
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Prompts that fit ``generation.max_prompt_tokens``, as text and as ids."""
+
+    texts: list[str]
+    ids: list[list[int]]
+    answers: list[str | None]
+    """What a verifier may compare a response with; None where the row has none."""
+    num_too_long: int
+    """Prompts that did not fit and were left out."""
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+
+@dataclass(frozen=True)
+class Completions:
+    """Prompts with one response (demonstrations) or two (preferences: chosen, rejected), as ids."""
+
+    prompt_ids: list[list[int]]
+    response_ids: dict[str, list[list[int]]]
+    """``response``, or ``chosen`` and ``rejected``: a list as long as the prompts'."""
+    pad_token_id: int
+    num_too_long: int
+    """Rows whose prompt did not fit and that were left out."""
+    margins: list[float] | None = None
+    """Of preferences whose rows say so: by how much the chosen response should at least outscore the other."""
+
+    def __len__(self) -> int:
+        return len(self.prompt_ids)
+
+    def lengths(self) -> tuple[int, ...]:
+        """Tokens of each prompt with its longest response."""
+        longest = (max(map(len, responses)) for responses in zip(*self.response_ids.values(), strict=True))
+        return tuple(len(prompt) + length for prompt, length in zip(self.prompt_ids, longest, strict=True))
+
+    def batch(self, indices: Sequence[int]) -> Sequences:
+        """The prompts at ``indices`` with the responses of the first column, then again with those of the next."""
+        return collate(
+            [self.prompt_ids[i] for _ in self.response_ids for i in indices],
+            [responses[i] for responses in self.response_ids.values() for i in indices],
+            pad_token_id=self.pad_token_id,
+        )
+
+
+@dataclass(frozen=True)
+class RankedBatch:
+    """N completions, those of a prompt side by side: ``ranks`` and ``group_ids`` (N,), integers."""
+
+    sequences: Sequences
+    ranks: Tensor
+    """The lower the better, equal for a tie; to be compared within a prompt only."""
+    group_ids: Tensor
+    """Which prompt: its place in the batch."""
+
+    def to(self, device: torch.device | str) -> "RankedBatch":
+        """The same on another device."""
+        return RankedBatch(
+            sequences=self.sequences.to(device),
+            ranks=self.ranks.to(device),
+            group_ids=self.group_ids.to(device),
+        )
+
+
+@dataclass(frozen=True)
+class Rankings:
+    """Prompts with two or more ranked responses each, as ids."""
+
+    prompt_ids: list[list[int]]
+    response_ids: list[list[list[int]]]
+    """Prompt → its responses."""
+    ranks: list[list[int]]
+    """Prompt → the place of each response, from 0, the best; equal for a tie."""
+    pad_token_id: int
+    num_too_long: int
+    """Rows whose prompt did not fit and that were left out."""
+
+    def __len__(self) -> int:
+        return len(self.prompt_ids)
+
+    def lengths(self) -> tuple[int, ...]:
+        """Tokens of each prompt with its longest response."""
+        return tuple(
+            len(prompt) + max(map(len, responses))
+            for prompt, responses in zip(self.prompt_ids, self.response_ids, strict=True)
+        )
+
+    def batch(self, indices: Sequence[int]) -> RankedBatch:
+        """All completions of the prompts at ``indices``, prompt by prompt."""
+        ranks, group_ids = self.ranks_of(indices)
+        sequences = collate(
+            [self.prompt_ids[i] for i in indices for _ in self.response_ids[i]],
+            [response for i in indices for response in self.response_ids[i]],
+            pad_token_id=self.pad_token_id,
+        )
+        return RankedBatch(sequences=sequences, ranks=ranks, group_ids=group_ids)
+
+    def ranks_of(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Ranks and group ids of the same completions."""
+        ranks = [rank for i in indices for rank in self.ranks[i]]
+        group_ids = [place for place, i in enumerate(indices) for _ in self.ranks[i]]
+        return torch.tensor(ranks), torch.tensor(group_ids)
+
+
+def read_prompts(folder: Path, split: str, codec: Codec) -> Prompts:
+    """The prompts of one split of a dataset as ids; those longer than the recipe's limit are left out."""
+    rows = read_rows(folder, split)
+    ids, fits = _encode_prompts(rows, codec)
+    return Prompts(
+        texts=[rows[i]["prompt"] for i in fits],
+        ids=[ids[i] for i in fits],
+        answers=[rows[i].get("answer") for i in fits],
+        num_too_long=len(rows) - len(fits),
+    )
+
+
+def read_completions(folder: Path, split: str, columns: Sequence[str], codec: Codec) -> Completions:
+    """Prompts and responses of one split as ids. Long prompts are left out, long responses are cut off (no EOS)."""
+    rows = read_rows(folder, split)
+    ids, fits = _encode_prompts(rows, codec)
+    responses = {
+        column: encode_responses(
+            codec.tokenizer,
+            [rows[i][column] for i in fits],
+            max_tokens=codec.generation.max_response_tokens,
+            chat=codec.chat,
+        )
+        for column in columns
+    }
+    return Completions(
+        prompt_ids=[ids[i] for i in fits],
+        response_ids={column: [row for row, _ in encoded] for column, encoded in responses.items()},
+        pad_token_id=codec.pad_token_id,
+        num_too_long=len(rows) - len(fits),
+        margins=[rows[i]["margin"] or 0.0 for i in fits] if "margin" in rows[0] else None,
+    )
+
+
+def read_rankings(folder: Path, split: str, codec: Codec) -> Rankings:
+    """Prompts and ranked responses of one split as ids, cut and left out as in ``read_completions``."""
+    rows = read_rows(folder, split)
+    ids, fits = _encode_prompts(rows, codec)
+    encoded = iter(
+        encode_responses(
+            codec.tokenizer,
+            [response for i in fits for response in rows[i]["responses"]],
+            max_tokens=codec.generation.max_response_tokens,
+            chat=codec.chat,
+        )
+    )
+    return Rankings(
+        prompt_ids=[ids[i] for i in fits],
+        response_ids=[[next(encoded)[0] for _ in rows[i]["responses"]] for i in fits],
+        ranks=[_places(rows[i]["ranks"]) for i in fits],
+        pad_token_id=codec.pad_token_id,
+        num_too_long=len(rows) - len(fits),
+    )
+
+
+def _places(ranks: Sequence[float]) -> list[int]:
+    """The same order and ties in integers, which no tensor rounds: (0.1, 3.5, 0.1) → (0, 1, 0)."""
+    place_of = {rank: place for place, rank in enumerate(sorted(set(ranks)))}
+    return [place_of[rank] for rank in ranks]
+
+
+def _encode_prompts(rows: Sequence[Row], codec: Codec) -> tuple[list[list[int]], list[int]]:
+    """Ids of every row's prompt, and which rows fit."""
+    limit = codec.generation.max_prompt_tokens
+    ids = prompts_to_ids(codec.tokenizer, [row["prompt"] for row in rows], chat=codec.chat)
+    fits = [i for i, prompt in enumerate(ids) if len(prompt) <= limit]
+    if not fits:
+        raise NothingLeft(
+            f"generation.max_prompt_tokens={limit} is shorter than each of the {len(rows)} prompts (the shortest has "
+            f"{min(map(len, ids))} tokens); raise it, or shorten the template in data.*.columns"
+        )
+    return ids, fits

@@ -1,0 +1,51 @@
+"""Which policy a stage keeps: the one whose responses to the validation prompts score best."""
+
+from dataclasses import dataclass
+
+from schemas.algorithm import Returns
+from tasks.data.examples import Prompts
+from tasks.sampling.rollouts import Actors, Scored, sample_and_score, sequence_sums, shape
+from tasks.training.attempt import Attempt, weights_of
+from tasks.training.seeds import derive_seed
+
+
+@dataclass(frozen=True)
+class Selection:
+    """How a policy is measured: always on the same prompts, with the same random numbers."""
+
+    actors: Actors
+    prompts: Prompts
+    num_samples: int
+    seed: int
+
+    def measure(self) -> dict[str, float]:
+        """Score, length (tokens), cut-off share and, against a reference, KL (nats) of the policy as it is now."""
+        scored = self._respond()
+        measured = {"validation_score": scored.scores.total.mean().item()}
+        if self.actors.reference is not None:
+            rollout = shape(self.actors, scored, returns=Returns())
+            per_response = sequence_sums(rollout.log_ratios, rollout.sequences.response_mask)
+            measured["kl_to_reference"] = per_response.mean().item()
+        return {
+            **measured,
+            "mean_response_length": scored.sampled.sequences.lengths.float().mean().item(),
+            "truncated_share": (~scored.sampled.ended).float().mean().item(),
+        }
+
+    def score(self) -> float:
+        """The score alone."""
+        return self._respond().scores.total.mean().item()
+
+    def keep_if_best(self, attempt: Attempt, *, iteration: int) -> dict[str, float]:
+        """Score the policy; remember its weights when it scores best so far. Returns what to log."""
+        measured = self.score()
+        best = attempt.state["best"]
+        if best is None or measured > best:
+            attempt.state |= {"best": measured, "best_iteration": iteration}
+            attempt.best = weights_of(self.actors.policy)
+        return {"validation_score": measured}
+
+    def _respond(self) -> Scored:
+        indices = [index % len(self.prompts) for index in range(self.num_samples)]
+        seed = derive_seed(self.seed, "validation sampling")
+        return sample_and_score(self.actors, self.prompts, indices, seed=seed)

@@ -1,0 +1,1 @@
+"""Artifacts on disk: sealed, named by their content, found by stage key."""

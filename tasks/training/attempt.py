@@ -1,0 +1,184 @@
+"""The books of one attempt at a stage: metric journal, progress, in-stage checkpoints, and going on from them."""
+
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from math import isfinite
+from types import TracebackType
+from typing import Any, Self
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from schemas.job import StageJob
+from tasks.ledger.journal import Journal
+from tasks.training import checkpoints, preemption
+from tasks.training.optimization import TrainingDiverged
+from tasks.training.progress import Progress
+from tasks.training.scratch import CHECKPOINTS, JOURNAL, PROGRESS, write_committed
+
+SECONDS_OF_SPEED = 5.0
+"""Tokens per second are averaged over the last steps that took so long."""
+
+
+class Attempt:
+    """Drives a stage's loop so that it can stop anywhere and go on bitwise the same.
+
+    The loop asks ``remaining()`` for the steps to do, calls ``finish_step`` in each, and keeps everything that moves
+    in the given modules and optimisers, in ``state`` (JSON) and in ``best`` (the best weights so far). All else,
+    random numbers and data order included, has to be a function of the step.
+    """
+
+    def __init__(
+        self,
+        job: StageJob,
+        *,
+        total: int,
+        modules: Mapping[str, nn.Module],
+        optimizers: Mapping[str, Optimizer],
+        state: Mapping[str, Any] | None = None,
+        keeps_best: bool = False,
+    ) -> None:
+        """Start from the newest intact checkpoint, or from nothing.
+
+        Args:
+            total: steps (iterations) that the loop has at most.
+            modules: what is trained; an optimiser belongs to the module of the same name.
+            state: the JSON values that move with the checkpoints, as they are before the first step.
+            keeps_best: the loop sets ``best`` before its first step, so no checkpoint may lack it.
+
+        Raises:
+            IncompleteCheckpoint: the newest checkpoint lacks something that training needs.
+        """
+        self.state: dict[str, Any] = dict(state or {})
+        self.best: dict[str, Tensor] = {}
+        self.step = 0
+        self._total = total
+        self._keeps_best = keeps_best
+        self._stopped = False
+        self._modules, self._optimizers = modules, optimizers
+        self._every = getattr(job.work, "checkpoint_every", total)
+        self._scratch = job.scratch
+        self._scratch.mkdir(parents=True, exist_ok=True)
+        self._journal = Journal(self._scratch / JOURNAL)
+        self._restore()
+        self._progress = Progress(self._scratch / PROGRESS, total=total, phase="running")
+        self._progress.update(self.step)
+        self._speed = Speed()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._journal.close()
+
+    def remaining(self) -> Iterator[int]:
+        """The steps still to do; a checkpoint is saved between two of them when it is due, and after the last.
+
+        Raises:
+            Preempted: the process was asked to stop; everything up to the finished step is saved.
+        """
+        saved_at = self.step
+        while self.step < self._total and not self._stopped:
+            yield self.step
+            self.step += 1
+            if preemption.requested():
+                self._save()
+                raise preemption.Preempted(f"stopped on request after step {self.step} of {self._total}")
+            is_last = self._stopped or self.step == self._total
+            if is_last or self.step - saved_at >= self._every:
+                self._save()
+                saved_at = self.step
+
+    def stop(self) -> None:
+        """End the loop after this step, before its total."""
+        self._stopped = True
+
+    def finish_step(self, metrics: Mapping[str, float], *, num_tokens: int, headline: str) -> None:
+        """Write a step's metrics to the journal and show how far the stage is.
+
+        Args:
+            metrics: name → value, of ``schemas.metrics``.
+            num_tokens: tokens that the step read or sampled.
+            headline: the metric that a person wants to see beside the progress bar.
+
+        Raises:
+            TrainingDiverged: the headline metric is not finite.
+        """
+        if not isfinite(metrics[headline]):
+            raise TrainingDiverged(
+                f"{headline} is {metrics[headline]} at step {self.step}; lower the learning rate, or look at the data"
+            )
+        tokens_per_second = self._speed.after(num_tokens)
+        self._journal.append(
+            self.step + 1, {**metrics, "tokens_per_second": tokens_per_second}, time=time.time()
+        )
+        self._progress.update(
+            self.step + 1, metrics=metrics, headline=headline, tokens_per_second=tokens_per_second
+        )
+
+    def _restore(self) -> None:
+        found = checkpoints.latest(self._scratch / CHECKPOINTS)
+        if found is None:
+            self._journal.truncate(0)
+            return
+        loaded = checkpoints.load(found, required=self._parts())
+        if missing := sorted(self.state.keys() - loaded.state["stage"].keys()):
+            raise checkpoints.IncompleteCheckpoint(
+                f"{found.folder}: stage.{missing[0]} is missing; remove {found.folder.parent} to begin the stage anew"
+            )
+        for name, module in self._modules.items():
+            checkpoints.restore_module(module, loaded.tensors, part=f"{name}.weights")
+        for name, optimizer in self._optimizers.items():
+            named = self._modules[name].named_parameters()
+            checkpoints.restore_optimizer(optimizer, named, loaded.tensors, part=f"{name}.optimizer")
+        self.best = {
+            name.removeprefix("best/"): tensor
+            for name, tensor in loaded.tensors.items()
+            if name.startswith("best/")
+        }
+        self.state = loaded.state["stage"]
+        self._stopped = loaded.state["stopped"]
+        self._journal.truncate(loaded.state["journal_offset"])
+        self.step = loaded.step
+
+    def _save(self) -> None:
+        tensors: dict[str, Tensor] = {f"best/{name}": tensor for name, tensor in self.best.items()}
+        for name, module in self._modules.items():
+            tensors |= checkpoints.module_tensors(module, part=f"{name}.weights")
+        for name, optimizer in self._optimizers.items():
+            named = self._modules[name].named_parameters()
+            tensors |= checkpoints.optimizer_tensors(optimizer, named, part=f"{name}.optimizer")
+        offset = self._journal.sync()
+        state = {"stage": self.state, "stopped": self._stopped, "journal_offset": offset}
+        checkpoints.save(self._scratch / CHECKPOINTS, step=self.step, tensors=tensors, state=state)
+        write_committed(self._scratch, step=self.step, journal_offset=offset)
+
+    def _parts(self) -> set[str]:
+        trained = {f"{name}.weights" for name in self._modules}
+        optimized = {f"{name}.optimizer" for name in self._optimizers}
+        best = {"best"} if self._keeps_best else set()
+        return trained | optimized | best | {"stage", "stopped", "journal_offset"}
+
+
+class Speed:
+    """Tokens per second over the last few seconds of wall time."""
+
+    def __init__(self) -> None:
+        self._marks: deque[tuple[float, int]] = deque([(time.monotonic(), 0)])
+
+    def after(self, num_tokens: int) -> float:
+        """Count a step's tokens; returns the speed up to now."""
+        now, total = time.monotonic(), self._marks[-1][1] + num_tokens
+        self._marks.append((now, total))
+        while len(self._marks) > 2 and now - self._marks[1][0] > SECONDS_OF_SPEED:
+            self._marks.popleft()
+        start, before = self._marks[0]
+        return (total - before) / max(now - start, 1e-9)
+
+
+def weights_of(module: nn.Module) -> dict[str, Tensor]:
+    """A copy of the weights on the CPU, to go back to."""
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in module.state_dict().items()}

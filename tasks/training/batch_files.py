@@ -1,0 +1,114 @@
+"""The books of work that trains nothing and falls into batches: a file for each finished one, journal, progress.
+
+A batch that is finished is never done again, and one that is not leaves nothing behind: a stage whose batches are
+functions of their number alone ends with the same bytes, however often it was killed.
+"""
+
+import hashlib
+import json
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from schemas.stage_key import canonical_json
+from tasks.ledger.journal import Journal
+from tasks.storage.durable_files import make_folder, replace_file
+from tasks.training import preemption
+from tasks.training.attempt import Speed
+from tasks.training.progress import Progress
+from tasks.training.scratch import JOURNAL, PROGRESS, write_committed
+
+BATCHES = "batches"
+"""The folder in scratch that holds them."""
+
+
+class BatchFiles:
+    """Finished batches, in order, and the numbers of those still to do."""
+
+    def __init__(self, scratch: Path, *, total: int, phase: str) -> None:
+        """Read what earlier attempts have finished.
+
+        Args:
+            scratch: the stage's scratch folder.
+            total: batches in all.
+            phase: what the stage does with them, as progress shows it.
+        """
+        self.finished: list[dict[str, Any]] = []
+        self._scratch, self._folder, self._total = scratch, scratch / BATCHES, total
+        make_folder(self._folder)
+        journal_offset = 0
+        while (kept := _read(self._path(len(self.finished)))) is not None:
+            self.finished.append(kept["content"])
+            journal_offset = kept["journal_offset"]
+        self._journal = Journal(scratch / JOURNAL)
+        self._journal.truncate(journal_offset)
+        self._progress = Progress(scratch / PROGRESS, total=total, phase=phase)
+        self._progress.update(len(self.finished))
+        self._speed = Speed()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._journal.close()
+
+    def remaining(self) -> Iterator[int]:
+        """The numbers of the batches still to do; ``finish`` has to be called in each turn.
+
+        Raises:
+            Preempted: the process was asked to stop; every finished batch is kept.
+        """
+        while len(self.finished) < self._total:
+            yield len(self.finished)
+            if preemption.requested():
+                raise preemption.Preempted(
+                    f"stopped on request after batch {len(self.finished)} of {self._total}"
+                )
+
+    def finish(
+        self, content: Mapping[str, Any], *, metrics: Mapping[str, float], num_tokens: int, headline: str
+    ) -> None:
+        """Keep what came of the batch (JSON), then tell of it.
+
+        Args:
+            content: what a later attempt finds in ``finished``.
+            metrics: name → value, of ``schemas.metrics``.
+            num_tokens: tokens that the batch read or sampled.
+            headline: the metric that a person wants to see beside the progress bar.
+        """
+        number = len(self.finished)
+        tokens_per_second = self._speed.after(num_tokens)
+        self._journal.append(
+            number + 1, {**metrics, "tokens_per_second": tokens_per_second}, time=time.time()
+        )
+        offset = self._journal.sync()
+        text = canonical_json({"content": content, "journal_offset": offset}).encode()
+        replace_file(self._path(number), f"{_digest(text)}\n".encode() + text)
+        self.finished.append(dict(content))
+        write_committed(self._scratch, step=number + 1, journal_offset=offset)
+        self._progress.update(
+            number + 1, metrics=metrics, headline=headline, tokens_per_second=tokens_per_second
+        )
+
+    def _path(self, number: int) -> Path:
+        return self._folder / f"{number}.json"
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """What the file holds; None where it is not there, or not what was written: then the batch is done again."""
+    try:
+        digest, _, text = path.read_bytes().partition(b"\n")
+    except FileNotFoundError:
+        return None
+    if digest.decode(errors="replace") != _digest(text):
+        return None
+    kept: dict[str, Any] = json.loads(text)
+    return kept
+
+
+def _digest(text: bytes) -> str:
+    return hashlib.sha256(text).hexdigest()

@@ -1,0 +1,302 @@
+"""In-stage checkpoints: everything that moves while a stage trains, saved so that going on is bitwise going on.
+
+A checkpoint is tensors (safetensors) and state (JSON), never a pickle. Both consist of *parts*: a tensor's part is
+its name up to the first ``/`` (``policy.weights/lm_head.weight``), a state's part is its key. Whoever loads says
+which parts there must be, and a missing or an unknown one is refused by name.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from schemas.stage_key import canonical_json
+from tasks.storage.durable_files import write_file
+from tasks.training.checkpoint_folders import Checkpoint, commit, latest, saving_folder
+
+__all__ = [
+    "Checkpoint",
+    "IncompleteCheckpoint",
+    "Loaded",
+    "latest",
+    "load",
+    "module_tensors",
+    "optimizer_tensors",
+    "restore_module",
+    "restore_optimizer",
+    "save",
+]
+
+_TENSORS = "tensors.safetensors"
+_STATE = "state.json"
+_HAS_STATE = "has_state"
+
+
+class IncompleteCheckpoint(ValueError):
+    """A checkpoint lacks a part that training needs, or holds one that nothing would read."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What a checkpoint holds."""
+
+    step: int
+    tensors: dict[str, Tensor]
+    """On the CPU, none sharing memory with another."""
+    state: dict[str, Any]
+
+
+def save(
+    folder: Path, *, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any], keep: int = 2
+) -> Checkpoint:
+    """Write ``checkpoint-<step>/`` whole or not at all, then remove all but the newest ``keep``.
+
+    Tensors that are one (tied weights) are written once. The same step may be saved again; the later one wins.
+
+    Args:
+        folder: holds the stage's checkpoints.
+        step: steps done; never less than the newest checkpoint's.
+        tensors: ``part/name`` → tensor, on any device.
+        state: part → JSON; floats come back exactly.
+        keep: how many checkpoints stay.
+
+    Raises:
+        ValueError: the state is not JSON (NaN and infinity are not), a tensor's name has no part, or the two
+            share a part.
+        OSError: the disk is full or broken; the checkpoints before stay as they were.
+    """
+    unnamed = [name for name in tensors if "/" not in name]
+    if unnamed:
+        raise ValueError(f"tensor {unnamed[0]!r} belongs to no part; name it 'part/name'")
+    shared = {_part(name) for name in tensors} & set(state)
+    if shared:
+        raise ValueError(f"{', '.join(sorted(shared))}: both tensors and state have this part; rename one")
+    unique, aliases = _without_aliases(tensors)
+    description = canonical_json({"step": step, "state": dict(state), "aliases": aliases}).encode()
+
+    new = saving_folder(folder)
+    save_file(unique, new / _TENSORS)
+    write_file(new / _STATE, description)
+    return commit(folder, step=step, keep=keep)
+
+
+def load(checkpoint: Checkpoint, *, required: Iterable[str]) -> Loaded:
+    """Read a checkpoint that ``latest`` has checked.
+
+    Raises:
+        IncompleteCheckpoint: its parts are not exactly the required ones.
+    """
+    description = json.loads((checkpoint.folder / _STATE).read_bytes())
+    stored = load_file(checkpoint.folder / _TENSORS)
+    named = {**{name: name for name in stored}, **description["aliases"]}
+    tensors = {name: stored[origin].clone() for name, origin in named.items()}
+    state = description["state"]
+    _require(checkpoint, required=set(required), found={*map(_part, tensors), *state})
+    return Loaded(step=description["step"], tensors=tensors, state=state)
+
+
+def module_tensors(module: nn.Module, *, part: str) -> dict[str, Tensor]:
+    """Parameters and persistent buffers of a network as ``part/name``."""
+    return {f"{part}/{name}": tensor.detach() for name, tensor in module.state_dict().items()}
+
+
+def restore_module(module: nn.Module, tensors: Mapping[str, Tensor], *, part: str) -> None:
+    """Copy a part's tensors into the network, in place: ties, devices and the optimiser's references hold.
+
+    Raises:
+        IncompleteCheckpoint: a tensor is missing, left over, or of another shape or type.
+    """
+    saved = _of_part(tensors, part)
+    targets = module.state_dict()
+    _require_names(part, required=targets.keys(), found=saved.keys())
+    for name, target in targets.items():
+        if (target.shape, target.dtype) != (saved[name].shape, saved[name].dtype):
+            raise IncompleteCheckpoint(
+                f"{part}/{name} is {tuple(saved[name].shape)} {saved[name].dtype} in the checkpoint, "
+                f"{tuple(target.shape)} {target.dtype} in the network"
+            )
+    with torch.no_grad():
+        for name, target in targets.items():
+            target.copy_(saved[name])
+
+
+def optimizer_tensors(
+    optimizer: Optimizer, named_parameters: Iterable[tuple[str, Tensor]], *, part: str
+) -> dict[str, Tensor]:
+    """What moves in an optimiser as ``part/name``: each parameter's state by the parameter's name, and the numbers
+    of each group (learning rate, betas …), as float64.
+
+    ``part/has_state`` says for which parameters there is state (none before the first step), so that a lost one
+    is noticed.
+
+    Args:
+        optimizer: AdamW, or any other whose state consists of tensors.
+        named_parameters: of the network, or of all networks, that the optimiser trains.
+        part: the name in the checkpoint.
+    """
+    names = _names_in_order(optimizer, named_parameters)
+    described = optimizer.state_dict()
+    tensors = {
+        f"{part}/{names[index]}/{key}": tensor
+        for index, entries in described["state"].items()
+        for key, tensor in entries.items()
+    }
+    for number, group in enumerate(described["param_groups"]):
+        for key, value in _numbers(group).items():
+            tensors[f"{part}/group.{number}/{key}"] = torch.as_tensor(value, dtype=torch.float64)
+    has_state = [index in described["state"] for index in range(len(names))]
+    tensors[f"{part}/{_HAS_STATE}"] = torch.tensor(has_state, dtype=torch.bool)
+    return tensors
+
+
+def restore_optimizer(
+    optimizer: Optimizer,
+    named_parameters: Iterable[tuple[str, Tensor]],
+    tensors: Mapping[str, Tensor],
+    *,
+    part: str,
+) -> None:
+    """Put back what ``optimizer_tensors`` gave, exactly; how it computes (fused, foreach) stays as it is now.
+
+    Raises:
+        IncompleteCheckpoint: a parameter's state or a group's number is missing, left over or of another shape.
+    """
+    names = _names_in_order(optimizer, named_parameters)
+    saved = _of_part(tensors, part)
+    described = optimizer.state_dict()
+    if _HAS_STATE not in saved or saved[_HAS_STATE].numel() != len(names):
+        raise IncompleteCheckpoint(f"{part}/{_HAS_STATE} is missing, or is not of {len(names)} parameters")
+    with_state = [name for name, has in zip(names, saved.pop(_HAS_STATE).tolist(), strict=True) if has]
+    keys = _state_keys(saved, with_state)
+    numbers = {
+        f"group.{number}/{key}"
+        for number, group in enumerate(described["param_groups"])
+        for key in _numbers(group)
+    }
+    required = {f"{name}/{key}" for name in with_state for key in keys} | numbers
+    _require_names(part, required=required, found=saved.keys())
+
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for name, parameter in zip(names, parameters, strict=True):
+        for key in keys:
+            tensor = saved.get(f"{name}/{key}")
+            if tensor is not None and tensor.shape not in (parameter.shape, torch.Size()):
+                raise IncompleteCheckpoint(
+                    f"{part}/{name}/{key} has the shape {tuple(tensor.shape)}, its parameter {tuple(parameter.shape)}"
+                )
+    state = {
+        index: {key: saved[f"{name}/{key}"].clone() for key in keys}
+        for index, name in enumerate(names)
+        if name in set(with_state)
+    }
+    groups = [
+        {
+            **group,
+            **{key: _like(value, saved[f"group.{number}/{key}"]) for key, value in _numbers(group).items()},
+        }
+        for number, group in enumerate(described["param_groups"])
+    ]
+    optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def _part(name: str) -> str:
+    return name.split("/", 1)[0]
+
+
+def _of_part(tensors: Mapping[str, Tensor], part: str) -> dict[str, Tensor]:
+    return {name.split("/", 1)[1]: tensor for name, tensor in tensors.items() if _part(name) == part}
+
+
+def _require(checkpoint: Checkpoint, *, required: set[str], found: set[str]) -> None:
+    missing, unexpected = sorted(required - found), sorted(found - required)
+    if missing or unexpected:
+        faults = [f"{part} is missing" for part in missing] + [
+            f"{part} is not expected" for part in unexpected
+        ]
+        raise IncompleteCheckpoint(
+            f"{checkpoint.folder}: {', '.join(faults)}; it was saved by another version of this stage, "
+            "remove the folder to start the stage from the beginning"
+        )
+
+
+def _require_names(part: str, *, required: Iterable[str], found: Iterable[str]) -> None:
+    missing, unexpected = sorted(set(required) - set(found)), sorted(set(found) - set(required))
+    if missing:
+        raise IncompleteCheckpoint(
+            f"{part}/{missing[0]} is missing in the checkpoint ({len(missing)} in all)"
+        )
+    if unexpected:
+        raise IncompleteCheckpoint(
+            f"{part}/{unexpected[0]} in the checkpoint fits nothing ({len(unexpected)} in all)"
+        )
+
+
+def _without_aliases(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Each tensor once, contiguous and sharing memory with no other, and other name → the name it is saved by."""
+    seen: dict[tuple[Any, ...], str] = {}
+    storages: set[tuple[Any, ...]] = set()
+    unique, aliases = {}, {}
+    for name, tensor in tensors.items():
+        tensor = tensor.detach()
+        storage = (tensor.device, tensor.untyped_storage().data_ptr())
+        view = (*storage, tensor.storage_offset(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+        if tensor.numel() and view in seen:
+            aliases[name] = seen[view]
+            continue
+        seen[view] = name
+        unique[name] = tensor.clone() if storage in storages else tensor
+        unique[name] = unique[name].contiguous()
+        storages.add(storage)
+    return unique, aliases
+
+
+def _names_in_order(optimizer: Optimizer, named_parameters: Iterable[tuple[str, Tensor]]) -> list[str]:
+    """The parameters' names in the order of the optimiser's groups, which is that of its ``state_dict``."""
+    names = {id(parameter): name for name, parameter in named_parameters}
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    unknown = sum(id(parameter) not in names for parameter in parameters)
+    if unknown:
+        raise ValueError(
+            f"the optimiser trains {unknown} parameters that named_parameters does not name; name all"
+        )
+    ordered = [names[id(parameter)] for parameter in parameters]
+    if len(set(ordered)) != len(ordered):
+        raise ValueError(
+            "two of the optimiser's parameters have the same name; prefix the names of each network"
+        )
+    return ordered
+
+
+def _numbers(group: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries of a parameter group that are numbers (or a tensor, or a tuple of numbers), not flags."""
+    return {
+        key: value
+        for key, value in group.items()
+        if (key != "params" and _is_number(value))
+        or (isinstance(value, tuple) and all(map(_is_number, value)))
+    }
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float | Tensor) and not isinstance(value, bool)
+
+
+def _like(value: Any, saved: Tensor) -> Any:
+    """``saved`` as the kind of number that ``value`` is."""
+    if isinstance(value, Tensor):
+        return saved.to(dtype=value.dtype, device=value.device)
+    if isinstance(value, tuple):
+        return tuple(saved.tolist())
+    return saved.item()
+
+
+def _state_keys(saved: Mapping[str, Tensor], with_state: list[str]) -> list[str]:
+    """The names of the tensors that the optimiser keeps for each parameter (``exp_avg``, ``step`` …)."""
+    known = set(with_state)
+    return sorted({name.rsplit("/", 1)[1] for name in saved if name.rsplit("/", 1)[0] in known})

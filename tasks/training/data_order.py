@@ -1,0 +1,80 @@
+"""Which example comes when: a pure function of (seed, epoch, position), so that any position can be resumed."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Protocol
+
+import torch
+
+from schemas.recipe import DirectPreferenceOptimization, RewardModelling, SupervisedFineTuning
+from tasks.training.seeds import generator
+
+WINDOW_BATCHES = 16
+"""Batches among which examples of like length are put together; few, so that an epoch stays well mixed."""
+
+
+class Examples(Protocol):
+    """What is trained on, as ``tasks.data.examples`` reads it."""
+
+    def __len__(self) -> int: ...
+
+    def lengths(self) -> tuple[int, ...]:
+        """Tokens of each example's longest sequence."""
+
+
+@dataclass(frozen=True)
+class DataOrder:
+    """The endless stream of examples, cut into batches: epoch after epoch, each in an order of its own."""
+
+    num_examples: int
+    batch_size: int
+    seed: int
+    lengths: tuple[int, ...] | None = field(default=None, hash=False)
+    """Of the examples, in tokens: batches are then of like length. None: plainly shuffled."""
+
+    def batch(self, number: int) -> list[int]:
+        """The examples of batch ``number`` (from 0); batches run on over the ends of epochs, so all are full."""
+        indices = []
+        for position in range(number * self.batch_size, (number + 1) * self.batch_size):
+            epoch, offset = divmod(position, self.num_examples)
+            indices.append(_epoch(self, epoch)[offset])
+        return indices
+
+    def num_batches(self, epochs: float) -> int:
+        """Batches in so many epochs, the last one filled up from the next epoch; at least one."""
+        return max(1, -(-round(epochs * self.num_examples) // self.batch_size))
+
+
+def order_of(
+    examples: Examples,
+    work: SupervisedFineTuning | RewardModelling | DirectPreferenceOptimization,
+    seed: int,
+) -> DataOrder:
+    """The order in which a stage trains on its examples: as its ``batch_size`` and ``group_by_length`` say."""
+    return DataOrder(
+        num_examples=len(examples),
+        batch_size=work.batch_size,
+        seed=seed,
+        lengths=examples.lengths() if work.group_by_length else None,
+    )
+
+
+# By value, so that an order that is made anew finds its epoch; two, for a batch that runs on into the next
+@lru_cache(maxsize=2)
+def _epoch(order: DataOrder, epoch: int) -> tuple[int, ...]:
+    draw = generator(order.seed, "order", epoch)
+    shuffled = torch.randperm(order.num_examples, generator=draw).tolist()
+    if order.lengths is None:
+        return tuple(shuffled)
+    grouped: list[int] = []
+    window = WINDOW_BATCHES * order.batch_size
+    for start in range(0, order.num_examples, window):
+        alike = sorted(shuffled[start : start + window], key=order.lengths.__getitem__)
+        batches = [alike[cut : cut + order.batch_size] for cut in range(0, len(alike), order.batch_size)]
+        grouped += [index for batch in _shuffled(batches, draw) for index in batch]
+    return tuple(grouped)
+
+
+def _shuffled(batches: Sequence[list[int]], draw: torch.Generator) -> list[list[int]]:
+    return [batches[place] for place in torch.randperm(len(batches), generator=draw).tolist()]

@@ -1,0 +1,123 @@
+"""What a rollout's updates learn from: advantages for the policy, targets for the critic."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from algorithms.advantages import (
+    gae,
+    greedy_baseline,
+    group_mean_baseline,
+    group_normalised,
+    leave_one_out,
+    length_adaptive_lambda,
+    over_tokens,
+    returns_to_go,
+    whiten,
+)
+from algorithms.rewards import shape_rewards
+from schemas.algorithm import GROUPED, Algorithm
+from tasks.rewards.verifier_file import Verifier
+from tasks.rewards.verifiers import verdicts
+from tasks.sampling.rollouts import Rollout, sequence_sums
+
+_AGAINST_THE_GROUP = {
+    "leave_one_out": leave_one_out,
+    "group_mean": group_mean_baseline,
+    "group_normalised": group_normalised,
+}
+
+
+@dataclass(frozen=True)
+class Estimates:
+    """What is fixed before the first update of a rollout."""
+
+    advantages: Tensor
+    """(B,T)."""
+    policy_mask: Tensor
+    """(B,T): the tokens that the policy learns from."""
+    is_positive: Tensor
+    """(B,): responses held to be right."""
+    old_values: Tensor | None = None
+    """(B,T): the critic's, where there is one."""
+    targets: Tensor | None = None
+    """(B,T): what it is to predict."""
+
+
+def estimate(
+    rollout: Rollout,
+    algorithm: Algorithm,
+    *,
+    old_values: Tensor | None = None,
+    greedy_scores: Tensor | None = None,
+    positive_verifier: Verifier | None = None,
+) -> Estimates:
+    """Everything that the updates of one rollout learn from.
+
+    Args:
+        old_values: (B,T), of the critic; for ``advantage: gae``.
+        greedy_scores: (B,), scaled scores of the greedy responses to the same prompts; for ``greedy_baseline``.
+        positive_verifier: the algorithm's, loaded, where it names one.
+    """
+    mask = rollout.sequences.response_mask
+    advantages = _advantages(rollout, algorithm, old_values, greedy_scores)
+    if algorithm.whiten_advantages:
+        advantages = whiten(advantages, mask)
+    targets = None
+    if old_values is not None:
+        # decoupled GAE: a λ of its own for the critic, from the same values
+        of_value = gae(rollout.rewards, old_values, mask, gamma=algorithm.gamma, lam=algorithm.lambda_value)
+        targets = of_value + old_values
+    return Estimates(
+        advantages=advantages,
+        policy_mask=mask & rollout.sampled.ended[:, None] if algorithm.overlong_filter else mask,
+        is_positive=held_to_be_right(rollout, algorithm, positive_verifier),
+        old_values=old_values,
+        targets=targets,
+    )
+
+
+def _advantages(
+    rollout: Rollout, algorithm: Algorithm, old_values: Tensor | None, greedy_scores: Tensor | None
+) -> Tensor:
+    mask, gamma = rollout.sequences.response_mask, algorithm.gamma
+    if algorithm.advantage == "gae":
+        assert old_values is not None
+        lam: float | Tensor = algorithm.lambda_policy
+        if algorithm.length_adaptive_alpha is not None:
+            lam = length_adaptive_lambda(rollout.sequences.lengths, alpha=algorithm.length_adaptive_alpha)
+        return gae(rollout.rewards, old_values, mask, gamma=gamma, lam=lam)
+    if algorithm.advantage in GROUPED:
+        of_responses = sequence_sums(rollout.rewards, mask)
+        groups = torch.arange(len(of_responses), device=mask.device) // algorithm.samples_per_prompt
+        return over_tokens(_AGAINST_THE_GROUP[algorithm.advantage](of_responses, groups), mask)
+    rewards = rollout.rewards
+    if algorithm.advantage == "greedy_baseline":
+        assert greedy_scores is not None
+        above = greedy_baseline(rollout.scaled_scores, greedy_scores)
+        rewards = shape_rewards(above, rollout.kl, mask, kl_coef=rollout.kl_coef)
+    return returns_to_go(rewards, mask, gamma=gamma)
+
+
+def minibatch_advantages(advantages: Tensor, policy_mask: Tensor, algorithm: Algorithm) -> Tensor:
+    """The advantages (b,T) of one whole minibatch, normalised and clipped as the switches say."""
+    if algorithm.normalise_advantages and bool(policy_mask.any()):
+        advantages = whiten(advantages, policy_mask)
+    if algorithm.advantage_clip is not None:
+        advantages = advantages.clamp(-algorithm.advantage_clip, algorithm.advantage_clip)
+    return advantages
+
+
+def held_to_be_right(rollout: Rollout, algorithm: Algorithm, verifier: Verifier | None = None) -> Tensor:
+    """Which responses (B,) the positive-example loss imitates: by a verifier, or by a score threshold."""
+    scores = rollout.scores.total
+    if not algorithm.positive_nll_coef:
+        return torch.zeros_like(scores, dtype=torch.bool)
+    if algorithm.positive_verifier is not None:
+        assert verifier is not None
+        sampled = rollout.sampled
+        right = verdicts(verifier, sampled.prompts, sampled.responses, sampled.answers)
+        return torch.tensor(right, device=scores.device)
+    assert algorithm.positive_threshold is not None  # or the recipe would have been refused
+    return scores > algorithm.positive_threshold

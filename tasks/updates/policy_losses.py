@@ -1,0 +1,296 @@
+"""The losses of one minibatch: what the switches say that policy and critic are pulled towards.
+
+Every denominator is the whole minibatch's, so micro-batches change nothing but memory.
+"""
+
+from dataclasses import dataclass
+from math import isfinite
+
+import torch
+from torch import Tensor
+
+from algorithms.aggregation import aggregate, denominator_of
+from algorithms.kl_loss import exact_kl_loss, old_kl_loss, reference_kl_loss
+from algorithms.policy_loss import PolicyLoss, clipped_surrogate, policy_gradient, positive_example_nll
+from algorithms.supervised_loss import token_nll
+from algorithms.value_loss import ValueLoss, value_loss
+from models.chunks import chunks
+from models.heads import values
+from models.logprobs import LogProbs, response_logprobs
+from models.sequences import Sequences
+from schemas.recipe import PolicyOptimization
+from tasks.sampling.rollouts import Actors, Rollout
+from tasks.training.metric_sums import MetricSums
+from tasks.training.optimization import TrainingDiverged, autocast
+from tasks.updates.actor_critic import ActorCritic
+from tasks.updates.estimates import Estimates, minibatch_advantages
+
+
+@dataclass(frozen=True)
+class Minibatch:
+    """The rows of a rollout that one optimiser step learns from, with the denominators of all of them."""
+
+    rollout: Rollout
+    estimates: Estimates
+    rows: Tensor
+    """Which rows of the rollout, (b,)."""
+    advantages: Tensor
+    """(b,T), as the surrogate sees them."""
+    policy_denominator: int
+    num_tokens: int
+    num_positive_tokens: int
+
+    def parts(self, microbatch_size: int | None) -> "list[Microbatch]":
+        """The minibatch in pieces that fit into memory."""
+        found = []
+        for part in chunks(len(self.rows), microbatch_size):
+            rows = self.rows[part]
+            sequences = self.rollout.sequences.select(rows)
+            width = sequences.response_ids.shape[1]
+            found.append(
+                Microbatch(
+                    whole=self,
+                    sequences=sequences,
+                    policy_mask=self.estimates.policy_mask[rows, :width],
+                    advantages=self.advantages[part, :width],
+                    is_positive=self.estimates.is_positive[rows],
+                    rows=rows,
+                )
+            )
+        return found
+
+
+@dataclass(frozen=True)
+class Microbatch:
+    """Some rows of a minibatch in one forward pass."""
+
+    whole: Minibatch
+    sequences: Sequences
+    policy_mask: Tensor
+    advantages: Tensor
+    is_positive: Tensor
+    rows: Tensor
+
+    def of(self, per_token: Tensor) -> Tensor:
+        """These rows of a (B,T) tensor of the rollout."""
+        return per_token[self.rows, : self.policy_mask.shape[1]]
+
+
+def minibatch_of(
+    rollout: Rollout, estimates: Estimates, rows: Tensor, work: PolicyOptimization, *, max_length: int
+) -> Minibatch:
+    """The minibatch of the given rows; ``max_length`` is the longest response that sampling allows."""
+    algorithm, mask = work.algorithm, estimates.policy_mask[rows]
+    denominator = denominator_of(mask, aggregation=algorithm.aggregation, max_length=max_length)
+    return Minibatch(
+        rollout=rollout,
+        estimates=estimates,
+        rows=rows,
+        advantages=minibatch_advantages(estimates.advantages[rows], mask, algorithm),
+        policy_denominator=max(denominator, 1),  # all were filtered out: every sum is 0 too
+        num_tokens=int(rollout.sequences.response_mask[rows].sum()),
+        num_positive_tokens=int((mask & estimates.is_positive[rows, None]).sum()),
+    )
+
+
+def accumulate_losses(
+    networks: ActorCritic,
+    actors: Actors,
+    minibatch: Minibatch,
+    work: PolicyOptimization,
+    *,
+    kl_penalty_coef: float,
+    ptx: Sequences | None = None,
+) -> dict[str, float]:
+    """Add the gradients of one minibatch to policy and critic, micro-batch by micro-batch; returns its metrics.
+
+    Args:
+        kl_penalty_coef: β of the KL(old‖new) penalty as its controller has it now.
+        ptx: demonstrations whose NLL is added with ``ptx_coef``.
+
+    Raises:
+        TrainingDiverged: a loss is not finite.
+    """
+    sums, losses = MetricSums(), dict.fromkeys(("policy_loss", "surrogate_loss"), 0.0)
+    for micro in minibatch.parts(work.microbatch_size):
+        predicted = predict(networks, actors, micro, work)
+        surrogate, policy_loss = policy_loss_of(
+            predicted, micro, work, kl_penalty_coef=kl_penalty_coef, sums=sums
+        )
+        losses["policy_loss"] += policy_loss.item()
+        losses["surrogate_loss"] += surrogate.item()
+        if networks.value_head is not None:
+            assert predicted.values is not None
+            regression = value_loss_of(predicted.values, micro, work)
+            policy_loss = policy_loss + work.algorithm.value_coef * regression.loss
+            _add_value_loss(regression, sums, losses)
+        policy_loss.backward()
+        if networks.critic is not None:
+            with autocast(work.precision, micro.policy_mask.device):
+                new_values = values(networks.critic, micro.sequences)
+            regression = value_loss_of(new_values.float(), micro, work)
+            regression.loss.backward()
+            _add_value_loss(regression, sums, losses)
+        assert predicted.entropy is not None
+        mean_entropy = (
+            float(predicted.entropy.detach()[micro.sequences.response_mask].sum()) / minibatch.num_tokens
+        )
+        losses["entropy"] = losses.get("entropy", 0.0) + mean_entropy
+    if ptx is not None:
+        losses["ptx_nll"] = _accumulate_ptx(networks, ptx, work)
+
+    for name, loss_value in losses.items():
+        if not isfinite(loss_value):
+            raise TrainingDiverged(f"{name} is {loss_value}; lower the learning rate, or look at the rollout")
+    return {**sums.means(), **losses}
+
+
+def predict(networks: ActorCritic, actors: Actors, micro: Microbatch, work: PolicyOptimization) -> LogProbs:
+    """What the policy says of the micro-batch now, in one pass of its trunk."""
+    switches = work.algorithm
+    wants_full_kl = switches.kl_loss_coef and switches.kl_loss_kind == "full"
+    with autocast(work.precision, micro.policy_mask.device):
+        return response_logprobs(
+            networks.policy,
+            micro.sequences,
+            temperature=actors.codec.generation.temperature,
+            with_entropy=True,
+            reference=actors.reference if wants_full_kl else None,
+            value_head=networks.value_head,
+        )
+
+
+def surrogate_of(logprobs: Tensor, micro: Microbatch, work: PolicyOptimization) -> PolicyLoss:
+    """The surrogate that the switches describe."""
+    switches = work.algorithm
+    old_logprobs = micro.of(micro.whole.rollout.logprobs)
+    if not switches.importance_ratio:
+        return policy_gradient(
+            logprobs,
+            old_logprobs,
+            micro.advantages,
+            micro.policy_mask,
+            aggregation=switches.aggregation,
+            denominator=micro.whole.policy_denominator,
+        )
+    return clipped_surrogate(
+        logprobs,
+        old_logprobs,
+        micro.advantages,
+        micro.policy_mask,
+        clip_range_low=switches.clip_range_low,
+        clip_range_high=switches.clip_range_high,
+        dual_clip=switches.dual_clip,
+        aggregation=switches.aggregation,
+        denominator=micro.whole.policy_denominator,
+    )
+
+
+def policy_loss_of(
+    predicted: LogProbs,
+    micro: Microbatch,
+    work: PolicyOptimization,
+    *,
+    kl_penalty_coef: float,
+    sums: MetricSums,
+) -> tuple[Tensor, Tensor]:
+    """The surrogate, and with it all that is weighted beside it: imitation of right responses, entropy, both KLs.
+
+    Metrics of the parts are added to ``sums``.
+    """
+    switches, mask = work.algorithm, micro.policy_mask
+    aggregation, denominator = switches.aggregation, micro.whole.policy_denominator
+    old_logprobs = micro.of(micro.whole.rollout.logprobs)
+    surrogate = surrogate_of(predicted.logprobs, micro, work)
+    sums.add(surrogate)
+    imitation = positive_example_nll(
+        predicted.logprobs, mask, micro.is_positive, denominator=micro.whole.num_positive_tokens
+    )
+    sums.add(imitation)
+    total = surrogate.loss + switches.positive_nll_coef * imitation.loss
+    if switches.entropy_coef:
+        assert predicted.entropy is not None
+        entropy = aggregate(predicted.entropy, mask, aggregation=aggregation, denominator=denominator)
+        total = total - switches.entropy_coef * entropy
+    if switches.kl_loss_coef:
+        if switches.kl_loss_kind == "full":
+            assert predicted.full_kl is not None
+            to_reference = exact_kl_loss(
+                predicted.full_kl, mask, aggregation=aggregation, denominator=denominator
+            )
+        else:
+            assert micro.whole.rollout.ref_logprobs is not None
+            to_reference = reference_kl_loss(
+                predicted.logprobs,
+                micro.of(micro.whole.rollout.ref_logprobs),
+                old_logprobs,
+                mask,
+                kind=switches.kl_loss_kind,
+                aggregation=aggregation,
+                denominator=denominator,
+            )
+        sums.add(to_reference)
+        total = total + switches.kl_loss_coef * to_reference.loss
+    if kl_penalty_coef:
+        to_old = old_kl_loss(
+            predicted.logprobs,
+            old_logprobs,
+            mask,
+            kind=switches.kl_penalty_kind,
+            aggregation=aggregation,
+            denominator=denominator,
+        )
+        sums.add(to_old)
+        total = total + kl_penalty_coef * to_old.loss
+    return surrogate.loss, total
+
+
+def value_loss_of(new_values: Tensor, micro: Microbatch, work: PolicyOptimization) -> ValueLoss:
+    """What moves the critic, over all tokens: those of responses that the policy does not learn from too."""
+    estimates = micro.whole.estimates
+    assert estimates.old_values is not None
+    assert estimates.targets is not None
+    return value_loss(
+        new_values,
+        micro.of(estimates.old_values),
+        micro.of(estimates.targets),
+        micro.sequences.response_mask,
+        value_clip_range=work.algorithm.value_clip_range,
+        denominator=micro.whole.num_tokens,
+    )
+
+
+def _add_value_loss(regression: ValueLoss, sums: MetricSums, losses: dict[str, float]) -> None:
+    sums.add(regression)
+    losses["value_loss"] = losses.get("value_loss", 0.0) + regression.loss.item()
+
+
+def _accumulate_ptx(networks: ActorCritic, ptx: Sequences, work: PolicyOptimization) -> float:
+    """Add the gradient of the demonstrations' weighted NLL; returns its mean per token (nats)."""
+    denominator = int(ptx.response_mask.sum())
+    total = 0.0
+    for rows in chunks(len(ptx), work.microbatch_size):
+        micro = ptx.select(rows)
+        with autocast(work.precision, micro.input_ids.device):
+            logprobs = response_logprobs(networks.policy, micro, temperature=1.0).logprobs
+        loss = token_nll(logprobs, micro.response_mask, denominator=denominator).loss
+        (work.algorithm.ptx_coef * loss).backward()
+        total += loss.item()
+    return total
+
+
+@torch.no_grad()
+def surrogate_and_old_kl(
+    networks: ActorCritic, actors: Actors, minibatch: Minibatch, work: PolicyOptimization
+) -> tuple[float, float]:
+    """The surrogate loss, and KL(old‖new) in nats per token, of the policy as it is now."""
+    sums, loss = MetricSums(), 0.0
+    for micro in minibatch.parts(work.microbatch_size):
+        with autocast(work.precision, micro.policy_mask.device):
+            logprobs = response_logprobs(
+                networks.policy, micro.sequences, temperature=actors.codec.generation.temperature
+            ).logprobs
+        surrogate = surrogate_of(logprobs, micro, work)
+        sums.add(surrogate)
+        loss += surrogate.loss.item()
+    return loss, sums.means().get("approx_kl", 0.0)

@@ -1,0 +1,154 @@
+"""All optimiser steps of one rollout."""
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from schemas.job import StageJob
+from schemas.recipe import PolicyOptimization
+from tasks.data.examples import Completions
+from tasks.sampling.minibatches import minibatches
+from tasks.sampling.rollouts import Actors, Rollout
+from tasks.training.data_order import DataOrder
+from tasks.training.metric_sums import means_of
+from tasks.training.optimization import TrainingDiverged, update_weights
+from tasks.updates.actor_critic import ActorCritic
+from tasks.updates.estimates import Estimates
+from tasks.updates.policy_losses import Minibatch, accumulate_losses, minibatch_of, surrogate_and_old_kl
+from tasks.updates.trust_region import guarded_step
+
+RATIO_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1}
+"""How far the mean ratio of a rollout's first update may stand from 1 before something is wrong."""
+
+
+@dataclass(frozen=True)
+class Ptx:
+    """Demonstrations that are imitated on the side, as many in each step as the minibatch has responses."""
+
+    examples: Completions
+    order: DataOrder
+
+
+def update(
+    networks: ActorCritic,
+    actors: Actors,
+    rollout: Rollout,
+    estimates: Estimates,
+    job: StageJob,
+    work: PolicyOptimization,
+    *,
+    iteration: int,
+    kl_penalty_coef: float,
+    ptx: Ptx | None = None,
+) -> dict[str, float]:
+    """Every epoch's steps; returns the means of their metrics, and the first ratio's deviation.
+
+    Raises:
+        TrainingDiverged: a loss or gradient is not finite, or the policy is not the one that sampled.
+    """
+    epochs = minibatches(rollout.sequences, work, seed=job.seed, iteration=iteration)
+    per_iteration = work.epochs * (work.batch_size // work.minibatch_size)
+    device = rollout.logprobs.device
+    max_length = job.generation.max_response_tokens
+    steps: list[dict[str, float]] = []
+    undone = 0
+    for epoch, cut in enumerate(epochs):
+        for place, rows in enumerate(cut):
+            number = iteration * per_iteration + epoch * len(cut) + place
+            minibatch = minibatch_of(rollout, estimates, rows.to(device), work, max_length=max_length)
+            demonstrations = ptx.examples.batch(ptx.order.batch(number)).to(device) if ptx else None
+            metrics = accumulate_losses(
+                networks, actors, minibatch, work, kl_penalty_coef=kl_penalty_coef, ptx=demonstrations
+            )
+            if not steps:
+                check_first_ratio(abs(metrics.get("ratio", 1.0) - 1.0), work.precision)
+            taken_back = step_all(
+                networks,
+                actors,
+                minibatch,
+                work,
+                metrics,
+                step=number,
+                total_steps=work.iterations * per_iteration,
+            )
+            undone += taken_back.steps
+            steps.append(metrics)
+            if taken_back.stops_epoch:
+                break
+    described = {**means_of(steps), "ratio_deviation_first": abs(steps[0].get("ratio", 1.0) - 1.0)}
+    return described | ({"trust_region_undone": undone} if work.algorithm.trust_region_kl is not None else {})
+
+
+@dataclass(frozen=True)
+class TakenBack:
+    """What the trust-region guard undid of a step."""
+
+    steps: int = 0
+    stops_epoch: bool = False
+
+
+def step_all(
+    networks: ActorCritic,
+    actors: Actors,
+    minibatch: Minibatch,
+    work: PolicyOptimization,
+    metrics: dict[str, float],
+    *,
+    step: int,
+    total_steps: int,
+) -> TakenBack:
+    """Step every optimiser with the accumulated gradients, the policy's under guard; adds their rates to ``metrics``."""
+    taken_back, limit = TakenBack(), work.algorithm.trust_region_kl
+    for name, optimizer in networks.optimizers.items():
+        take = partial(_take, networks, name, work, step=step, total_steps=total_steps)
+        if name == "policy" and limit is not None:
+            guarded = guarded_step(
+                take,
+                partial(surrogate_and_old_kl, networks, actors, minibatch, work),
+                networks.modules[name],
+                optimizer,
+                surrogate_before=metrics["surrogate_loss"],
+                max_kl=limit,
+                halvings=work.algorithm.trust_region_halvings,
+            )
+            rates = guarded.metrics
+            taken_back = TakenBack(guarded.undone, stops_epoch=not guarded.accepted)
+        else:
+            rates = take(1.0)
+        metrics |= {f"{rate}_{name}": value for rate, value in rates.items()}
+    return taken_back
+
+
+def _take(
+    networks: ActorCritic, name: str, work: PolicyOptimization, share: float, *, step: int, total_steps: int
+) -> dict[str, float]:
+    """One optimiser step with a share of its learning rate."""
+    return update_weights(
+        networks.optimizers[name],
+        networks.modules[name],
+        work,
+        step=step,
+        total_steps=total_steps,
+        peak=share * networks.learning_rates[name],
+    )
+
+
+def check_first_ratio(deviation: float, precision: str) -> None:
+    """Before any update the policy is the one that sampled: its ratio is 1 but for rounding."""
+    if deviation > RATIO_TOLERANCE[precision]:
+        raise TrainingDiverged(
+            f"the mean ratio at a rollout's first update is off 1 by {deviation:.2g} (rounding allows "
+            f"{RATIO_TOLERANCE[precision]:g}): the policy that trains is not the one that sampled"
+        )
+
+
+def kl_to_old(
+    networks: ActorCritic, actors: Actors, rollout: Rollout, estimates: Estimates, work: PolicyOptimization
+) -> float:
+    """KL(old‖new) in nats per token over the whole rollout, after its updates: what KLPEN's controller reads."""
+    rows = torch.arange(len(rollout.sequences), device=rollout.logprobs.device)
+    whole = minibatch_of(
+        rollout, estimates, rows, work, max_length=actors.codec.generation.max_response_tokens
+    )
+    return surrogate_and_old_kl(networks, actors, whole, work)[1]

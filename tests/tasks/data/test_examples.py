@@ -1,0 +1,101 @@
+"""Rows become ids: which of them fit, and that margins, ranks and responses stay with their prompt."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from models.builtin import build_tiny
+from models.folders import load_tokenizer
+from schemas.recipe import Generation
+from tasks.data.examples import Codec, read_completions, read_prompts, read_rankings
+from tasks.data.rows import write_rows
+
+TOO_LONG = "x" * 40
+
+
+@pytest.fixture(scope="module")
+def codec(tmp_path_factory: pytest.TempPathFactory) -> Codec:
+    """One token a character; prompts begin with BOS and responses end in EOS."""
+    folder = tmp_path_factory.mktemp("model")
+    build_tiny(folder, seed=0)
+    generation = Generation(max_prompt_tokens=20, max_response_tokens=6)
+    return Codec(tokenizer=load_tokenizer(folder), generation=generation, chat=False)
+
+
+def texts(codec: Codec, rows: torch.Tensor, mask: torch.Tensor) -> list[str]:
+    return [
+        codec.tokenizer.decode(row[kept], skip_special_tokens=True)
+        for row, kept in zip(rows, mask, strict=True)
+    ]
+
+
+def pair(prompt: str, **more: Any) -> dict[str, Any]:
+    return {"prompt": prompt, "chosen": "yes", "rejected": "no", **more}
+
+
+def test_margins_stay_with_their_pairs_where_a_long_prompt_is_left_out(codec: Codec, tmp_path: Path) -> None:
+    rows = [
+        pair("a", margin=1.5),
+        pair(TOO_LONG, margin=9.0),
+        pair("b", margin=None),
+        pair("c", margin=0.25),
+    ]
+    write_rows(tmp_path, "train", rows)
+    pairs = read_completions(tmp_path, "train", ("chosen", "rejected"), codec)
+    assert pairs.margins == [1.5, 0.0, 0.25]
+    assert (len(pairs), pairs.num_too_long) == (3, 1)
+
+
+def test_pairs_without_a_margin_column_have_no_margins(codec: Codec, tmp_path: Path) -> None:
+    write_rows(tmp_path, "train", [pair("a")])
+    assert read_completions(tmp_path, "train", ("chosen", "rejected"), codec).margins is None
+
+
+def test_answers_stay_with_their_prompts_where_a_long_one_is_left_out(codec: Codec, tmp_path: Path) -> None:
+    rows = [
+        {"prompt": "a", "answer": "1"},
+        {"prompt": TOO_LONG, "answer": "2"},
+        {"prompt": "b", "answer": None},
+        {"prompt": "c", "answer": "4"},
+    ]
+    write_rows(tmp_path, "train", rows)
+    prompts = read_prompts(tmp_path, "train", codec)
+    assert (prompts.texts, prompts.answers) == (["a", "b", "c"], ["1", None, "4"])
+    write_rows(tmp_path, "test", [{"prompt": "a"}, {"prompt": "b"}])
+    assert read_prompts(tmp_path, "test", codec).answers == [None, None]
+
+
+RANKINGS = [
+    {"prompt": "p", "responses": ["aa", "b", "ccc"], "ranks": [2.5, -1.0, 2.5]},
+    {"prompt": TOO_LONG, "responses": ["x", "y"], "ranks": [1.0, 2.0]},
+    {"prompt": "qq", "responses": ["dddddddd", "e"], "ranks": [0.30000000000000004, 0.3]},
+]
+
+
+def test_completions_of_a_prompt_stand_side_by_side_with_their_ranks(codec: Codec, tmp_path: Path) -> None:
+    write_rows(tmp_path, "train", RANKINGS)
+    rankings = read_rankings(tmp_path, "train", codec)
+    assert (len(rankings), rankings.num_too_long) == (2, 1)
+    batch = rankings.batch([1, 0])
+    # The long response is cut off after six tokens, without EOS
+    assert texts(codec, batch.sequences.input_ids, batch.sequences.attention_mask) == [
+        "qqdddddd", "qqe", "paa", "pb", "pccc",
+    ]  # fmt: skip
+    assert texts(codec, batch.sequences.response_ids, batch.sequences.response_mask) == [
+        "dddddd", "e", "aa", "b", "ccc",
+    ]  # fmt: skip
+    assert batch.group_ids.tolist() == [0, 0, 1, 1, 1]
+    # Ranks that a float32 could not tell apart still are
+    assert batch.ranks.tolist() == [1, 0, 1, 0, 1]
+    assert [part.tolist() for part in rankings.ranks_of([1, 0])] == [
+        batch.ranks.tolist(),
+        batch.group_ids.tolist(),
+    ]
+
+
+def test_a_ranking_is_as_long_as_its_longest_completion(codec: Codec, tmp_path: Path) -> None:
+    write_rows(tmp_path, "train", RANKINGS)
+    # BOS + p + ccc + EOS, and BOS + qq + six tokens
+    assert read_rankings(tmp_path, "train", codec).lengths() == (6, 9)

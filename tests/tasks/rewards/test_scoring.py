@@ -1,0 +1,80 @@
+"""A reward is a weighted sum of its terms; a missing end of sequence changes it by the recipe's rule."""
+
+import json
+import shutil
+from typing import Any
+
+import pytest
+import torch
+
+from models.heads import load_scalar, scores
+from models.sequences import collate
+from schemas.recipe import MissingEos, Reward, RewardTerm
+from tasks.rewards.scoring import TokenizersDiffer, load_scorer, score
+
+CPU = torch.device("cpu")
+PROMPTS = ["3 a+4?", "3 a+4?", "5 a-1 b-1?"]
+RESPONSES = ["a3+4=7 #7", "a3+4=8 #8", "#3"]
+
+
+def scored(pipeline: Any, reward: Reward) -> Any:
+    job = pipeline.job("policy").model_copy(update={"rewards": {"main": reward}})
+    roles = {
+        f"reward.main.{index}": pipeline.folder("reward")
+        for index, term in enumerate(reward.terms)
+        if term.model
+    }
+    job = job.model_copy(update={"inputs": {**job.inputs, **roles}})
+    scorer = load_scorer(job, "main", tokenizer_of="init", device=CPU)
+    sequences = collate([[1, 5], [1, 6], [1, 7]], [[8, 9, 2], [9, 2], [8, 8, 8]], pad_token_id=0)
+    ended = torch.tensor([True, True, False])
+    return sequences, score(
+        scorer,
+        sequences,
+        prompts=PROMPTS,
+        responses=RESPONSES,
+        answers=[None] * 3,
+        ended=ended,
+        microbatch_size=2,
+    )
+
+
+def test_a_verifier_gives_one_for_right_and_zero_for_wrong(pipeline: Any) -> None:
+    _, result = scored(pipeline, Reward(terms=(RewardTerm(verifier="arithmetic", weight=2.0),)))
+    assert result.total.tolist() == [2.0, 0.0, 2.0]
+    assert result.by_term["arithmetic"].tolist() == [1.0, 0.0, 1.0]
+
+
+def test_terms_are_added_with_their_weights(pipeline: Any) -> None:
+    terms = (RewardTerm(model="reward", weight=0.5), RewardTerm(verifier="arithmetic", weight=3.0))
+    sequences, result = scored(pipeline, Reward(terms=terms))
+    model = load_scalar(pipeline.folder("reward"))
+    with torch.no_grad():
+        expected = 0.5 * scores(model, sequences) + 3.0 * torch.tensor([1.0, 0.0, 1.0])
+    torch.testing.assert_close(result.total, expected)
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [(MissingEos(subtract=0.75), [1.0, 0.0, 0.25]), (MissingEos(replace=-1.0), [1.0, 0.0, -1.0])],
+)
+def test_a_missing_end_is_paid_for(pipeline: Any, rule: MissingEos, expected: list[float]) -> None:
+    _, result = scored(pipeline, Reward(terms=(RewardTerm(verifier="arithmetic"),), missing_eos=rule))
+    assert result.total.tolist() == expected
+
+
+def test_a_reward_model_with_another_tokenizer_is_refused(pipeline: Any, tmp_path: Any) -> None:
+    other = tmp_path / "reward"
+    shutil.copytree(pipeline.folder("reward"), other)
+    tokenizer = other / "tokenizer.json"
+    tokenizer.chmod(0o644)
+    content = json.loads(tokenizer.read_text())
+    vocabulary = content["model"]["vocab"]
+    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+    tokenizer.write_text(json.dumps(content))
+    job = pipeline.job("policy")
+    job = job.model_copy(update={"inputs": {**job.inputs, "reward.main.0": other}})
+    with pytest.raises(
+        TokenizersDiffer, match=r"rewards.main.terms.0.model='reward' has another tokenizer than init"
+    ):
+        load_scorer(job, "main", tokenizer_of="init", device=CPU)

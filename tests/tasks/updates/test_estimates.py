@@ -1,0 +1,111 @@
+"""What the presets by hand leave out: discounts, several groups, minibatches, and which responses count."""
+
+import pytest
+import torch
+from two_responses import close, learn, scored_as
+
+from schemas.algorithm import Algorithm
+from tasks.sampling.rollouts import Scored, paid
+from tasks.updates.estimates import estimate, held_to_be_right, minibatch_advantages
+from tasks.updates.policy_losses import minibatch_of
+
+RETURNS = {  # r = 0, 1 | 0, 0, −1, each from its token on with γ = ½
+    "returns_to_go": [0.5, 1.0, -0.25, -0.5, -1.0],
+    # less the greedy score of 0.5, on the last token
+    "greedy_baseline": [0.25, 0.5, -0.375, -0.75, -1.5],
+    # δ_t = r_t + ½·V_{t+1} − V_t with V = 0.2, 0.4 | 0.1, −0.2, −0.4, and λ = 0
+    "gae": [0.0, 0.6, -0.2, 0.0, -0.6],
+}
+
+
+@pytest.mark.parametrize("kind", list(RETURNS))
+def test_the_discount_counts_response_tokens(kind: str) -> None:
+    learnt = learn(
+        "ppo",
+        scores=[1.0, -1.0],
+        greedy_scores=[0.5, 0.5],
+        advantage=kind,
+        gamma=0.5,
+        lambda_policy=0.0,
+        lambda_value=1.0,
+        kl_coef=0.0,
+        whiten_advantages=False,
+    )
+    assert learnt.advantages == close(RETURNS[kind])
+    if kind == "gae":
+        assert learnt.targets == close(RETURNS["returns_to_go"])
+
+
+def six_responses(scores: list[float]) -> Scored:
+    """Of the two responses three times."""
+    pair = scored_as(scores[:2]).select([0, 1, 0, 1, 0, 1])
+    total = torch.tensor(scores)
+    return Scored(
+        pair.sampled, type(pair.scores)(total=total, weighted_sum=total, by_term=pair.scores.by_term)
+    )
+
+
+@pytest.mark.parametrize(
+    ("group", "means"), [(2, [0.5, 0.5, 3.0, 3.0, 7.0, 7.0]), (3, [5 / 3] * 3 + [16 / 3] * 3)]
+)
+def test_groups_are_the_responses_that_stand_in_a_row(group: int, means: list[float]) -> None:
+    algorithm = Algorithm.model_validate({"preset": "dr_grpo", "samples_per_prompt": group})
+    scores = [1.0, 0.0, 4.0, 2.0, 7.0, 7.0]
+    expected = [score - mean for score, mean in zip(scores, means, strict=True)]
+    scored = six_responses(scores)
+    nothing = torch.zeros(6, 3)
+    rollout = paid(scored, nothing, nothing, returns=algorithm, moments=None, kl_coef=0.0, max_length=3)
+    advantages = estimate(rollout, algorithm).advantages
+    assert advantages[:, 0].tolist() == pytest.approx(expected, abs=1e-6)
+    assert advantages[1].tolist() == [advantages[1, 0]] * 3
+    assert advantages[0].tolist() == [advantages[0, 0]] * 2 + [0.0]
+
+
+def test_whitening_is_over_the_rollout_and_normalising_over_the_minibatch() -> None:
+    """Of a alone, whitened over both: 0.5 → 0.6/√0.24. Normalised by itself it is equal everywhere, so 0."""
+    rows = torch.tensor([0])
+    alone = {}
+    for switch in ("whiten_advantages", "normalise_advantages"):
+        learnt = learn("dr_grpo", scores=[1.0, 0.0], samples_per_prompt=2, **{switch: True})
+        minibatch = minibatch_of(learnt.rollout, learnt.estimates, rows, learnt.work, max_length=10)
+        alone[switch] = minibatch.advantages[0, :2].tolist()
+        assert learnt.advantages == close([0.6 / 0.24**0.5] * 2 + [-0.4 / 0.24**0.5] * 3)
+    assert alone == {
+        "whiten_advantages": close([0.6 / 0.24**0.5] * 2),
+        "normalise_advantages": [0.0, 0.0],
+    }
+
+
+def test_advantages_are_clipped_after_they_were_whitened() -> None:
+    learnt = learn(
+        "dr_grpo", scores=[10.0, 0.0], samples_per_prompt=2, whiten_advantages=True, advantage_clip=1.0
+    )
+    assert learnt.advantages == close([1.0, 1.0] + [-0.4 / 0.24**0.5] * 3)
+
+
+def test_a_minibatch_of_which_nothing_is_learnt_is_not_normalised() -> None:
+    algorithm = Algorithm.model_validate({"preset": "ppo_max_normalised"})
+    unchanged = minibatch_advantages(torch.ones(2, 3), torch.zeros(2, 3, dtype=torch.bool), algorithm)
+    assert torch.equal(unchanged, torch.full((2, 3), 0.5))
+
+
+def test_right_is_above_the_threshold_by_the_score_before_any_shaping() -> None:
+    learnt = learn(
+        "vapo", scores=[0.5001, 0.5], samples_per_prompt=2, positive_threshold=0.5, overlong_buffer=1.0
+    )
+    assert learnt.scaled_scores != [0.5001, 0.5]
+    assert learnt.estimates.is_positive.tolist() == [True, False]
+
+
+def test_without_a_weight_nothing_is_held_to_be_right() -> None:
+    learnt = learn("ppo", scores=[1.0, 1.0], positive_threshold=0.0)
+    assert held_to_be_right(learnt.rollout, learnt.work.algorithm).tolist() == [False, False]
+
+
+@pytest.mark.parametrize("wrong", [0.0, -1.0])
+def test_a_response_that_the_verifier_calls_wrong_is_never_imitated_by_the_preset_itself(
+    wrong: float,
+) -> None:
+    """VAPO's threshold is 0, and a verifier's score of a wrong response may be just that."""
+    learnt = learn("vapo", scores=[1.0, wrong], samples_per_prompt=2)
+    assert learnt.estimates.is_positive.tolist() == [True, False]

@@ -1,0 +1,326 @@
+"""A whole minibatch's losses on the tiny policy: micro-batches change nothing, and the parts are what they say."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from models.folders import load_policy
+from models.sequences import Sequences, collate
+from schemas.algorithm import Algorithm
+from schemas.job import StageJob
+from schemas.recipe import Generation, PolicyOptimization
+from tasks.data.examples import codec_of, read_prompts
+from tasks.rewards.scoring import load_scorer
+from tasks.sampling.rollouts import Actors, Rollout, rollout_logprobs, sample_and_score, shape
+from tasks.training.optimization import TrainingDiverged
+from tasks.updates.actor_critic import ActorCritic, load_actor_critic
+from tasks.updates.estimates import estimate
+from tasks.updates.policy_losses import Minibatch, accumulate_losses, minibatch_of, surrogate_and_old_kl
+
+CPU = torch.device("cpu")
+MAX_LENGTH = 10
+ROWS = 7
+
+KL_LOSS = {"preset": "grpo", "samples_per_prompt": ROWS, "kl_loss_coef": 0.5}
+SWITCHES: dict[str, dict[str, Any]] = {
+    "k2 loss": {**KL_LOSS, "kl_loss_kind": "k2"},
+    "k3 loss": {**KL_LOSS, "kl_loss_kind": "k3", "aggregation": "sequence_sum"},
+    "abs loss": {**KL_LOSS, "kl_loss_kind": "abs", "aggregation": "token"},
+    "full KL loss": {**KL_LOSS, "kl_loss_kind": "full"},
+    "full KL loss over a constant": {**KL_LOSS, "kl_loss_kind": "full", "aggregation": "constant"},
+    "KLPEN by k3": {"preset": "ppo_kl_penalty"},
+    "KLPEN by k1": {"preset": "ppo_kl_penalty", "kl_penalty_kind": "k1", "aggregation": "sequence"},
+    "ptx": {"preset": "ppo_max", "reward_scaling": "none", "ptx_coef": 0.7},
+    "shared trunk": {"preset": "ppo", "shared_trunk": True, "entropy_coef": 0.1},
+    "overlong filter": {
+        "preset": "ppo",
+        "overlong_filter": True,
+        "entropy_coef": 0.1,
+        "whiten_advantages": False,
+    },
+    "dual clip": {"preset": "dapo", "samples_per_prompt": ROWS, "dual_clip": 1.1},
+    "normalise and clip": {
+        "preset": "ppo_max_normalised",
+        "reward_scaling": "none",
+        "value_clip_range": 0.05,
+    },
+    "positive NLL": {"preset": "vapo", "samples_per_prompt": ROWS, "positive_threshold": -100.0},
+    "plain gradient": {"preset": "rloo", "samples_per_prompt": ROWS},
+}
+
+
+@dataclass(frozen=True)
+class Rolled:
+    """Responses of the tiny policy, and what an update of them needs."""
+
+    job: StageJob
+    actors: Actors
+    rollout: Rollout
+    ptx: Sequences
+
+    def work(self, switches: dict[str, Any], *, microbatch_size: int | None = None) -> PolicyOptimization:
+        """The stage's configuration under these switches."""
+        algorithm = Algorithm.model_validate(switches)
+        critic = "value" if algorithm.reads_critic else None
+        update = {"algorithm": algorithm, "critic": critic, "microbatch_size": microbatch_size}
+        return self.job.work.model_copy(update=update)  # type: ignore[return-value]
+
+    def minibatch(self, networks: ActorCritic, work: PolicyOptimization) -> Minibatch:
+        """All responses as one minibatch; the values that are clipped around are off those of now."""
+        said = rollout_logprobs(
+            networks.policy, self.rollout.sequences, self.actors, value_head=networks.value_head
+        )
+        rollout = replace(self.rollout, values=said.values)
+        old_values = networks.values(rollout, self.actors)
+        estimates = estimate(rollout, work.algorithm, old_values=old_values)
+        if old_values is not None:
+            noise = torch.randn(old_values.shape, generator=torch.Generator().manual_seed(1))
+            estimates = replace(estimates, old_values=old_values + 0.1 * noise)
+        return minibatch_of(rollout, estimates, torch.arange(ROWS), work, max_length=MAX_LENGTH)
+
+    def update(
+        self, switches: dict[str, Any], *, microbatch_size: int | None = None, with_ptx: bool = True
+    ) -> tuple[ActorCritic, dict[str, float]]:
+        """Fresh networks with the gradient of the whole minibatch, and its metrics."""
+        work = self.work(switches, microbatch_size=microbatch_size)
+        networks = load_actor_critic(self.job, work, CPU)
+        ptx = self.ptx if work.algorithm.ptx_coef and with_ptx else None
+        metrics = accumulate_losses(
+            networks,
+            replace(self.actors, policy=networks.policy),
+            self.minibatch(networks, work),
+            work,
+            kl_penalty_coef=work.algorithm.kl_penalty_coef,
+            ptx=ptx,
+        )
+        return networks, metrics
+
+
+@pytest.fixture(scope="module")
+def rolled(pipeline: Any) -> Rolled:
+    """Responses that were sampled by another policy than the one that learns, against an untrained reference.
+
+    So ratios are off 1, clips bind and KLs are not 0. Some are cut off and some are not.
+    """
+    job = pipeline.job("policy")
+    job = job.model_copy(
+        update={"generation": Generation(max_prompt_tokens=48, max_response_tokens=MAX_LENGTH)}
+    )
+    codec = codec_of(job, "init")
+    actors = Actors(
+        policy=load_policy(job.inputs["init"]),
+        reference=load_policy(pipeline.folder("model")),
+        scorer=load_scorer(job, "main", tokenizer_of="init", device=CPU),
+        codec=codec,
+        microbatch_size=None,
+        precision="float32",
+    )
+    prompts = read_prompts(job.inputs["prompts"], "train", codec)
+    scored = sample_and_score(actors, prompts, list(range(ROWS)), seed=3)
+    mask = scored.sampled.sequences.response_mask
+    # Three were cut off: by this flag, since so short a limit cuts off nearly all
+    ended = torch.tensor([True, False, True, True, False, True, False])
+    scored = replace(scored, sampled=replace(scored.sampled, ended=ended))
+    rollout = shape(actors, scored, returns=Algorithm.model_validate("ppo"))
+    noise = torch.randn(mask.shape, generator=torch.Generator().manual_seed(0))
+    old_logprobs = rollout.logprobs + (0.3 * noise).masked_fill(~mask, 0.0)
+    ptx = collate([[5, 6, 7], [5], [6, 7]], [[8, 9, 10, 11], [12], [9, 9]], pad_token_id=codec.pad_token_id)
+    return Rolled(job, actors, replace(rollout, logprobs=old_logprobs), ptx)
+
+
+def gradients_of(networks: ActorCritic) -> torch.Tensor:
+    """Every parameter's gradient in one row; 0 where there is none."""
+    parameters = [p for module in networks.modules.values() for p in module.parameters()]
+    return torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in parameters])
+
+
+def policy_gradient_of(networks: ActorCritic) -> torch.Tensor:
+    parameters = list(networks.policy.parameters())
+    return torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in parameters])
+
+
+def assert_same_gradient(found: torch.Tensor, expected: torch.Tensor) -> None:
+    scale = expected.abs().max()
+    assert scale > 0
+    torch.testing.assert_close(found / scale, expected / scale, atol=2e-5, rtol=0)
+
+
+# What a case is there for must be seen in its metrics
+SEEN = {
+    "KLPEN": "old_kl",
+    "ptx": "ptx_nll",
+    "dual": "dual_clip_fraction",
+    "normalise": "value_clip_fraction",
+    "shared": "value_loss",
+    "overlong": "clip_fraction",
+    "positive": "positive_nll",
+    "plain": "approx_kl",
+}
+
+
+@pytest.mark.parametrize("name", list(SWITCHES))
+def test_micro_batches_leave_every_gradient_unchanged(rolled: Rolled, name: str) -> None:
+    whole, metrics = rolled.update(SWITCHES[name])
+    split, split_metrics = rolled.update(SWITCHES[name], microbatch_size=2)
+    assert_same_gradient(gradients_of(split), gradients_of(whole))
+    assert split_metrics.keys() == metrics.keys()
+    for metric, value in metrics.items():
+        assert split_metrics[metric] == pytest.approx(value, rel=1e-4, abs=1e-5), metric
+    assert metrics[SEEN.get(name.split()[0], "kl_loss")] > 0
+
+
+def test_rows_may_come_in_any_order(rolled: Rolled) -> None:
+    """The advantages go with their rows into every micro-batch."""
+    work = rolled.work({"preset": "ppo", "value_clip_range": None}, microbatch_size=3)
+    gradients = []
+    for rows in (torch.arange(ROWS), torch.tensor([4, 0, 6, 2, 1, 5, 3])):
+        networks = load_actor_critic(rolled.job, work, CPU)
+        old_values = networks.values(rolled.rollout, rolled.actors)
+        estimates = estimate(rolled.rollout, work.algorithm, old_values=old_values)
+        minibatch = minibatch_of(rolled.rollout, estimates, rows, work, max_length=MAX_LENGTH)
+        accumulate_losses(networks, rolled.actors, minibatch, work, kl_penalty_coef=0.0)
+        gradients.append(gradients_of(networks))
+    assert_same_gradient(gradients[1], gradients[0])
+
+
+def test_a_response_that_was_filtered_out_pulls_the_policy_nowhere(rolled: Rolled) -> None:
+    """The loss is that of the minibatch without it, advantages being given; the critic learns from it all the same."""
+    switches = {**SWITCHES["overlong filter"], "kl_loss_coef": 0.1}
+    filtered, metrics = rolled.update(switches)
+    kept = torch.tensor([0, 2, 3, 5])
+    work = rolled.work({**switches, "overlong_filter": False})
+    networks = load_actor_critic(rolled.job, work, CPU)
+    old_values = networks.values(rolled.rollout, rolled.actors)
+    estimates = estimate(rolled.rollout, work.algorithm, old_values=old_values)
+    minibatch = minibatch_of(rolled.rollout, estimates, kept, work, max_length=MAX_LENGTH)
+    accumulate_losses(networks, rolled.actors, minibatch, work, kl_penalty_coef=0.0)
+    assert_same_gradient(policy_gradient_of(filtered), policy_gradient_of(networks))
+    _, unfiltered = rolled.update({**switches, "overlong_filter": False})
+    assert metrics["value_mse"] == unfiltered["value_mse"]
+    assert metrics["entropy"] == pytest.approx(unfiltered["entropy"])
+
+
+@pytest.mark.parametrize("aggregation", ["token", "sequence", "sequence_sum", "constant"])
+def test_where_all_were_filtered_out_the_policy_stays(rolled: Rolled, aggregation: str) -> None:
+    sampled = replace(rolled.rollout.sampled, ended=torch.zeros(ROWS, dtype=torch.bool))
+    all_cut_off = replace(rolled, rollout=replace(rolled.rollout, sampled=sampled))
+    switches = {
+        "preset": "ppo",
+        "aggregation": aggregation,
+        "overlong_filter": True,
+        "normalise_advantages": True,
+        "entropy_coef": 0.1,
+        "kl_loss_coef": 0.1,
+        "kl_penalty_coef": 0.1,
+        "positive_nll_coef": 0.1,
+        "positive_threshold": -100.0,
+    }
+    networks, metrics = all_cut_off.update(switches, microbatch_size=3)
+    assert policy_gradient_of(networks).abs().max() == 0
+    assert metrics["policy_loss"] == metrics["surrogate_loss"] == 0.0
+    assert metrics["value_loss"] > 0
+    assert gradients_of(networks).abs().max() > 0
+    work = all_cut_off.work(switches)
+    minibatch = all_cut_off.minibatch(networks, work)
+    assert surrogate_and_old_kl(networks, all_cut_off.actors, minibatch, work) == (0.0, 0.0)
+
+
+def test_demonstrations_add_their_weighted_nll_per_token(rolled: Rolled) -> None:
+    """Against the model's own logits and torch's cross-entropy, row by row: 4 + 1 + 2 tokens."""
+    switches = SWITCHES["ptx"]
+    with_ptx, metrics = rolled.update(switches, microbatch_size=2)
+    without, _ = rolled.update(switches, with_ptx=False)
+    oracle = load_policy(rolled.job.inputs["init"])
+    rows = [([5, 6, 7], [8, 9, 10, 11]), ([5], [12]), ([6, 7], [9, 9])]
+    nll = torch.zeros(())
+    for prompt, response in rows:
+        logits = oracle(torch.tensor([prompt + response])).logits[0]
+        predicting = logits[len(prompt) - 1 : len(prompt) + len(response) - 1]
+        nll = nll + cross_entropy(predicting, torch.tensor(response), reduction="sum")
+    (nll / 7).backward()
+    assert metrics["ptx_nll"] == pytest.approx((nll / 7).item(), rel=1e-5)
+    expected = torch.cat([p.grad.flatten() for p in oracle.parameters() if p.grad is not None])
+    assert_same_gradient((policy_gradient_of(with_ptx) - policy_gradient_of(without)) / 0.7, expected)
+
+
+def test_a_shared_trunk_learns_from_policy_loss_plus_weighted_value_loss(rolled: Rolled) -> None:
+    """The gradient grows with value_coef by that of ½·mean (V − target)², V read by the head off the policy's trunk."""
+    switches = {**SWITCHES["shared trunk"], "value_clip_range": None}
+    weak, metrics = rolled.update({**switches, "value_coef": 0.5})
+    strong, _ = rolled.update({**switches, "value_coef": 2.0})
+    assert weak.critic is None
+    assert list(weak.optimizers) == ["policy"]
+    difference = (gradients_of(strong) - gradients_of(weak)) / 1.5
+
+    work = rolled.work(switches)
+    networks = load_actor_critic(rolled.job, work, CPU)
+    targets = rolled.minibatch(networks, work).estimates.targets
+    assert targets is not None
+    assert networks.value_head is not None
+    errors = []
+    sequences = rolled.rollout.sequences
+    for row, (start, length) in enumerate(
+        zip(sequences.prompt_lengths.tolist(), sequences.lengths.tolist(), strict=True)
+    ):
+        hidden = networks.policy.base_model(sequences.input_ids[row : row + 1]).last_hidden_state[0]
+        said = (
+            hidden[start - 1 : start - 1 + length] @ networks.value_head.weight[0] + networks.value_head.bias
+        )
+        errors.append(said - targets[row, :length])
+    value_loss = torch.cat(errors).square().mean() / 2
+    value_loss.backward()
+    assert metrics["value_loss"] == pytest.approx(value_loss.item(), rel=1e-5)
+    assert_same_gradient(difference, gradients_of(networks))
+
+
+def test_full_kl_reaches_the_policy_alone_and_is_that_of_its_logits(rolled: Rolled) -> None:
+    """Σ_v π(v)·(log π(v) − log π_ref(v)) over the whole vocabulary, mean over the responses' tokens."""
+    switches = {**SWITCHES["full KL loss"], "aggregation": "token"}
+    on, metrics = rolled.update(switches)
+    off, _ = rolled.update({**switches, "kl_loss_coef": 0.0})
+    oracle = load_policy(rolled.job.inputs["init"])
+    sequences, kls = rolled.rollout.sequences, []
+    for row, (start, length) in enumerate(
+        zip(sequences.prompt_lengths.tolist(), sequences.lengths.tolist(), strict=True)
+    ):
+        ids = sequences.input_ids[row : row + 1]
+        places = slice(start - 1, start - 1 + length)
+        log_p = oracle(ids).logits[0, places].log_softmax(dim=-1)
+        assert rolled.actors.reference is not None
+        log_q = rolled.actors.reference(ids).logits[0, places].log_softmax(dim=-1).detach()
+        kls.append((log_p.exp() * (log_p - log_q)).sum(dim=-1))
+    kl = torch.cat(kls).mean()
+    kl.backward()
+    assert metrics["kl_loss"] == pytest.approx(kl.item(), rel=1e-4)
+    expected = torch.cat([p.grad.flatten() for p in oracle.parameters() if p.grad is not None])
+    assert_same_gradient((policy_gradient_of(on) - policy_gradient_of(off)) / 0.5, expected)
+    assert all(parameter.grad is None for parameter in rolled.actors.reference.parameters())
+
+
+def test_the_guard_measures_the_surrogate_that_is_trained(rolled: Rolled) -> None:
+    for name in ("KLPEN by k3", "plain gradient", "dual clip"):
+        networks, metrics = rolled.update(SWITCHES[name])
+        work = rolled.work(SWITCHES[name], microbatch_size=3)
+        minibatch = rolled.minibatch(networks, work)
+        actors = replace(rolled.actors, policy=networks.policy)
+        surrogate, kl = surrogate_and_old_kl(networks, actors, minibatch, work)
+        assert surrogate == pytest.approx(metrics["surrogate_loss"], rel=1e-5, abs=1e-7), name
+        assert kl == pytest.approx(metrics["approx_kl"], rel=1e-5), name
+
+
+def test_the_policy_loss_is_the_surrogate_and_what_stands_beside_it(rolled: Rolled) -> None:
+    """Nothing beside it but −0.1 · entropy, by the same mean."""
+    _, metrics = rolled.update({"preset": "ppo", "entropy_coef": 0.1})
+    expected = metrics["surrogate_loss"] - 0.1 * metrics["entropy"]
+    assert metrics["policy_loss"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_loss_that_is_not_finite_ends_the_stage_by_its_name(rolled: Rolled) -> None:
+    logprobs = rolled.rollout.logprobs.clone()
+    logprobs[0, 0] = float("nan")
+    broken = replace(rolled, rollout=replace(rolled.rollout, logprobs=logprobs))
+    with pytest.raises(TrainingDiverged, match="policy_loss is nan; lower the learning rate"):
+        broken.update({"preset": "ppo"})
