@@ -54,8 +54,8 @@ def execute(
     if strict:
         refuse_drift(steps)
     with Ledger(None, workspace.root, recipe.recipe) as ledger:
-        ledger.open_run(run.record.run_id, recipe.recipe, recipe.model_dump(mode="json"))
         life = StageLife(run, store=store, ledger=ledger, watcher=screen, stage_function=stage_function)
+        life.begin()
         try:
             with screen.live():
                 if needs_work(steps):
@@ -64,10 +64,7 @@ def execute(
                 else:
                     _verify(life)
         finally:
-            run.update(status=run.outcome())
-            ledger.finish_run(run.outcome())
-            ledger.flush()
-            run.update(mlflow_run_id=ledger.mlflow_run_id())
+            life.end()
         for stage in run.record.stages.values():
             screen.samples(stage.samples)
         show_end(screen.console, run.record, pages=_pages(run, ledger))

@@ -99,6 +99,18 @@ class StageLife:
         self.watcher.say("  stopping: running stages save their state", "yellow")
         self.stop.set()
 
+    def begin(self) -> None:
+        """Open the run in the ledger."""
+        self.ledger.open_run(self.run.record.run_id, self.recipe.recipe, self.recipe.model_dump(mode="json"))
+
+    def end(self) -> None:
+        """Record how the run came out, and wait a while for MLflow to have heard of it."""
+        outcome = self.run.outcome()
+        self.run.update(status=outcome)
+        self.ledger.finish_run(outcome)
+        self.ledger.flush()
+        self.run.update(mlflow_run_id=self.ledger.mlflow_run_id())
+
     def progress(self, step: str) -> StageProgress | None:
         """How far the running step is."""
         key = self.run.record.stages[step].stage_key

@@ -118,7 +118,6 @@ class SweepRuns:
             drive(self.workspace, cell.recipe, source=self._named(cell)) as run,
             Ledger(None, self.workspace.root, cell.recipe.recipe) as ledger,
         ):
-            ledger.open_run(run.record.run_id, cell.recipe.recipe, cell.recipe.model_dump(mode="json"))
             life = StageLife(
                 run,
                 store=self._store,
@@ -126,6 +125,7 @@ class SweepRuns:
                 watcher=CellView(cell.name, self.screen, self._failed),
                 stage_function=self._stage_function,
             )
+            life.begin()
             self._lives.add(life)
             if self._stopped:  # by a signal, in another thread
                 life.request_stop()
@@ -136,10 +136,7 @@ class SweepRuns:
                 raise
             finally:
                 self._lives.discard(life)
-                run.update(status=run.outcome())
-                ledger.finish_run(run.outcome())
-                await asyncio.to_thread(ledger.flush)
-                run.update(mlflow_run_id=ledger.mlflow_run_id())
+                await asyncio.to_thread(life.end)
         await self._add(cell, row_of(cell, run.record, self.swept.sweep), run.record.stages)
 
     def request_stop(self) -> None:

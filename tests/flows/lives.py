@@ -40,14 +40,15 @@ def lives(workspace: Workspace, recipe: Path, *overrides: str) -> Iterator[Stage
     resolved = load_recipe(recipe, overrides)
     with drive(workspace, resolved, source=str(recipe)) as run:
         ledger = Ledger(None, workspace.root, resolved.recipe)
-        ledger.open_run(run.record.run_id, resolved.recipe, resolved.model_dump(mode="json"))
-        yield StageLife(
+        life = StageLife(
             run,
             store=Store(workspace.store),
             ledger=ledger,
             watcher=Witness(),
             stage_function="fake_work.run_stage",
         )
+        life.begin()
+        yield life
 
 
 def live_all(life: StageLife, *, until: str | None = None) -> dict[str, StageRecord]:
