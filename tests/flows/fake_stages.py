@@ -7,10 +7,9 @@ import sys
 import threading
 import time
 
-from tasks.journal import Progress
-
 from schemas.job import StageJob, StageResult
 from tasks.training import preemption
+from tasks.training.progress import Progress
 from tasks.training.scratch import PROGRESS
 
 

@@ -13,7 +13,7 @@ import pytest
 from lives import events, live_all, lives, pace
 
 from flows.runs import Workspace, read_runs
-from tasks.ledger import Ledger
+from tasks.ledger.run_ledger import Ledger
 
 ROOT = Path(__file__).parents[2]
 KILLS = 20
@@ -26,7 +26,7 @@ forkserver.set_forkserver_preload = lambda modules: None  # fake stages need no 
 
 from lives import live_all, lives
 from flows.runs import Workspace
-from tasks.ledger import Ledger
+from tasks.ledger.run_ledger import Ledger
 
 Ledger.warm_up = lambda ledger: None  # what it is told waits in the outbox; sending has tests of its own
 

@@ -5,9 +5,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from tasks.journal import Progress
 
 from flows.watchdog import Watchdog, cpu_seconds_of_session
+from tasks.training.progress import Progress
 
 
 class Process:
