@@ -205,6 +205,24 @@ def drive_again(workspace: Workspace, run_id: str) -> Iterator[Run]:
         run.close()
 
 
+def dead_runs(workspace: Workspace) -> Iterator[Run]:
+    """Runs that call themselves running though no process drives them, each held while it is looked at.
+
+    Nobody mints meanwhile: a run has its name for a moment before it has its driver.
+    """
+    with _minting(workspace):
+        for record in read_runs(workspace):
+            if record.status != "running" or is_driven(workspace, record.run_id):
+                continue
+            run = _take(workspace, record)
+            if run is not None:
+                try:
+                    if run.record.status == "running":
+                        yield run
+                finally:
+                    run.close()
+
+
 def read_runs(workspace: Workspace) -> list[RunRecord]:
     """All runs of a workspace that can be read, the newest first."""
     folders = workspace.runs.iterdir() if workspace.runs.is_dir() else ()

@@ -20,7 +20,7 @@ from flows.launch import RUN_STAGE, StageFailed, launch, result_left
 from flows.machine import Share
 from flows.micro_batches import in_micro_batches, remedy_for_memory, rows_at_once
 from flows.provenance import drift, provenance
-from flows.runs import GOOD, Run, RunError, StageRecord, read_run, read_runs
+from flows.runs import GOOD, Run, RunError, StageRecord, dead_runs, read_run, read_runs
 from flows.stage_process import explain
 from flows.watching import Watcher, feed, journal_entries
 from schemas.artifacts import Artifact
@@ -34,6 +34,8 @@ from tasks.storage.store import Locked, Ref, Store
 from tasks.training.progress import StageProgress, read_progress
 from tasks.training.scratch import PROGRESS, read_committed
 
+DIED = "the run's process died"
+"""What the next run that begins in the workspace records of one that nobody drives, and of its running stages."""
 _PATIENCE_SECONDS = 1.0
 """How long another holder of a stage key is waited for before asking whether the run was stopped."""
 
@@ -100,8 +102,14 @@ class StageLife:
         self.stop.set()
 
     def begin(self) -> None:
-        """Open the run in the ledger."""
+        """Open the run in the ledger, and close what other runs left open when their processes died."""
         self.ledger.open_run(self.run.record.run_id, self.recipe.recipe, self.recipe.model_dump(mode="json"))
+        for dead in dead_runs(self.run.workspace):
+            self.ledger.close_stale(dead.record.run_id, reason=DIED)
+            for step, stage in dead.record.stages.items():
+                if stage.status == "running":
+                    dead.update_stage(step, status="resumable", reason=DIED)
+            dead.update(status="resumable")
 
     def end(self) -> None:
         """Record how the run came out, and wait a while for MLflow to have heard of it."""

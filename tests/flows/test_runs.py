@@ -11,6 +11,7 @@ from flows.runs import (
     RunError,
     StageRecord,
     Workspace,
+    dead_runs,
     drive,
     drive_again,
     is_driven,
@@ -53,6 +54,19 @@ def test_the_same_recipe_goes_on_with_its_unfinished_run(
     with drive(workspace, recipe, source="a") as second:
         assert second.record.run_id == first.record.run_id
         assert second.record.status == "running"
+
+
+def test_dead_runs_are_those_that_nobody_drives(
+    workspace: Workspace, recipe: Recipe, recipe_file: Path
+) -> None:
+    other = load_recipe(recipe_file, ["seed=5"])
+    with drive(workspace, recipe, source="a") as dead:
+        pass  # as a kill leaves it: running, and its lock free
+    with drive(workspace, other, source="a") as alive:
+        assert [run.record.run_id for run in dead_runs(workspace)] == [dead.record.run_id]
+        assert [run.record.run_id for run in dead_runs(workspace)] == [dead.record.run_id], "held no longer"
+        alive.update(status="completed")
+    assert [run.record.run_id for run in dead_runs(workspace)] == [dead.record.run_id]
 
 
 @pytest.mark.parametrize("status", ["completed", "gate_closed"])

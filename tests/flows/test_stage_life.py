@@ -13,7 +13,7 @@ from fake_work import CHECKPOINT_EVERY, STEPS
 from lives import events, live_all, lives, pace
 
 from flows.exit_codes import ExitCode
-from flows.runs import Workspace
+from flows.runs import Workspace, read_run
 from flows.stage_life import StageLife
 from tasks.ledger.run_ledger import Ledger
 from tasks.storage.store import Store
@@ -74,6 +74,27 @@ def test_a_switch_of_the_policy_changes_the_policy_and_what_reads_it(
         "policy",
         "evaluation",
     }
+
+
+def test_the_next_run_closes_what_a_dead_one_left_running(
+    workspace: Workspace, recipe_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kill_at(monkeypatch, Store, "commit")
+    with pytest.raises(Killed), lives(workspace, recipe_file) as dead:
+        live_all(dead)
+    assert read_run(workspace, dead.run.record.run_id).stages["model"].status == "running"
+
+    with lives(workspace, recipe_file, "seed=5") as life:
+        record = read_run(workspace, dead.run.record.run_id)
+        [closed] = told(workspace, life.run.record.run_id, "close_run")
+    assert (record.status, record.stages["model"].status) == ("resumable", "resumable")
+    assert record.stages["model"].reason == "the run's process died"
+    assert record.stages["sft"].status == "waiting"
+    assert (closed["run_id"], closed["reason"]) == (dead.run.record.run_id, "the run's process died")
+
+    with lives(workspace, recipe_file) as again:
+        assert again.run.record.run_id == dead.run.record.run_id, "the same command goes on with it"
+        assert {stage.status for stage in live_all(again).values()} <= {"completed", "reused"}
 
 
 def test_a_closed_gate_keeps_what_depends_on_it_from_starting(
