@@ -8,6 +8,7 @@ from urllib.parse import unquote, urlsplit
 
 from mlflow import entities
 from mlflow.exceptions import MlflowException
+from mlflow.store.db.db_types import DATABASE_ENGINES
 from mlflow.tracking import MlflowClient
 
 from tasks.storage.durable_files import locked, make_folder
@@ -46,7 +47,7 @@ class Server:
         logging.getLogger("mlflow").setLevel(logging.WARNING)
         self._opened: dict[str, entities.Experiment] = {}
         database = _sqlite_file(tracking_uri)
-        self._artifacts = artifacts.as_uri() if database else None
+        self._artifacts = artifacts.as_uri() if is_database(tracking_uri) else None
         with _making(database):
             self.client = MlflowClient(tracking_uri=tracking_uri)
             self.client.search_experiments(max_results=1)
@@ -79,6 +80,12 @@ class Server:
             assert found is not None
             return found
         return self.client.get_experiment(experiment_id)
+
+
+def is_database(tracking_uri: str) -> bool:
+    """Whether there is no server behind the address; MLflow would put artifacts into ``mlruns`` of the working folder."""
+    engine, _, _ = urlsplit(tracking_uri).scheme.partition("+")
+    return engine in DATABASE_ENGINES
 
 
 def is_refusal(error: Exception) -> bool:

@@ -6,7 +6,7 @@ import pytest
 from mlflow.exceptions import MlflowException
 from mlflow.protos import databricks_pb2
 
-from tasks.ledger.to_mlflow.server import MARK, Server, is_refusal
+from tasks.ledger.to_mlflow.server import MARK, Server, is_database, is_refusal
 
 
 def server_of(workspace: Path) -> Server:
@@ -38,6 +38,23 @@ def test_a_deleted_experiment_is_restored_and_that_is_said(
     assert found.experiment_id == made.experiment_id
     assert made.experiment_id in server_of(workspace).experiment_ids()
     assert "MLflow's experiment 'tiny' was deleted; it is restored for this run" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("address", "there_is_none"),
+    [
+        ("sqlite:////data/mlflow.db", True),
+        ("postgresql+psycopg2://user:secret@host/mlflow", True),
+        ("mysql+pymysql://host/mlflow", True),
+        ("http://127.0.0.1:5000", False),
+        ("https://mlflow.example", False),
+        ("databricks", False),
+    ],
+)
+def test_a_database_is_told_from_a_server_that_has_a_place_for_artifacts(
+    address: str, there_is_none: bool
+) -> None:
+    assert is_database(address) == there_is_none
 
 
 @pytest.mark.parametrize(
