@@ -70,9 +70,9 @@ def run(job: StageJob) -> StageResult:
                 num_prompts=len(train),
                 seed=job.seed,
             )
-            scored = sample_and_score(
-                actors, train, indices, seed=derive_seed(job.seed, "sampling", iteration)
-            )
+            seed = derive_seed(job.seed, "sampling", iteration)
+            with attempt.unmoved():
+                scored = sample_and_score(actors, train, indices, seed=seed)
 
             # 3. Keep each prompt's best; one that was cut off competes with the score that missing_eos leaves it
             best = best_rows(scored.scores.total, samples_per_prompt=work.samples_per_prompt)

@@ -80,29 +80,30 @@ def run(job: StageJob) -> StageResult:
         if not attempt.best:
             selection.keep_if_best(attempt, iteration=0)
         for iteration in attempt.remaining():
-            # 2. Sample and score responses, and shape their rewards
-            filled = sample_rollout(job, work, actors, train, first_batch=state["batches"])
-            moments = updated_moments(state["moments"], filled.scored, algorithm)
-            rollout = shape(
-                actors,
-                filled.scored,
-                returns=algorithm,
-                moments=moments,
-                kl_coef=state["kl_coef"],
-                value_head=networks.value_head,
-            )
+            with attempt.unmoved():
+                # 2. Sample and score responses, and shape their rewards
+                filled = sample_rollout(job, work, actors, train, first_batch=state["batches"])
+                moments = updated_moments(state["moments"], filled.scored, algorithm)
+                rollout = shape(
+                    actors,
+                    filled.scored,
+                    returns=algorithm,
+                    moments=moments,
+                    kl_coef=state["kl_coef"],
+                    value_head=networks.value_head,
+                )
 
-            # 3. Advantages for the policy, targets for the critic
-            greedy = sample_greedy(work, actors, train, filled.scored)
-            greedy_scores = scaled_greedy(greedy, algorithm, moments, job)
-            old_values = networks.values(rollout, actors)
-            estimates = estimate(
-                rollout,
-                algorithm,
-                old_values=old_values,
-                greedy_scores=greedy_scores,
-                positive_verifier=positive_verifier,
-            )
+                # 3. Advantages for the policy, targets for the critic
+                greedy = sample_greedy(work, actors, train, filled.scored)
+                greedy_scores = scaled_greedy(greedy, algorithm, moments, job)
+                old_values = networks.values(rollout, actors)
+                estimates = estimate(
+                    rollout,
+                    algorithm,
+                    old_values=old_values,
+                    greedy_scores=greedy_scores,
+                    positive_verifier=positive_verifier,
+                )
 
             # 4. Update
             metrics = update(

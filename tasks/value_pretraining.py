@@ -106,8 +106,9 @@ def run(job: StageJob) -> StageResult:
                 seed=job.seed,
             )
             seed = derive_seed(job.seed, "sampling", iteration)
-            scored = sample_and_score(actors, prompts, indices, seed=seed)
-            rollout = shape(actors, scored, returns=work.returns, moments=moments)
+            with attempt.unmoved():
+                scored = sample_and_score(actors, prompts, indices, seed=seed)
+                rollout = shape(actors, scored, returns=work.returns, moments=moments)
             returns = monte_carlo_returns(
                 rollout.rewards, rollout.sequences.response_mask, gamma=work.returns.gamma
             )

@@ -3,9 +3,10 @@
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from math import isfinite
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -62,6 +63,7 @@ class Attempt:
         self._scratch.mkdir(parents=True, exist_ok=True)
         self._journal = Journal(self._scratch / JOURNAL)
         self._restore()
+        self._saved_at = self.step
         self._progress = Progress(self._scratch / PROGRESS, total=total, phase="running")
         self._progress.update(self.step)
         self._speed = Speed()
@@ -80,17 +82,27 @@ class Attempt:
         Raises:
             Preempted: the process was asked to stop; everything up to the finished step is saved.
         """
-        saved_at = self.step
         while self.step < self._total and not self._stopped:
             yield self.step
             self.step += 1
             if preemption.requested():
-                self._save()
-                raise preemption.Preempted(f"stopped on request after step {self.step} of {self._total}")
+                self._save_and_stop()
             is_last = self._stopped or self.step == self._total
-            if is_last or self.step - saved_at >= self._every:
+            if is_last or self.step - self._saved_at >= self._every:
                 self._save()
-                saved_at = self.step
+
+    @contextmanager
+    def unmoved(self) -> Iterator[None]:
+        """Hold this while weights and state are as the step before left them: a request to stop need not wait then.
+
+        Raises:
+            Preempted: the process was asked to stop; everything up to the step before is saved.
+        """
+        try:
+            with preemption.at_once():
+                yield
+        except preemption.Requested:
+            self._save_and_stop()
 
     def stop(self) -> None:
         """End the loop after this step, before its total."""
@@ -144,6 +156,11 @@ class Attempt:
         self._journal.truncate(loaded.state["journal_offset"])
         self.step = loaded.step
 
+    def _save_and_stop(self) -> NoReturn:
+        if self.step > self._saved_at:
+            self._save()
+        raise preemption.Preempted(f"stopped on request after step {self.step} of {self._total}") from None
+
     def _save(self) -> None:
         tensors: dict[str, Tensor] = {f"best/{name}": tensor for name, tensor in self.best.items()}
         for name, module in self._modules.items():
@@ -155,6 +172,7 @@ class Attempt:
         state = {"stage": self.state, "stopped": self._stopped, "journal_offset": offset}
         checkpoints.save(self._scratch / CHECKPOINTS, step=self.step, tensors=tensors, state=state)
         write_committed(self._scratch, step=self.step, journal_offset=offset)
+        self._saved_at = self.step
 
     def _parts(self) -> set[str]:
         trained = {f"{name}.weights" for name in self._modules}

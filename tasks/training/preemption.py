@@ -2,17 +2,25 @@
 
 A preempted stage writes a checkpoint and raises ``Preempted``; its process then ends with the exit code that
 means "resume me". A stage that never asks is killed when its time of grace is over and goes on from the
-checkpoint before.
+checkpoint before. Sampling may take longer than that, and changes nothing that has to be saved: there the request
+is heard at once.
 """
 
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 _signals_received = 0
+_at_once = False
 
 
 class Preempted(Exception):
     """The stage was asked to stop, saved its state and can be resumed from there."""
+
+
+class Requested(BaseException):
+    """The request itself, raised where it arrives; no error, so nobody who handles errors may take it for one."""
 
 
 def requested() -> bool:
@@ -29,6 +37,22 @@ def listen() -> None:
     signal.signal(signal.SIGTERM, _remember)
 
 
+@contextmanager
+def at_once() -> Iterator[None]:
+    """Within it a request raises ``Requested`` as it arrives; one that came before raises it at the door."""
+    global _at_once
+    try:
+        _at_once = True
+        if _signals_received:
+            raise Requested
+        yield
+    finally:
+        _at_once = False
+
+
 def _remember(_signal: int, _frame: FrameType | None) -> None:
-    global _signals_received
+    global _signals_received, _at_once
     _signals_received += 1
+    if _at_once:
+        _at_once = False  # once: the state is being saved when another comes
+        raise Requested

@@ -9,9 +9,11 @@ from kills import same_weights_in_half_the_micro_batch
 
 from schemas.metrics import curves_of, measured_by
 from tasks.ledger.journal import read
+from tasks.sampling import rollouts
 from tasks.stages import run_stage
+from tasks.training import preemption
 from tasks.training.attempt import Attempt
-from tasks.training.scratch import JOURNAL
+from tasks.training.scratch import JOURNAL, read_committed
 
 Contents = Callable[[Path], dict[str, bytes]]
 
@@ -47,6 +49,36 @@ def test_a_stage_killed_and_run_again_gives_the_same_bytes(
     assert result == pipeline.results[name]
     steps = [entry.step for entry in read(job.scratch / JOURNAL)]
     assert steps == list(range(1, len(steps) + 1))
+
+
+@pytest.mark.parametrize("name", ["value", "policy"])
+def test_a_stage_asked_to_stop_while_it_samples_saves_at_once_and_ends_with_the_same_bytes(
+    name: str, pipeline: Any, contents: Contents, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The recipe's checkpoints are three steps apart; the request comes in the middle of the third step's rollout."""
+    job = pipeline.job(name, folder=tmp_path, checkpoint_every=3)
+    in_step: list[int] = []
+    unmoved, decode = Attempt.unmoved, rollouts.decode_all
+
+    def counted(self: Attempt) -> Any:
+        in_step.append(self.step)
+        return unmoved(self)
+
+    def asked(*args: Any) -> list[str]:
+        if in_step and in_step[-1] == 2:
+            preemption._remember(15, None)
+        return decode(*args)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(preemption, "_signals_received", 0)
+        patched.setattr(Attempt, "unmoved", counted)
+        patched.setattr(rollouts, "decode_all", asked)
+        with pytest.raises(preemption.Preempted, match="stopped on request after step 2 of"):
+            run_stage(job)
+    assert read_committed(job.scratch)[0] == 2
+    job = pipeline.job(name, folder=tmp_path, checkpoint_every=3)
+    assert run_stage(job) == pipeline.results[name]
+    assert contents(job.output) == contents(pipeline.folder(name))
 
 
 @pytest.mark.parametrize(

@@ -125,6 +125,46 @@ def test_a_request_to_stop_saves_the_step_that_was_just_done(
     assert all(torch.equal(tensor, resumed[name]) for name, tensor in whole.items())
 
 
+def test_a_request_while_nothing_has_moved_saves_the_step_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = sft_job(tmp_path, checkpoint_every=100)
+    passed: list[int] = []
+    with monkeypatch.context() as patched:
+        patched.setattr(preemption, "_signals_received", 0)
+        network = nn.Linear(1, 1)
+        with (
+            pytest.raises(preemption.Preempted, match="stopped on request after step 3 of 7"),
+            Attempt(job, total=7, modules={"network": network}, optimizers={}) as attempt,
+        ):
+            for step in attempt.remaining():
+                with attempt.unmoved():
+                    if step == 3:
+                        preemption._remember(15, None)
+                    passed.append(step)
+                network.weight.data.fill_(step)
+                attempt.finish_step({"loss": 1.0}, num_tokens=1, headline="loss")
+    assert passed == [0, 1, 2]
+    again = nn.Linear(1, 1)
+    with Attempt(job, total=7, modules={"network": again}, optimizers={}) as attempt:
+        assert (attempt.step, again.weight.item()) == (3, 2.0)
+
+
+def test_a_request_before_anything_was_done_saves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = sft_job(tmp_path, checkpoint_every=100)
+    monkeypatch.setattr(preemption, "_signals_received", 1)
+    with (
+        pytest.raises(preemption.Preempted, match="stopped on request after step 0 of 7"),
+        Attempt(job, total=7, modules={}, optimizers={}) as attempt,
+    ):
+        for _ in attempt.remaining():
+            with attempt.unmoved():
+                raise AssertionError("a request that came before is heard at the door")
+    assert read_committed(job.scratch)[0] == 0
+
+
 def test_a_finished_loop_is_not_run_again(tmp_path: Path) -> None:
     job = sft_job(tmp_path, checkpoint_every=100)
     first = train(job)
