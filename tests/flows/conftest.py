@@ -1,11 +1,13 @@
 """A small recipe, a workspace, and one MLflow database for all tests of the flows."""
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from flows.runs import Workspace
+from flows.servers import start
 
 # Fake stages are imported by name, by tests and by child processes, which get this process's path.
 sys.path.insert(0, str(Path(__file__).parent))
@@ -66,3 +68,14 @@ def recipe_file(tmp_path: Path) -> Path:
     path = tmp_path / "fake.yaml"
     path.write_text(RECIPE)
     return path
+
+
+@pytest.fixture(scope="module")
+def prefect_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A Prefect server, named to us and to our children as a user would name one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("PREFECT_API_URL", raising=False)
+        patch.setenv("PREFECT_HOME", str(tmp_path_factory.mktemp("home")))
+        server = start(tmp_path_factory.mktemp("prefect"))
+        yield server.wait_ready()
+        server.stop()

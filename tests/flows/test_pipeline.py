@@ -21,24 +21,12 @@ from flows.console import Screen
 from flows.execution import execute, exit_code
 from flows.exit_codes import ExitCode
 from flows.runs import RunRecord, Workspace, drive, read_runs
-from flows.servers import start
 from flows.status import look
 from schemas.loading import load_recipe
 
 ROOT = Path(__file__).parents[2]
 CANARY = "hf_canary_that_nobody_writes_down"
 Starter = Callable[..., subprocess.Popen[str]]
-
-
-@pytest.fixture(scope="module")
-def prefect_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A Prefect server, named to us and to our children as a user would name one."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("PREFECT_API_URL", raising=False)
-        patch.setenv("PREFECT_HOME", str(tmp_path_factory.mktemp("home")))
-        server = start(tmp_path_factory.mktemp("prefect"))
-        yield server.wait_ready()
-        server.stop()
 
 
 def run_recipe(workspace: Workspace, recipe: Path, *overrides: str) -> tuple[RunRecord, str]:

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from statistics import mean
 
@@ -25,7 +24,6 @@ from flows.exit_codes import ExitCode
 from flows.jobs import key_parts_of
 from flows.machine import Machine
 from flows.runs import Workspace, read_runs
-from flows.servers import start
 from flows.sweep import SweepEnd, SweepError, cells_at_once, run_sweep
 from flows.sweep_report import (
     Row,
@@ -264,17 +262,6 @@ def test_more_gpus_than_there_are_is_refused_with_the_arm(sweep_file: Path) -> N
         ValueError, match=r"arm vapo: stages.policy.resources.gpus=9 is more than this machine's 0"
     ):
         cells_at_once(Machine(cpus=2), swept)
-
-
-@pytest.fixture(scope="module")
-def prefect_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A Prefect server, named to us and to our children as a user would name one."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("PREFECT_API_URL", raising=False)
-        patch.setenv("PREFECT_HOME", str(tmp_path_factory.mktemp("home")))
-        server = start(tmp_path_factory.mktemp("prefect"))
-        yield server.wait_ready()
-        server.stop()
 
 
 def sweep_here(workspace: Workspace, file: Path, *overrides: str) -> tuple[SweepEnd, str]:

@@ -1,6 +1,7 @@
 """A stage that is killed in a step, and run again: what the tests of several stages do."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,21 @@ class Killed(BaseException):
     """Stands for a kill: nothing is saved on the way out."""
 
 
+@contextmanager
+def killed_in(step: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Have the attempt die in the middle of a step, after its update and before anything is written."""
+    finish = Attempt.finish_step
+
+    def dying(self: Attempt, *args: Any, **kwargs: Any) -> None:
+        if self.step == step:
+            raise Killed
+        finish(self, *args, **kwargs)
+
+    with monkeypatch.context() as patched, pytest.raises(Killed):
+        patched.setattr(Attempt, "finish_step", dying)
+        yield
+
+
 def same_bytes_after_a_kill(
     run: Callable[[StageJob], StageResult],
     job_in: Callable[[Path], StageJob],
@@ -30,15 +46,7 @@ def same_bytes_after_a_kill(
     """Assert that the stage, killed in ``step`` and run again, ends with the result and bytes of one that never was."""
     whole = job_in(folder / "whole")
     expected = run(whole)
-    finish = Attempt.finish_step
-
-    def dying(self: Attempt, *args: Any, **kwargs: Any) -> None:
-        if self.step == step:
-            raise Killed
-        finish(self, *args, **kwargs)
-
-    with monkeypatch.context() as patched, pytest.raises(Killed):
-        patched.setattr(Attempt, "finish_step", dying)
+    with killed_in(step, monkeypatch):
         run(job_in(folder / "cut"))
     cut = job_in(folder / "cut")
     assert run(cut) == expected

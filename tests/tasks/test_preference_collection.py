@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import torch
+from kills import Killed
 
 from models.builtin import write_tokenizer
 from models.folders import load_policy, load_tokenizer
@@ -255,10 +256,6 @@ def test_readers_take_the_pairs_unchanged(judged: tuple[StageJob, StageResult], 
     limit = job.generation.max_response_tokens
     for row, ids in zip(rows, read_back.response_ids["chosen"], strict=True):
         assert len(ids) == min(len(row["chosen"]) + 1, limit)
-
-
-class Killed(BaseException):
-    """Stands for a kill: nothing is saved on the way out."""
 
 
 @pytest.mark.parametrize(("batch", "after"), [(0, False), (2, True), (5, False)])

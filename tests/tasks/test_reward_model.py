@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from kills import killed_in
 from torch.nn.functional import softplus
 
 from algorithms.preference_loss import bradley_terry
@@ -29,7 +30,6 @@ from tasks.reward_model import (
     measure_preferences,
 )
 from tasks.stages import run_stage
-from tasks.training.attempt import Attempt
 from tasks.training.scratch import JOURNAL
 
 CPU = torch.device("cpu")
@@ -339,18 +339,7 @@ def test_a_reward_model_learns_a_ranking_and_a_kill_leaves_no_trace(
     entries = read(whole.scratch / JOURNAL)
     assert {name for entry in entries for name in entry.metrics} == curves_of("reward_model") - {"chosen_nll"}
 
-    class Killed(BaseException):
-        pass
-
-    finish = Attempt.finish_step
-
-    def dying(self: Attempt, *args: Any, **kwargs: Any) -> None:
-        if self.step == 23:
-            raise Killed
-        finish(self, *args, **kwargs)
-
-    with monkeypatch.context() as patched, pytest.raises(Killed):
-        patched.setattr(Attempt, "finish_step", dying)
+    with killed_in(23, monkeypatch):
         run_stage(learning(tmp_path / "killed"))
     resumed = learning(tmp_path / "killed")
     assert run_stage(resumed) == result

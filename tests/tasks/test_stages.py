@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kills import same_weights_in_half_the_micro_batch
+from kills import killed_in, same_weights_in_half_the_micro_batch
 
 from schemas.metrics import curves_of, measured_by
 from tasks.ledger.journal import read
@@ -18,30 +18,13 @@ from tasks.training.scratch import JOURNAL, read_committed
 Contents = Callable[[Path], dict[str, bytes]]
 
 
-class Killed(BaseException):
-    """Stands for a kill: nothing is saved on the way out."""
-
-
-def kill_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
-    """Have the attempt die in the middle of a step, after its update and before anything is written."""
-    finish = Attempt.finish_step
-
-    def dying(self: Attempt, *args: Any, **kwargs: Any) -> None:
-        if self.step == step:
-            raise Killed
-        finish(self, *args, **kwargs)
-
-    monkeypatch.setattr(Attempt, "finish_step", dying)
-
-
 @pytest.mark.parametrize("name", ["sft", "reward", "value", "policy"])
 @pytest.mark.parametrize("step", [1, 3])
 def test_a_stage_killed_and_run_again_gives_the_same_bytes(
     name: str, step: int, pipeline: Any, contents: Contents, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = contents(pipeline.folder(name))
-    with monkeypatch.context() as patched, pytest.raises(Killed):
-        kill_at(patched, step)
+    with killed_in(step, monkeypatch):
         run_stage(pipeline.job(name, folder=tmp_path))
     job = pipeline.job(name, folder=tmp_path)
     result = run_stage(job)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from kills import Killed
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -35,10 +36,6 @@ def sft_job(folder: Path, *, checkpoint_every: int) -> StageJob:
         scratch=folder,
         output=folder / "output",
     )
-
-
-class Killed(BaseException):
-    """Stands for a kill: nothing is saved on the way out."""
 
 
 def train(job: StageJob, *, kill_after: int | None = None, total: int = TOTAL) -> dict[str, torch.Tensor]:

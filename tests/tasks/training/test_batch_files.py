@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kills import Killed
 
 from tasks.ledger.journal import read
 from tasks.training import preemption
@@ -12,10 +13,6 @@ from tasks.training.progress import read_progress
 from tasks.training.scratch import JOURNAL, PROGRESS, read_committed
 
 TOTAL = 5
-
-
-class Killed(BaseException):
-    """Stands for a kill: nothing is saved on the way out."""
 
 
 def work(scratch: Path, *, kill_in: int | None = None) -> list[dict[str, Any]]:
