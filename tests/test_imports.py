@@ -48,7 +48,7 @@ def loaded_by(modules: list[str], forbidden: set[str]) -> dict[str, str]:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert probe.returncode == 0, probe.stderr
     found: dict[str, str] = json.loads(probe.stdout.splitlines()[-1])

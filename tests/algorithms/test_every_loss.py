@@ -152,7 +152,7 @@ def test_two_ranks_that_average_gradients_equal_one_process(tmp_path):
         for rank in range(2)
     ]
     try:
-        errors = [process.communicate(timeout=120)[1] for process in ranks]
+        errors = [process.communicate(timeout=300)[1] for process in ranks]
     finally:
         for process in ranks:
             process.kill()

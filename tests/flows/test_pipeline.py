@@ -238,7 +238,7 @@ def test_killed_in_the_middle_of_a_stage_the_same_command_goes_on(
 
     pace(workspace, 0.0)
     done = start_vantage("--json")
-    printed, _ = done.communicate(timeout=120)
+    printed, _ = done.communicate(timeout=300)
     summary = json.loads(printed.splitlines()[-1])
     assert done.returncode == 0
     assert summary["run_id"] == record.run_id
@@ -268,7 +268,7 @@ def test_asked_to_stop_a_run_saves_and_says_how_to_go_on(
     process = start_vantage()
     wait_for(lambda: "sft started 1" in events(workspace))
     process.send_signal(signal.SIGINT)
-    printed, errors = process.communicate(timeout=60)
+    printed, errors = process.communicate(timeout=300)
     assert process.returncode == ExitCode.RESUME
     assert "run the same command again" in printed
     assert "Traceback" not in errors
@@ -290,7 +290,7 @@ def test_the_same_recipe_started_twice_at_once_trains_once(
     other = start_vantage()
     wait_for(lambda: "sft started 1" in events(workspace))
     record, printed = run_recipe(workspace, recipe_file)
-    other.communicate(timeout=60)
+    other.communicate(timeout=300)
     assert other.returncode == 0
     assert record.status == "completed"
     assert "waits for run" in printed
@@ -312,7 +312,7 @@ def test_a_broken_verifier_is_one_message_and_stops_who_reads_it(
     )
     recipe_file.write_text(recipe.replace("judge: {verifier: arithmetic}", "judge: {verifier: mine}"))
     process = start_vantage()
-    printed, errors = process.communicate(timeout=120)
+    printed, errors = process.communicate(timeout=300)
     assert process.returncode == ExitCode.BAD_INPUT, printed + errors
     told = " ".join((printed + errors).split())
     message = (
@@ -344,7 +344,7 @@ def test_a_prefect_server_that_is_killed_midway_is_told_and_no_finished_stage_is
         if "flows.tied_process" in child.cmdline() and "prefect" in child.cmdline()
     ]
     server.kill()
-    printed, errors = process.communicate(timeout=120)
+    printed, errors = process.communicate(timeout=300)
     assert process.returncode == ExitCode.UNAVAILABLE
     last = errors.rstrip().splitlines()[-1]
     assert last.startswith("vantage: the Prefect server at http://127.0.0.1:")

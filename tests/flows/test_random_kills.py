@@ -77,7 +77,7 @@ def test_a_run_killed_twenty_times_at_random_ends_with_the_digests_of_one_that_n
 
     pace(workspace, 0.0)
     process = drive(workspace, recipe_file)
-    process.communicate(timeout=120)
+    process.communicate(timeout=300)
     assert process.returncode == 0
     [record] = read_runs(workspace)
     assert {name: stage.digest for name, stage in record.stages.items()} == expected

@@ -445,7 +445,7 @@ def test_an_interrupted_sweep_goes_on_by_the_same_command(
             time.sleep(0.02)
         assert started(workspace)["policy"] == 2, "in the middle of a sweep"
         os.killpg(victim.pid, number)
-        _, told = victim.communicate(timeout=60)
+        _, told = victim.communicate(timeout=300)
     finally:
         if victim.poll() is None:
             os.killpg(victim.pid, signal.SIGKILL)
@@ -454,7 +454,7 @@ def test_an_interrupted_sweep_goes_on_by_the_same_command(
 
     pace(workspace, 0.0)
     resumed = vantage(*options)
-    out, told = resumed.communicate(timeout=120)
+    out, told = resumed.communicate(timeout=300)
     assert resumed.returncode == ExitCode.OK, told
     report = json.loads(out.splitlines()[-1])
     assert [each["status"] for each in report["rows"]] == ["completed"] * 4
