@@ -109,9 +109,9 @@ def wait_for_a_thread(job: StageJob) -> StageResult:
 
 
 def report_slowly(job: StageJob) -> StageResult:
-    """Take twice as long as two seconds, and say so all the while."""
+    """Take eight seconds, and say so all the while."""
     progress = Progress(job.scratch / PROGRESS, total=8, phase="running")
     for step in range(8):
-        time.sleep(0.5)
+        time.sleep(1.0)
         progress.update(step + 1)
     return StageResult(metrics={"reports": 8.0})

@@ -63,7 +63,7 @@ def start_vantage(workspace: Workspace, recipe_file: Path) -> Iterator[Starter]:
         print(*process.communicate())
 
 
-def wait_for(condition: Callable[[], object], seconds: float = 90.0) -> None:
+def wait_for(condition: Callable[[], object], seconds: float = 300.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it never came"

@@ -290,12 +290,12 @@ def test_a_stage_that_hangs_is_killed_with_its_stacks_and_goes_on_once(
 
     other = Workspace(workspace.root.with_name("other"))
     allow(other, "hang.txt", "sft 1")
-    with lives(other, recipe_file, "stages.sft.resources.hang_seconds=4") as life:
+    with lives(other, recipe_file, "stages.sft.resources.hang_seconds=8") as life:
         live_all(life, until="sft")
         first = life.live("sft")
         assert (first.status, first.exit_code) == ("resumable", ExitCode.HUNG)
         assert first.reason == (
-            "no progress for 4 s: the stage hung and was killed, and the log has the stacks of its threads; "
+            "no progress for 8 s: the stage hung and was killed, and the log has the stacks of its threads; "
             f"attempt 2 goes on from step {CHECKPOINT_EVERY} ({life.log_of('sft')})"
         )
         assert 'fake_work.py", line' in life.log_of("sft").read_text()
