@@ -74,10 +74,10 @@ def plan(recipe: Recipe, store: Store | None, runs: Sequence[RunRecord]) -> list
     inputs = dependencies(recipe)
     steps: dict[str, PlannedStep] = {}
     for name in order(recipe):
-        _provenance(recipe, name)  # the code is read as it is now, while there is one thread only
+        present = _provenance(recipe, name)  # for all: the code is read now, while there is one thread only
         earlier = _earlier(recipe, name, runs)
         read = {role: steps[step] for role, step in inputs[name].items()}
-        steps[name] = _plan_step(recipe, name, read, store, earlier)
+        steps[name] = _plan_step(recipe, name, read, store, earlier, present)
     return list(steps.values())
 
 
@@ -102,6 +102,7 @@ def _plan_step(
     read: Mapping[str, PlannedStep],
     store: Store | None,
     earlier: StageRecord | None,
+    present: Mapping[str, str],
 ) -> PlannedStep:
     kind = work_of(recipe, name).kind
     obstacles = dict.fromkeys(obstacle for step in read.values() if (obstacle := _obstacle(step)))
@@ -127,7 +128,7 @@ def _plan_step(
             kind,
             "reuse",
             reasons=(f"made by run {found.ref.run_id}", *(f"gate {verdict}" for verdict in verdicts)),
-            drift=tuple(drift(found.ref.provenance, _provenance(recipe, name))),
+            drift=tuple(drift(found.ref.provenance, present)),
             stage_key=key,
             digest=artifact.digest,
             verdicts=verdicts,
@@ -140,9 +141,7 @@ def _plan_step(
             kind,
             "resume",
             reasons=(f"attempt {begun.attempt if begun else ''} was interrupted".replace("  ", " "),),
-            drift=tuple(drift(begun.provenance, _provenance(recipe, name)))
-            if begun and begun.provenance
-            else (),
+            drift=tuple(drift(begun.provenance, present)) if begun and begun.provenance else (),
             at_step=at_step,
             stage_key=key,
         )

@@ -3,8 +3,8 @@
 One iteration, top to bottom: sample, score, shape, estimate advantages, update, steer the coefficients.
 """
 
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -40,7 +40,7 @@ from tasks.training.attempt import Attempt
 from tasks.training.data_order import DataOrder
 from tasks.training.optimization import frozen_dtype, training_device
 from tasks.training.seeds import derive_seed
-from tasks.updates.actor_critic import critic_folder, load_actor_critic
+from tasks.updates.actor_critic import ActorCritic, critic_folder, load_actor_critic
 from tasks.updates.estimates import Estimates, estimate
 from tasks.updates.policy_update import Ptx, kl_to_old, update
 
@@ -80,32 +80,12 @@ def run(job: StageJob) -> StageResult:
         if not attempt.best:
             selection.keep_if_best(attempt, iteration=0)
         for iteration in attempt.remaining():
+            # 2. Responses, what they are paid, and what that says of each token
             with attempt.unmoved():
-                # 2. Sample and score responses, and shape their rewards
-                filled = sample_rollout(job, work, actors, train, first_batch=state["batches"])
-                moments = updated_moments(state["moments"], filled.scored, algorithm)
-                rollout = shape(
-                    actors,
-                    filled.scored,
-                    returns=algorithm,
-                    moments=moments,
-                    kl_coef=state["kl_coef"],
-                    value_head=networks.value_head,
-                )
+                gathered = gather(job, work, actors, networks, train, state, positive_verifier)
+            rollout, estimates = gathered.rollout, gathered.estimates
 
-                # 3. Advantages for the policy, targets for the critic
-                greedy = sample_greedy(work, actors, train, filled.scored)
-                greedy_scores = scaled_greedy(greedy, algorithm, moments, job)
-                old_values = networks.values(rollout, actors)
-                estimates = estimate(
-                    rollout,
-                    algorithm,
-                    old_values=old_values,
-                    greedy_scores=greedy_scores,
-                    positive_verifier=positive_verifier,
-                )
-
-            # 4. Update
+            # 3. Update
             metrics = update(
                 networks,
                 actors,
@@ -117,18 +97,18 @@ def run(job: StageJob) -> StageResult:
                 kl_penalty_coef=state["kl_penalty_coef"],
                 ptx=ptx,
             )
-            metrics |= describe(rollout, estimates, filled, algorithm, state, moments)
-            if greedy is not None:
-                metrics["greedy_score_mean"] = greedy.scores.total.mean().item()
+            metrics |= describe(rollout, estimates, gathered.filled, algorithm, state, gathered.moments)
+            if gathered.greedy is not None:
+                metrics["greedy_score_mean"] = gathered.greedy.scores.total.mean().item()
 
-            # 5. Steer what is steered
-            state["batches"] += filled.rounds
-            state["moments"] = asdict(moments)
+            # 4. Steer what is steered
+            state["batches"] += gathered.filled.rounds
+            state["moments"] = asdict(gathered.moments)
             state["kl_coef"] = steered_kl_coef(state["kl_coef"], rollout, algorithm)
             moved = partial(kl_to_old, networks, actors, rollout, estimates, work)
             state["kl_penalty_coef"] = steered_kl_penalty_coef(state["kl_penalty_coef"], moved, algorithm)
 
-            # 6. Keep the policy that scores best on validation prompts
+            # 5. Keep the policy that scores best on validation prompts
             if (iteration + 1) % work.validate_every == 0 or iteration + 1 == work.iterations:
                 metrics |= selection.keep_if_best(attempt, iteration=iteration + 1)
             attempt.finish_step(
@@ -136,7 +116,7 @@ def run(job: StageJob) -> StageResult:
             )
         networks.policy.load_state_dict(attempt.best)
 
-    # 7. What the best policy is like
+    # 6. What the best policy is like
     measured = selection.measure()
     save_policy(networks.policy, codec.tokenizer, job.output)
     return StageResult(
@@ -147,6 +127,51 @@ def run(job: StageJob) -> StageResult:
         },
         tokenizer_digest=tokenizer_digest(job.output),
     )
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """What one iteration learns from; nothing that is saved has moved for it."""
+
+    filled: Filled
+    moments: RunningMoments
+    """Of the reward, this rollout's scores among them."""
+    rollout: Rollout
+    greedy: Scored | None
+    """Greedy responses to the same prompts, where they are the baseline."""
+    estimates: Estimates
+
+
+def gather(
+    job: StageJob,
+    work: PolicyOptimization,
+    actors: Actors,
+    networks: ActorCritic,
+    prompts: Prompts,
+    state: Mapping[str, Any],
+    positive_verifier: Verifier | None,
+) -> Gathered:
+    """Sample and score responses, shape their rewards, and estimate advantages and the critic's targets."""
+    algorithm = work.algorithm
+    filled = sample_rollout(job, work, actors, prompts, first_batch=state["batches"])
+    moments = updated_moments(state["moments"], filled.scored, algorithm)
+    rollout = shape(
+        actors,
+        filled.scored,
+        returns=algorithm,
+        moments=moments,
+        kl_coef=state["kl_coef"],
+        value_head=networks.value_head,
+    )
+    greedy = sample_greedy(work, actors, prompts, filled.scored)
+    estimates = estimate(
+        rollout,
+        algorithm,
+        old_values=networks.values(rollout, actors),
+        greedy_scores=scaled_greedy(greedy, algorithm, moments, job),
+        positive_verifier=positive_verifier,
+    )
+    return Gathered(filled, moments, rollout, greedy, estimates)
 
 
 def initial_state(job: StageJob, algorithm: Algorithm) -> dict[str, Any]:
