@@ -82,7 +82,8 @@ class Algorithm(Returns):
     lambda_value: Probability = 0.95
     """λ of the critic's targets; 1 makes them Monte-Carlo returns (VC-PPO's decoupled GAE)."""
     whiten_advantages: bool = False
-    """Shift and scale the advantages of a rollout to mean 0 and standard deviation 1 over its valid tokens."""
+    """Shift and scale the advantages of a rollout to mean 0 and standard deviation 1 over the tokens that the policy
+    learns from: without those that ``overlong_filter`` leaves out."""
     normalise_advantages: bool = False
     """The same within each minibatch."""
     advantage_clip: Positive | None = None

@@ -301,8 +301,9 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric(
         "advantage_mean", "reward",
-        "Mean of the advantages over the rollout's valid tokens, as the update uses them: whitened where the recipe "
-        "says so, before any normalisation within minibatches; whitened or normalised by groups they have no unit.",
+        "Mean of the advantages over the rollout's tokens that the policy learns from, as the update uses them: whitened "
+        "where the recipe says so, before any normalisation within minibatches; whitened or normalised by groups they "
+        "have no unit. Undefined where overlong_filter leaves nothing to learn from.",
         curve=("policy_optimization",),
     ),
     Metric(

@@ -26,7 +26,7 @@ REVISIONS: dict[str, int] = {
     "reward_model": 1,
     "dpo": 1,
     "value_pretraining": 2,
-    "policy_optimization": 2,
+    "policy_optimization": 3,
     "best_of_n": 1,
     "preference_collection": 1,
     "evaluation": 1,

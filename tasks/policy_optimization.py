@@ -290,7 +290,7 @@ def describe(
 ) -> dict[str, float]:
     """What a rollout was like, before its updates, and the coefficients that it was paid with."""
     mask = rollout.sequences.response_mask
-    advantages = estimates.advantages[mask]
+    advantages = estimates.advantages[estimates.policy_mask]
     terms = {f"score_mean_{name}": term.mean().item() for name, term in rollout.scores.by_term.items()}
     metrics = {
         "score_mean": rollout.scores.total.mean().item(),

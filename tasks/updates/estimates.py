@@ -61,9 +61,11 @@ def estimate(
         positive_verifier: the algorithm's, loaded, where it names one.
     """
     mask = rollout.sequences.response_mask
+    policy_mask = mask & rollout.sampled.ended[:, None] if algorithm.overlong_filter else mask
     advantages = _advantages(rollout, algorithm, old_values, greedy_scores)
-    if algorithm.whiten_advantages:
-        advantages = whiten(advantages, mask)
+    if algorithm.whiten_advantages and bool(policy_mask.any()):
+        # what the filter took out of the loss has no say in mean and deviation either
+        advantages = whiten(advantages, policy_mask)
     targets = None
     if old_values is not None:
         # decoupled GAE: a λ of its own for the critic, from the same values
@@ -71,7 +73,7 @@ def estimate(
         targets = of_value + old_values
     return Estimates(
         advantages=advantages,
-        policy_mask=mask & rollout.sampled.ended[:, None] if algorithm.overlong_filter else mask,
+        policy_mask=policy_mask,
         is_positive=held_to_be_right(rollout, algorithm, positive_verifier),
         old_values=old_values,
         targets=targets,

@@ -76,6 +76,23 @@ def test_whitening_is_over_the_rollout_and_normalising_over_the_minibatch() -> N
     }
 
 
+@pytest.mark.parametrize("switch", ["whiten_advantages", "normalise_advantages"])
+def test_what_the_overlong_filter_removed_has_no_part_in_whitening(switch: str) -> None:
+    """a ended and b was cut off. With γ = ½, a's returns are ½ and 1: mean ¾, deviation ¼, whatever b's are."""
+    scored = scored_as([1.0, -9.0], ended=(True, False))
+    learnt = learn(
+        "reinforce_pp", scores=scored, kl_coef=0.0, gamma=0.5, overlong_filter=True,
+        whiten_advantages=switch == "whiten_advantages", normalise_advantages=switch == "normalise_advantages",
+    )  # fmt: skip
+    assert learnt.advantages[:2] == close([-1.0, 1.0])
+
+
+def test_a_rollout_of_which_the_overlong_filter_leaves_nothing_is_not_whitened() -> None:
+    scored = scored_as([1.0, 0.0], ended=(False, False))
+    learnt = learn("reinforce_pp", scores=scored, overlong_filter=True)
+    assert learnt.policy_update([1.1] * 5).slopes == [0.0] * 5
+
+
 def test_advantages_are_clipped_after_they_were_whitened() -> None:
     learnt = learn(
         "dr_grpo", scores=[10.0, 0.0], samples_per_prompt=2, whiten_advantages=True, advantage_clip=1.0
