@@ -1,0 +1,480 @@
+"""One whole stage of policy optimisation in float64, written from the formulas alone: no code of ours but the random streams.
+
+Lists hold one tensor for each response; nothing is padded or masked, and every sum over time is written out.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import oracle_networks as nets
+import oracle_rollouts as rolls
+import torch
+from oracle_networks import Optimizer, of_tokens
+from oracle_rollouts import Batch, Moments, mean
+from torch import Tensor, nn
+
+SURROGATE_ROUNDING = 1e-7
+
+
+@dataclass
+class Outcome:
+    """What a stage should end with."""
+
+    weights: dict[str, Tensor]
+    """Of the best policy."""
+    last: dict[str, dict[str, Tensor]]
+    """Of every network after the last iteration."""
+    first: dict[str, dict[str, Tensor]]
+    """Of every network before the first."""
+    journal: list[dict[str, float]]
+    best_iteration: int
+    measured: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass
+class Rollout:
+    batch: Batch
+    scaled: list[float]
+    old: list[Tensor]
+    """log π of each token, as it was sampled."""
+    of_reference: list[Tensor]
+    """Log-distributions."""
+    deltas: list[Tensor]
+    """log π − log π_ref."""
+    rewards: list[Tensor]
+    advantages: list[Tensor]
+    learns: list[bool]
+    """Whether the policy learns from the response."""
+    positive: list[bool]
+    old_values: list[Tensor] | None
+    targets: list[Tensor] | None
+
+
+class PolicyStage:
+    """The stage's networks and what moves with them."""
+
+    def __init__(self, job: Any) -> None:
+        self.job, self.work, self.switches = job, job.work, job.work.algorithm
+        self.temperature, self.limit = job.generation.temperature, job.generation.max_response_tokens
+        self.policy = nets.language_model(job.inputs["init"])
+        self.reference = nets.language_model(job.inputs["reference"])
+        self.critic = self._critic()
+        critic_folder = job.inputs.get("critic")
+        self.moments = (
+            Moments.of(critic_folder) if critic_folder and self.switches.reads_critic else Moments()
+        )
+        self.kl_coef, self.kl_penalty_coef = self.switches.kl_coef, self.switches.kl_penalty_coef
+        self.optimizers = {
+            name: Optimizer(module, self.work.weight_decay, self.work.max_grad_norm)
+            for name, module in self.modules().items()
+        }
+        self.batches = 0
+        self.train, self.validation = rolls.questions(job, "train"), rolls.questions(job, "validation")
+
+    def _critic(self) -> nets.Scalar | None:
+        seed = nets.stream(self.job, "init")
+        if self.switches.shared_trunk:
+            return nets.Scalar(self.policy.model, *nets.fresh_head(self.policy.config.hidden_size, seed))
+        if not self.switches.reads_critic:
+            return None
+        folder = self.job.inputs.get("critic") or self.job.inputs["fresh_critic"]
+        return nets.critic_model(folder, head_seed=seed)
+
+    def modules(self) -> dict[str, nn.Module]:
+        if self.switches.shared_trunk:
+            return {"policy": _Joint(self.policy, self.critic)}
+        return {"policy": self.policy} | ({"critic": self.critic} if self.critic is not None else {})
+
+    # -- one rollout
+
+    def sampled(self) -> tuple[Batch, float]:
+        """The responses of one iteration, and the share of their groups that are uniform."""
+        group, job = self.switches.samples_per_prompt, self.job
+
+        def draw() -> Batch:
+            indices = rolls.prompts_of_iteration(job, self.batches, group=group, count=len(self.train.ids))
+            seed = nets.stream(job, "sampling", self.batches)
+            self.batches += 1
+            return rolls.sample_and_score(job, self.policy, self.train, indices, seed=seed)
+
+        parts, mixed, uniform = [], [], []
+        wanted = self.work.batch_size // group
+        drops, most = self.switches.drop_uniform_groups, self.switches.max_sampling_rounds
+        while not parts or (drops and len(mixed) < wanted and len(parts) < most):
+            parts.append(draw())
+            for place in range(wanted):
+                same = len(set(parts[-1].weighted_sums[place * group : (place + 1) * group])) == 1
+                (uniform if same else mixed).append((len(parts) - 1, place))
+        share = len(uniform) / (len(uniform) + len(mixed))
+        if not drops:
+            return parts[0], share
+        taken = sorted((mixed + uniform)[:wanted])
+        rows = [(parts[n], range(place * group, (place + 1) * group)) for n, place in taken]
+        return rolls.joined(rows), share
+
+    @torch.no_grad()
+    def rollout(self) -> tuple[Rollout, float]:
+        a = self.switches
+        batch, share = self.sampled()
+        if a.reward_scaling != "none":
+            self.moments.add(batch.scores)
+        scaled = rolls.scaled(self.job, a, self.moments, batch)
+        said, of_reference = (
+            nets.distributions(model, batch.prompts, batch.responses, self.temperature)
+            for model in (self.policy, self.reference)
+        )
+        old, ref = of_tokens(said, batch.responses), of_tokens(of_reference, batch.responses)
+        kl = rolls.kl_per_token(a.kl_kind, said, of_reference, batch)
+        rewards = rolls.token_rewards(scaled, kl, self.kl_coef)
+        old_values = None
+        if self.critic is not None:
+            old_values = nets.values(self.critic, batch.prompts, batch.responses)
+        learns = [end or not a.overlong_filter for end in batch.ended]
+        advantages = self.advantages(batch, scaled, kl, rewards, old_values)
+        if a.whiten_advantages:
+            kept = torch.cat([x for x, keeps in zip(advantages, learns, strict=True) if keeps])
+            advantages = _standardised(advantages, kept)
+        targets = None
+        if old_values is not None:
+            targets = [
+                gae(r, v, a.gamma, a.lambda_value) + v for r, v in zip(rewards, old_values, strict=True)
+            ]
+        if not a.positive_nll_coef:
+            positive = [False] * len(batch)
+        elif a.positive_verifier is not None:
+            positive = batch.right
+        else:
+            positive = [score > a.positive_threshold for score in batch.scores]
+        deltas = [p - q for p, q in zip(old, ref, strict=True)]
+        return Rollout(
+            batch,
+            scaled,
+            old,
+            of_reference,
+            deltas,
+            rewards,
+            advantages,
+            learns,
+            positive,
+            old_values,
+            targets,
+        ), share
+
+    def advantages(
+        self,
+        batch: Batch,
+        scaled: list[float],
+        kl: list[Tensor],
+        rewards: list[Tensor],
+        old_values: list[Tensor] | None,
+    ) -> list[Tensor]:
+        a, group = self.switches, self.switches.samples_per_prompt
+        if a.advantage == "gae":
+            return [
+                gae(r, v, a.gamma, self.lambda_policy(len(r)))
+                for r, v in zip(rewards, old_values or [], strict=True)
+            ]
+        if a.advantage == "returns_to_go":
+            return [rolls.discounted(r, a.gamma) for r in rewards]
+        if a.advantage == "greedy_baseline":
+            greedy = rolls.sample_and_score(
+                self.job,
+                self.policy,
+                rolls.Questions(batch.prompts, batch.answers),
+                range(len(batch)),
+                seed=0,
+                greedy=True,
+            )
+            of_greedy = rolls.scaled(self.job, a, self.moments, greedy)
+            above = [s - g for s, g in zip(scaled, of_greedy, strict=True)]
+            return [rolls.discounted(r, a.gamma) for r in rolls.token_rewards(above, kl, self.kl_coef)]
+        found = []
+        for start in range(0, len(batch), group):
+            totals = torch.stack([r.sum() for r in rewards[start : start + group]])
+            if a.advantage == "leave_one_out":
+                better = [totals[i] - (totals.sum() - totals[i]) / (group - 1) for i in range(group)]
+            elif a.advantage == "group_mean":
+                better = list(totals - totals.mean())
+            else:
+                better = list((totals - totals.mean()) / (totals.std() + 1e-6))
+            found += [torch.full_like(rewards[start + i], better[i].item()) for i in range(group)]
+        return found
+
+    def lambda_policy(self, length: int) -> float:
+        alpha = self.switches.length_adaptive_alpha
+        if alpha is None:
+            return self.switches.lambda_policy
+        return min(max(1 - 1 / (alpha * length), 0.0), 1.0)
+
+    # -- its updates
+
+    def mean_over(self, per_token: Sequence[Tensor], learns: Sequence[bool]) -> Tensor:
+        """The aggregation of the policy's loss, over the responses of one minibatch."""
+        kept = [x for x, keeps in zip(per_token, learns, strict=True) if keeps]
+        if not kept:
+            return 0.0 * sum(x.sum() for x in per_token)
+        kind = self.switches.aggregation
+        if kind == "sequence":
+            return sum(x.mean() for x in kept) / len(kept)
+        total = sum(x.sum() for x in kept)
+        divisors = {
+            "token": sum(map(len, kept)),
+            "sequence_sum": len(kept),
+            "constant": len(per_token) * self.limit,
+        }
+        return total / divisors[kind]
+
+    def surrogate(self, new: list[Tensor], old: list[Tensor], advantages: list[Tensor]) -> list[Tensor]:
+        """Of each token."""
+        a = self.switches
+        if not a.importance_ratio:
+            return [-n * A for n, A in zip(new, advantages, strict=True)]
+        losses = []
+        for n, o, A in zip(new, old, advantages, strict=True):
+            ratio = (n - o).exp()
+            low = 0.0 if a.clip_range_low is None else 1 - a.clip_range_low
+            high = float("inf") if a.clip_range_high is None else 1 + a.clip_range_high
+            gain = torch.minimum(ratio * A, ratio.clamp(low, high) * A)
+            if a.dual_clip is not None:
+                gain = torch.where(A < 0, torch.maximum(gain, a.dual_clip * A), gain)
+            losses.append(-gain)
+        return losses
+
+    def minibatch_advantages(self, r: Rollout, rows: list[int]) -> list[Tensor]:
+        a = self.switches
+        advantages = [r.advantages[i] for i in rows]
+        kept = [x for x, i in zip(advantages, rows, strict=True) if r.learns[i]]
+        if a.normalise_advantages and kept:
+            advantages = _standardised(advantages, torch.cat(kept))
+        if a.advantage_clip is not None:
+            advantages = [x.clamp(-a.advantage_clip, a.advantage_clip) for x in advantages]
+        return advantages
+
+    def said(self, r: Rollout, rows: list[int]) -> tuple[list[Tensor], list[Tensor]]:
+        """The policy's log-distributions now, and those of the tokens."""
+        prompts, responses = ([x[i] for i in rows] for x in (r.batch.prompts, r.batch.responses))
+        everything = nets.distributions(self.policy, prompts, responses, self.temperature)
+        return everything, of_tokens(everything, responses)
+
+    def losses(self, r: Rollout, rows: list[int]) -> tuple[dict[str, float], Tensor, Tensor | None]:
+        """Metrics, the policy's loss, and the critic's."""
+        a = self.switches
+        everything, new = self.said(r, rows)
+        old, learns = [r.old[i] for i in rows], [r.learns[i] for i in rows]
+        surrogate = self.mean_over(self.surrogate(new, old, self.minibatch_advantages(r, rows)), learns)
+        loss, ells = surrogate, [n - o for n, o in zip(new, old, strict=True)]
+        entropies = [-(p.exp() * p).sum(-1) for p in everything]
+        metrics = {
+            "surrogate_loss": surrogate.item(),
+            "entropy": torch.cat(entropies).mean().item(),
+        }
+        if any(learns):
+            kept = torch.cat([x for x, keeps in zip(ells, learns, strict=True) if keeps]).detach()
+            metrics["ratio"] = kept.exp().mean().item()
+            metrics["approx_kl"] = (kept.exp() - 1 - kept).mean().item()
+        positive = [new[k] for k, i in enumerate(rows) if r.positive[i] and r.learns[i]]
+        if positive:
+            nll = -torch.cat(positive).mean()
+            metrics["positive_nll"] = nll.item()
+            loss = loss + a.positive_nll_coef * nll
+        loss = loss - a.entropy_coef * self.mean_over(entropies, learns)
+        if a.kl_loss_coef:
+            batch = rolls.joined([(r.batch, rows)])
+            kl = rolls.kl_per_token(a.kl_loss_kind, everything, [r.of_reference[i] for i in rows], batch)
+            if a.kl_loss_kind != "full":
+                kl = [ell.detach().exp() * each for ell, each in zip(ells, kl, strict=True)]
+            loss = loss + a.kl_loss_coef * self.mean_over(kl, learns)
+        if self.kl_penalty_coef:
+            kinds = {"k1": lambda ell: -ell, "k3": lambda ell: ell.exp() - 1 - ell}
+            to_old = [kinds[a.kl_penalty_kind](ell) for ell in ells]
+            loss = loss + self.kl_penalty_coef * self.mean_over(to_old, learns)
+        metrics["policy_loss"] = loss.item()
+        value_loss = self.value_loss(r, rows)
+        if value_loss is not None:
+            metrics["value_loss"] = value_loss.item()
+        if a.shared_trunk:
+            loss, value_loss = loss + a.value_coef * value_loss, None
+        return metrics, loss, value_loss
+
+    def value_loss(self, r: Rollout, rows: list[int]) -> Tensor | None:
+        if self.critic is None:
+            return None
+        prompts, responses = ([x[i] for i in rows] for x in (r.batch.prompts, r.batch.responses))
+        now, old = (
+            torch.cat(nets.values(self.critic, prompts, responses)),
+            torch.cat([r.old_values[i] for i in rows]),
+        )
+        target, c = torch.cat([r.targets[i] for i in rows]), self.switches.value_clip_range
+        error = (now - target) ** 2
+        if c is not None:
+            error = torch.maximum(error, (torch.clamp(now, old - c, old + c) - target) ** 2)
+        return error.mean() / 2
+
+    def ptx_loss(self, number: int) -> Tensor:
+        job = self.job
+        rows = rolls.rows_of(job.inputs["ptx"], "train")
+        seeded = job.model_copy(update={"seed": nets.stream(job, "ptx")})
+        indices = nets.batch_of(seeded, number, size=self.work.minibatch_size, count=len(rows))
+        prompts = [[rolls.BOS, *rolls.encode(rows[i]["prompt"])] for i in indices]
+        responses = [[*rolls.encode(rows[i]["response"]), rolls.EOS] for i in indices]
+        said = nets.distributions(self.policy, prompts, responses, 1.0)
+        return -torch.cat(of_tokens(said, responses)).mean()
+
+    @torch.no_grad()
+    def surrogate_and_kl(self, r: Rollout, rows: list[int]) -> tuple[float, float]:
+        _, new = self.said(r, rows)
+        old, learns = [r.old[i] for i in rows], [r.learns[i] for i in rows]
+        per_token = self.surrogate(new, old, self.minibatch_advantages(r, rows))
+        ells = torch.cat([n - o for n, o, keeps in zip(new, old, learns, strict=True) if keeps])
+        return self.mean_over(per_token, learns).item(), (ells.exp() - 1 - ells).mean().item()
+
+    def policy_step(
+        self, r: Rollout, rows: list[int], gradients: list[Tensor], rate: float, surrogate: float
+    ) -> tuple[float, float, int, bool]:
+        """Norm, learning rate, steps undone, and whether one was kept."""
+        optimizer, most = self.optimizers["policy"], self.switches.trust_region_kl
+        if most is None:
+            return optimizer.step(gradients, rate), rate, 0, True
+        before = optimizer.snapshot()
+        for halvings in range(self.switches.trust_region_halvings + 1):
+            norm = optimizer.step(gradients, rate / 2**halvings)
+            now, kl = self.surrogate_and_kl(r, rows)
+            if kl <= most and now <= surrogate + SURROGATE_ROUNDING * abs(surrogate):
+                return norm, rate / 2**halvings, halvings, True
+            optimizer.go_back(before)
+        return norm, rate / 2**halvings, halvings + 1, False
+
+    def update(self, r: Rollout, iteration: int) -> dict[str, float]:
+        work, steps, undone = self.work, [], 0
+        per_iteration = work.epochs * (work.batch_size // work.minibatch_size)
+        total = work.iterations * per_iteration
+        for epoch, cut in enumerate(rolls.minibatches(self.job, iteration, len(r.batch))):
+            for place, rows in enumerate(cut):
+                number = iteration * per_iteration + epoch * len(cut) + place
+                metrics, loss, value_loss = self.losses(r, rows)
+                if self.switches.ptx_coef:
+                    ptx = self.ptx_loss(number)
+                    metrics["ptx_nll"] = ptx.item()
+                    loss = loss + self.switches.ptx_coef * ptx
+                loss.backward()
+                if value_loss is not None:
+                    value_loss.backward()
+                gradients = {name: o.gradients() for name, o in self.optimizers.items()}
+                rate = nets.learning_rate(work, number, total)
+                norm, rate, back, kept = self.policy_step(
+                    r, rows, gradients["policy"], rate, metrics["surrogate_loss"]
+                )
+                metrics |= {"grad_norm_policy": norm, "learning_rate_policy": rate}
+                undone += back
+                if "critic" in self.optimizers:
+                    rate = nets.learning_rate(work, number, total, peak=work.critic_learning_rate)
+                    norm = self.optimizers["critic"].step(gradients["critic"], rate)
+                    metrics |= {"grad_norm_critic": norm, "learning_rate_critic": rate}
+                steps.append(metrics)
+                if not kept:
+                    break
+        names = dict.fromkeys(name for step in steps for name in step)
+        means = {name: mean([step[name] for step in steps if name in step]) for name in names}
+        return means | ({"trust_region_undone": undone} if self.switches.trust_region_kl is not None else {})
+
+    # -- what is steered, and what is kept
+
+    def steer(self, r: Rollout) -> None:
+        a = self.switches
+        if a.kl_target is not None:
+            kl = mean([delta.sum().item() for delta in r.deltas])
+            error = min(max(kl / a.kl_target - 1, -0.2), 0.2)
+            self.kl_coef *= 1 + error * len(r.batch) / a.kl_horizon
+        if a.kl_penalty_target is not None:
+            _, kl = self.surrogate_and_kl(r, list(range(len(r.batch))))
+            if kl > 1.5 * a.kl_penalty_target:
+                self.kl_penalty_coef *= 2
+            elif kl < a.kl_penalty_target / 1.5:
+                self.kl_penalty_coef /= 2
+
+    def describe(self, r: Rollout, share: float, rounds: int, kl_coef: float) -> dict[str, float]:
+        batch = r.batch
+        advantages = torch.cat([x for x, keeps in zip(r.advantages, r.learns, strict=True) if keeps])
+        metrics = {
+            "score_mean": mean(batch.scores),
+            **{f"score_mean_{name}": mean(scores) for name, scores in batch.by_term.items()},
+            "scaled_score_mean": mean(r.scaled),
+            "reward_mean": mean([x.sum().item() for x in r.rewards]),
+            "kl_to_reference": mean([x.sum().item() for x in r.deltas]),
+            "kl_coef": kl_coef,
+            "advantage_mean": advantages.mean().item(),
+            "advantage_std": advantages.std(correction=0).item(),
+            "positive_share": mean(r.positive),
+            "response_length_mean": mean(list(map(len, batch.responses))),
+            "truncated_share": 1 - mean(batch.ended),
+            "uniform_group_share": share,
+            "sampling_rounds": rounds,
+        }
+        if r.old_values is not None:
+            returns = [rolls.discounted(x, self.switches.gamma) for x in r.rewards]
+            metrics["explained_variance"] = rolls.explained(r.old_values, returns)
+        return metrics
+
+    def measure(self, asked: rolls.Questions, seed: int) -> dict[str, float]:
+        indices = rolls.asked_again(asked, self.work.validation_samples)
+        batch = rolls.sample_and_score(self.job, self.policy, asked, indices, seed=seed)
+        said, ref = (rolls.logprobs_of(m, batch, self.temperature) for m in (self.policy, self.reference))
+        return {
+            "validation_score": mean(batch.scores),
+            "kl_to_reference": mean([(p - q).sum().item() for p, q in zip(said, ref, strict=True)]),
+            "mean_response_length": mean(list(map(len, batch.responses))),
+            "truncated_share": 1 - mean(batch.ended),
+        }
+
+
+def run(job: Any) -> Outcome:
+    """The whole stage."""
+    stage, work = PolicyStage(job), job.work
+    first = {name: nets.state_of(module) for name, module in stage.modules().items()}
+
+    def score() -> float:
+        return stage.measure(stage.validation, nets.stream(job, "validation sampling"))["validation_score"]
+
+    best, best_iteration, weights = score(), 0, nets.state_of(stage.policy)
+    journal = []
+    for iteration in range(work.iterations):
+        before = stage.batches
+        rollout, share = stage.rollout()
+        kl_coef, kl_penalty_coef = stage.kl_coef, stage.kl_penalty_coef
+        metrics = stage.update(rollout, iteration) | stage.describe(
+            rollout, share, stage.batches - before, kl_coef
+        )
+        if kl_penalty_coef:
+            metrics["kl_penalty_coef"] = kl_penalty_coef
+        stage.steer(rollout)
+        if (iteration + 1) % work.validate_every == 0 or iteration + 1 == work.iterations:
+            metrics["validation_score"] = score()
+            if metrics["validation_score"] > best:
+                best, best_iteration = metrics["validation_score"], iteration + 1
+                weights = nets.state_of(stage.policy)
+        journal.append(metrics)
+    last = {name: nets.state_of(module) for name, module in stage.modules().items()}
+    stage.policy.load_state_dict(weights)
+    measured = stage.measure(stage.validation, nets.stream(job, "validation sampling"))
+    return Outcome(weights, last, first, journal, best_iteration, measured)
+
+
+def gae(rewards: Tensor, values: Tensor, gamma: float, lam: float) -> Tensor:
+    """A_t = Σ_k (γλ)^k δ_{t+k},  δ_t = r_t + γ·V_{t+1} − V_t, and V after the end is 0."""
+    following = [*values[1:], torch.zeros((), dtype=torch.float64)]
+    deltas = torch.stack([r + gamma * f - v for r, f, v in zip(rewards, following, values, strict=True)])
+    return rolls.discounted(deltas, gamma * lam)
+
+
+def _standardised(advantages: Sequence[Tensor], over: Tensor) -> list[Tensor]:
+    """(A − mean)/std by the population's moments of some tokens."""
+    return [(x - over.mean()) / (over.std(correction=0) + 1e-8) for x in advantages]
+
+
+class _Joint(nn.Module):
+    """A policy and the head on its trunk."""
+
+    def __init__(self, policy: Any, critic: nets.Scalar) -> None:
+        super().__init__()
+        self.policy, self.value_head = policy, critic.head

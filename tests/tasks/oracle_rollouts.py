@@ -1,0 +1,228 @@
+"""What is sampled, what it is worth, and which policy is kept: what the oracles of several stages share."""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import oracle_networks as nets
+import pyarrow.parquet as pq
+import torch
+from oracle_networks import of_tokens
+from torch import Tensor
+from unequal_inputs import BOS, CHARACTERS, EOS, EXTRACT, SPECIAL
+
+
+def encode(text: str) -> list[int]:
+    return [len(SPECIAL) + CHARACTERS.index(character) for character in text]
+
+
+def decode(ids: Sequence[int]) -> str:
+    return "".join(CHARACTERS[token - len(SPECIAL)] for token in ids if token >= len(SPECIAL))
+
+
+def rows_of(folder: Path, split: str) -> list[dict[str, Any]]:
+    return pq.read_table(folder / f"{split}.parquet").to_pylist()
+
+
+@dataclass
+class Questions:
+    """The prompts of one split."""
+
+    ids: list[list[int]]
+    answers: list[str]
+
+
+def questions(job: Any, split: str) -> Questions:
+    rows = rows_of(job.inputs["prompts"], split)
+    return Questions([[BOS, *encode(row["prompt"])] for row in rows], [row["answer"] for row in rows])
+
+
+@dataclass
+class Batch:
+    """Sampled responses, with their scores before any scaling."""
+
+    prompts: list[list[int]]
+    answers: list[str]
+    responses: list[list[int]]
+    ended: list[bool]
+    by_term: dict[str, list[float]]
+    weighted_sums: list[float]
+    scores: list[float]
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+    @property
+    def right(self) -> list[bool]:
+        return [is_right(r, a) for r, a in zip(self.responses, self.answers, strict=True)]
+
+
+def is_right(response: Sequence[int], answer: str) -> bool:
+    found = re.findall(EXTRACT, decode(response))
+    return bool(found) and found[-1] == answer
+
+
+frozen_reward = cache(nets.reward_model)
+
+
+@torch.no_grad()
+def sample_and_score(
+    job: Any, policy: Any, asked: Questions, indices: Sequence[int], *, seed: int, greedy: bool = False
+) -> Batch:
+    prompts, answers = [asked.ids[i] for i in indices], [asked.answers[i] for i in indices]
+    responses = nets.sample(
+        policy,
+        prompts,
+        seed=seed,
+        temperature=job.generation.temperature,
+        max_tokens=job.generation.max_response_tokens,
+        greedy=greedy,
+    )
+    ended = [response[-1] == EOS for response in responses]
+    [reward] = job.rewards.values()
+    by_term: dict[str, list[float]] = {}
+    for number, term in enumerate(reward.terms):
+        if term.model is not None:
+            model = frozen_reward(job.inputs[f"reward.main.{number}"])
+            by_term[term.model] = [score.item() for score in nets.scores(model, prompts, responses)]
+        else:
+            right = [is_right(r, a) for r, a in zip(responses, answers, strict=True)]
+            by_term[term.verifier] = [1.0 if each else term.wrong for each in right]
+    sums = [
+        sum(t.weight * values[i] for t, values in zip(reward.terms, by_term.values(), strict=True))
+        for i in range(len(prompts))
+    ]
+    penalty = reward.missing_eos.subtract
+    scores = [total if end else total - penalty for total, end in zip(sums, ended, strict=True)]
+    return Batch(prompts, answers, responses, ended, by_term, sums, scores)
+
+
+def joined(parts: Sequence[tuple[Batch, Sequence[int]]]) -> Batch:
+    """Some rows of several batches, in order."""
+
+    def taken(read: Any) -> list[Any]:
+        return [read(batch)[row] for batch, rows in parts for row in rows]
+
+    return Batch(
+        taken(lambda b: b.prompts),
+        taken(lambda b: b.answers),
+        taken(lambda b: b.responses),
+        taken(lambda b: b.ended),
+        {name: taken(lambda b, name=name: b.by_term[name]) for name in parts[0][0].by_term},
+        taken(lambda b: b.weighted_sums),
+        taken(lambda b: b.scores),
+    )
+
+
+@torch.no_grad()
+def logprobs_of(model: Any, batch: Batch, temperature: float) -> list[Tensor]:
+    said = nets.distributions(model, batch.prompts, batch.responses, temperature)
+    return of_tokens(said, batch.responses)
+
+
+def scaled(job: Any, returns: Any, moments: "Moments", batch: Batch) -> list[float]:
+    """R/σ or (R − μ)/σ, clipped on both sides, less what DAPO's eq. 13 takes from long responses."""
+    found = []
+    limit = job.generation.max_response_tokens
+    for score, response in zip(batch.scores, batch.responses, strict=True):
+        if returns.reward_scaling != "none":
+            score = (score - (moments.mean if returns.reward_scaling == "normalise" else 0.0)) / moments.std
+        if returns.reward_clip is not None:
+            score = min(max(score, -returns.reward_clip), returns.reward_clip)
+        if returns.overlong_buffer is not None:
+            buffer = max(1, round(returns.overlong_buffer * limit))
+            score += min(0.0, max(-1.0, (limit - buffer - len(response)) / buffer))
+        found.append(score)
+    return found
+
+
+@dataclass
+class Moments:
+    """Of every score seen so far, by sums."""
+
+    count: int = 0
+    total: float = 0.0
+    squares: float = 0.0
+
+    @classmethod
+    def of(cls, folder: Path) -> "Moments":
+        """Those that a critic's folder hands over."""
+        if not (folder / "reward_moments.json").is_file():
+            return cls()
+        told = json.loads((folder / "reward_moments.json").read_text())
+        count, mean = told["count"], told["mean"]
+        return cls(count, count * mean, told["m2"] + count * mean**2)
+
+    def add(self, scores: Sequence[float]) -> None:
+        self.count += len(scores)
+        self.total += sum(scores)
+        self.squares += sum(score**2 for score in scores)
+
+    @property
+    def mean(self) -> float:
+        return self.total / self.count
+
+    @property
+    def std(self) -> float:
+        return (self.squares / self.count - self.mean**2) ** 0.5
+
+
+def kl_per_token(kind: str, said: list[Tensor], of_reference: list[Tensor], batch: Batch) -> list[Tensor]:
+    """KL(π‖ref) at each token, from log-distributions (length, V) of both."""
+    logprobs, ref_logprobs = of_tokens(said, batch.responses), of_tokens(of_reference, batch.responses)
+    deltas = [a - b for a, b in zip(logprobs, ref_logprobs, strict=True)]
+    formulas = {
+        "k1": lambda d: d,
+        "abs": lambda d: d.abs(),
+        "k2": lambda d: d**2 / 2,
+        "k3": lambda d: (-d).exp() - 1 + d,
+    }
+    if kind == "full":
+        return [(p.exp() * (p - q)).sum(-1) for p, q in zip(said, of_reference, strict=True)]
+    return [formulas[kind](d) for d in deltas]
+
+
+def token_rewards(scores: Sequence[float], kl: Sequence[Tensor], kl_coef: float) -> list[Tensor]:
+    """−β·KL on each token, and the score on the last."""
+    rewards = [-kl_coef * each for each in kl]
+    for reward, score in zip(rewards, scores, strict=True):
+        reward[-1] += score
+    return rewards
+
+
+def discounted(rewards: Tensor, gamma: float) -> Tensor:
+    """Σ_k γ^k r_{t+k}."""
+    length = len(rewards)
+    sums = [sum(gamma**k * rewards[t + k] for k in range(length - t)) for t in range(length)]
+    return torch.stack([torch.as_tensor(each, dtype=torch.float64) for each in sums])
+
+
+def explained(values: Sequence[Tensor], returns: Sequence[Tensor]) -> float:
+    """1 − Var(G − V)/Var(G) over all tokens."""
+    v, g = torch.cat(list(values)), torch.cat(list(returns))
+    return (1 - (g - v).var(correction=0) / g.var(correction=0)).item()
+
+
+def mean(numbers: Sequence[float]) -> float:
+    return sum(numbers) / len(numbers)
+
+
+def asked_again(asked: Questions, count: int) -> list[int]:
+    """The indices of ``count`` samples: prompt after prompt, from the first again."""
+    return [index % len(asked.ids) for index in range(count)]
+
+
+def prompts_of_iteration(job: Any, number: int, *, group: int, count: int) -> list[int]:
+    indices = nets.batch_of(job, number, size=job.work.batch_size // group, count=count)
+    return [index for index in indices for _ in range(group)]
+
+
+def minibatches(job: Any, iteration: int, count: int) -> list[list[list[int]]]:
+    """Rows of each optimiser step, by epoch."""
+    size = job.work.minibatch_size
+    orders = [nets.shuffled(job, count, "minibatches", iteration, epoch) for epoch in range(job.work.epochs)]
+    return [[order[start : start + size] for start in range(0, count, size)] for order in orders]

@@ -1,0 +1,272 @@
+"""Whole runs of policy optimisation against the oracle: every number of the journal, and the weights at the end.
+
+Each case switches on what others leave off; no two learning rates, λ, clip ranges or networks are equal. What a case is
+there for is asserted of the oracle first (`happens`): a guard that never bites, or a best policy that is the last one,
+would test nothing. Where another stream of random numbers breaks that, choose another seed.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import oracle_policy
+import pytest
+import torch
+from oracle_networks import assert_moved_alike, language_model
+from oracle_policy import Outcome
+from safetensors.torch import load_file
+from unequal_inputs import job_of, write_inputs
+
+from schemas.job import StageJob
+from schemas.recipe import MissingEos, PolicyOptimization, Reward, RewardTerm
+from tasks.ledger.journal import read
+from tasks.stages import run_stage
+from tasks.training import checkpoints
+from tasks.training.scratch import CHECKPOINTS, JOURNAL
+
+
+@dataclass(frozen=True)
+class Case:
+    algorithm: dict[str, Any]
+    work: dict[str, Any] = field(default_factory=dict)
+    happens: Callable[[Outcome], bool] = lambda outcome: True
+    reward: Reward | None = None
+    """None: a reward model and a verifier."""
+    seed: int = 5
+
+
+def varied(outcome: Outcome, name: str) -> bool:
+    """Whether a metric is not the same in all iterations."""
+    return len({metrics[name] for metrics in outcome.journal}) > 1
+
+
+def steered_freely(outcome: Outcome, *, target: float) -> bool:
+    """Whether the KL itself decided on a step of β, and not the clip of what it is off by."""
+    return any(abs(metrics["kl_to_reference"] / target - 1) < 0.2 for metrics in outcome.journal[:-1])
+
+
+KL_TARGET = 8.0
+ACTOR_CRITIC = {
+    "preset": "ppo",
+    "gamma": 0.9,
+    "lambda_policy": 0.7,
+    "lambda_value": 0.95,
+    "kl_coef": 0.1,
+    "clip_range_low": 0.1,
+    "clip_range_high": 0.25,
+    "value_clip_range": 0.1,
+}
+CASES = {
+    "two clips, moments of the critic, steered by k1, ptx": Case(
+        {
+            **ACTOR_CRITIC,
+            "kl_kind": "k2",
+            "reward_scaling": "normalise",
+            "reward_clip": 0.8,
+            "kl_target": KL_TARGET,
+            "kl_horizon": 50,
+            "entropy_coef": 0.02,
+            "ptx_coef": 0.3,
+            "dual_clip": 1.5,
+            "positive_nll_coef": 0.2,
+            "positive_verifier": "last_digit",
+        },
+        {"schedule": "linear", "warmup_steps": 3, "weight_decay": 0.1, "ptx": "demonstrations"},
+        happens=lambda o: steered_freely(o, target=KL_TARGET) and 0 < o.best_iteration < 3,
+        seed=4,
+    ),
+    "trust region and a penalty on KL(old‖new)": Case(
+        {
+            **ACTOR_CRITIC,
+            "clip_range_low": None,
+            "clip_range_high": None,
+            "value_clip_range": None,
+            "kl_penalty_coef": 0.5,
+            "kl_penalty_target": 0.02,
+            "trust_region_kl": 0.02,
+            "trust_region_halvings": 2,
+        },
+        {"epochs": 3, "learning_rate": 0.005},
+        happens=lambda o: (
+            o.best_iteration > 0 and varied(o, "trust_region_undone") and varied(o, "kl_penalty_coef")
+        ),
+        seed=6,
+    ),
+    "shared trunk, a penalty by k1, advantages of a minibatch clipped": Case(
+        {
+            **ACTOR_CRITIC,
+            "shared_trunk": True,
+            "value_coef": 0.3,
+            "whiten_advantages": False,
+            "normalise_advantages": True,
+            "advantage_clip": 0.7,
+            "kl_kind": "k3",
+            "kl_loss_coef": 0.2,
+            "kl_loss_kind": "abs",
+            "kl_penalty_coef": 0.4,
+            "kl_penalty_kind": "k1",
+            "reward_scaling": "scale",
+            "positive_nll_coef": 0.1,
+            "positive_threshold": 0.5,
+            "aggregation": "sequence",
+            "overlong_buffer": 0.5,
+        },
+        {"critic": None},
+        seed=6,
+    ),
+    "fresh critic, λ by length, decoupled": Case(
+        {
+            **ACTOR_CRITIC,
+            "whiten_advantages": False,
+            "lambda_value": 1.0,
+            "length_adaptive_alpha": 0.8,
+            "kl_kind": "full",
+            "overlong_filter": True,
+            "samples_per_prompt": 2,
+        },
+        {"critic": None, "fresh_critic": "fresh", "schedule": "cosine"},
+    ),
+    "groups, the uniform ones dropped; exact KL in the loss": Case(
+        {
+            "preset": "dapo",
+            "clip_range_low": 0.1,
+            "clip_range_high": 0.3,
+            "overlong_buffer": 0.6,
+            "overlong_filter": True,
+            "kl_coef": 0.05,
+            "kl_loss_coef": 0.3,
+            "kl_loss_kind": "full",
+            "samples_per_prompt": 3,
+            "max_sampling_rounds": 3,
+            "dual_clip": 1.2,
+        },
+        {"critic": None},
+        happens=lambda o: varied(o, "sampling_rounds") and varied(o, "uniform_group_share"),
+        reward=Reward(
+            terms=(RewardTerm(verifier="last_digit", wrong=-0.5),), missing_eos=MissingEos(subtract=0.4)
+        ),
+    ),
+    "greedy baseline, scaled": Case(
+        {
+            "preset": "remax",
+            "gamma": 0.9,
+            "reward_scaling": "normalise",
+            "reward_clip": 0.9,
+            "aggregation": "constant",
+        },
+        {"critic": None, "epochs": 1, "minibatch_size": 12},
+    ),
+    "one against the others": Case(
+        {"preset": "rloo", "samples_per_prompt": 4, "kl_coef": 0.2, "kl_kind": "abs"},
+        {"critic": None, "epochs": 1, "minibatch_size": 12},
+    ),
+    "against the group's mean, k3 in the loss": Case(
+        {
+            "preset": "dr_grpo",
+            "samples_per_prompt": 4,
+            "whiten_advantages": True,
+            "kl_loss_coef": 0.3,
+            "kl_loss_kind": "k3",
+        },
+        {"critic": None},
+    ),
+    "returns to go": Case(
+        {
+            "preset": "reinforce_pp",
+            "gamma": 0.8,
+            "kl_coef": 0.1,
+            "kl_loss_coef": 0.2,
+            "kl_loss_kind": "k2",
+            "overlong_filter": True,
+        },
+        {"critic": None},
+    ),
+}
+WORK = {
+    "kind": "policy_optimization",
+    "init": "init",
+    "reference": "reference",
+    "critic": "critic",
+    "reward": "main",
+    "prompts": "prompts",
+    "iterations": 3,
+    "batch_size": 12,
+    "minibatch_size": 6,
+    "microbatch_size": 4,
+    "epochs": 2,
+    "learning_rate": 0.02,
+    "critic_learning_rate": 0.007,
+    "max_grad_norm": 0.5,
+    "validate_every": 1,
+    "validation_samples": 18,
+    "checkpoint_every": 3,
+}
+INPUTS = {
+    "init": "init",
+    "reference": "reference",
+    "critic": "critic",
+    "fresh_critic": "fresh",
+    "prompts": "prompts",
+    "ptx": "demonstrations",
+    "reward.main.0": "reward",
+    "reward.main.1": "last_digit",
+    "positive_verifier": "last_digit",
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    torch.set_num_threads(1)
+    return write_inputs(tmp_path_factory.mktemp("inputs"))
+
+
+def job_for(case: Case, folders: dict[str, Path], folder: Path) -> StageJob:
+    work = PolicyOptimization.model_validate({**WORK, "algorithm": case.algorithm, **case.work})
+    critic_roles = {"critic", "fresh_critic"} - {n for n in ("critic", "fresh_critic") if getattr(work, n)}
+    inputs = {role: folders[name] for role, name in INPUTS.items() if role not in critic_roles}
+    if case.reward is None:
+        return job_of(work, folder, inputs, seed=case.seed)
+    inputs["reward.main.0"] = inputs.pop("reward.main.1")
+    return job_of(work, folder, inputs, seed=case.seed, rewards={"main": case.reward})
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_run_is_what_the_oracle_says(name: str, folders: dict[str, Path], tmp_path: Path) -> None:
+    case = CASES[name]
+    job = job_for(case, folders, tmp_path)
+    outcome = oracle_policy.run(job)
+    assert case.happens(outcome), [outcome.best_iteration, *outcome.journal]
+    result = run_stage(job)
+
+    journal = [entry.metrics for entry in read(job.scratch / JOURNAL)]
+    assert len(journal) == len(outcome.journal)
+    for number, (told, expected) in enumerate(zip(journal, outcome.journal, strict=True)):
+        for metric, value in expected.items():
+            assert told[metric] == pytest.approx(value, rel=1e-3, abs=1e-5), (number, metric)
+
+    last = last_weights(job, outcome.last)
+    for network, after in outcome.last.items():
+        assert_moved_alike(last[network], after, outcome.first[network])
+
+    measured = {"best_iteration": outcome.best_iteration, **outcome.measured}
+    for metric, value in measured.items():
+        assert result.metrics[metric] == pytest.approx(value, rel=1e-3, abs=1e-5), metric
+    before = language_model(folders["init"]).state_dict()
+    assert_moved_alike(load_file(job.output / "model.safetensors"), outcome.weights, before)
+
+
+def last_weights(job: StageJob, networks: Iterable[str]) -> dict[str, dict[str, torch.Tensor]]:
+    """Every network's in the last checkpoint."""
+    found = checkpoints.latest(job.scratch / CHECKPOINTS)
+    assert found is not None
+    trained = {f"{network}.{part}" for network in networks for part in ("weights", "optimizer")}
+    loaded = checkpoints.load(found, required=trained | {"stage", "stopped", "journal_offset", "best"})
+    return {
+        network: {
+            name.removeprefix(f"{network}.weights/"): tensor
+            for name, tensor in loaded.tensors.items()
+            if name.startswith(f"{network}.weights/")
+        }
+        for network in networks
+    }
