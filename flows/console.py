@@ -14,8 +14,8 @@ from typing import Any, TextIO
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.table import Column, Table
 from rich.text import Text
 
 from flows.doctor import Finding
@@ -23,7 +23,7 @@ from flows.planning import PlannedStep
 from flows.runs import GOOD, RunRecord, StageRecord
 from flows.status import RunView
 from schemas.verdicts import Verdict
-from tasks.training.progress import StageProgress
+from tasks.training.progress import RUNNING, StageProgress
 
 STYLES = {
     "reuse": "cyan",
@@ -76,10 +76,13 @@ class Screen:
         self.console = console
         self._bars = Progress(
             TextColumn("  {task.description}"),
-            BarColumn(bar_width=24),
-            TextColumn("{task.fields[facts]}"),
-            TimeRemainingColumn(compact=True, elapsed_when_finished=True),
+            BarColumn(bar_width=12),
+            # Time left is the stage's own: rich forgets a step that took longer than half a minute.
+            TextColumn(
+                "{task.fields[facts]}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)
+            ),
             console=console,
+            expand=True,
             transient=True,
             disable=not console.is_terminal,
         )
@@ -261,13 +264,30 @@ def headline_of(stage: StageRecord) -> str:
 
 
 def facts_of(progress: StageProgress) -> str:
-    """``120/400  loss 0.61  21,034 tokens/s``, as far as the stage has measured them."""
-    facts = [f"{progress.step}/{progress.total}" if progress.total else str(progress.step)]
+    """``3/14  4 min left  sampling 120/256, token 37 of 72  score 0.61  21,034 tokens/s``, as far as it is known."""
+    facts = [f"{progress.step}/{progress.total}"] if progress.total else []
+    if progress.seconds_left is not None:
+        facts.append(f"{duration(progress.seconds_left)} left")
+    facts += [phase_of(progress)] if progress.phase != RUNNING or not facts else []
     shown = [progress.headline] if progress.headline else list(progress.metrics)[:1]
     facts += [f"{name} {_number(progress.metrics.get(name))}" for name in shown]
     if progress.tokens_per_second is not None:
         facts.append(f"{progress.tokens_per_second:,.0f} tokens/s")
     return "  ".join(facts)
+
+
+def phase_of(progress: StageProgress) -> str:
+    """``sampling 120/256, token 37 of 72``: what is done within the step."""
+    count = f" {progress.phase_done}/{progress.phase_total}" if progress.phase_total else ""
+    return f"{progress.phase}{count}{f', {progress.phase_note}' if progress.phase_note else ''}"
+
+
+def duration(seconds: float) -> str:
+    """``45 s``, ``12 min`` or ``3 h 20 min``."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def _number(value: float | None) -> str:

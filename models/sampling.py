@@ -2,8 +2,9 @@
 
 import inspect
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -36,6 +37,7 @@ def sample(
     seed: int,
     greedy: bool = False,
     microbatch_size: int | None = None,
+    told: Callable[[int, int], None] | None = None,
 ) -> Samples:
     """Sample one response to each prompt from softmax(logits / temperature), the whole vocabulary.
 
@@ -45,6 +47,7 @@ def sample(
     Args:
         greedy: take the likeliest token instead.
         microbatch_size: prompts in one batch, shortest first; None: all.
+        told: called before each token with the number of responses that have ended, and the token's number (from 1).
 
     Raises:
         ValueError: no prompts, an empty one, or a prompt and response that exceed the model's positions.
@@ -71,6 +74,7 @@ def sample(
                     temperature=temperature,
                     eos_token_ids=eos_token_ids,
                     pad_token_id=pad_token_id,
+                    told=None if told is None else partial(_tell, told, start),
                 ),
                 strict=True,
             )
@@ -97,6 +101,7 @@ def _sample_batch(
     temperature: float,
     eos_token_ids: Collection[int],
     pad_token_id: int,
+    told: Callable[[int, int], None] | None,
 ) -> list[tuple[list[int], list[float]]]:
     """Ids and log-probabilities of each prompt's response; `uniform` (B, max_new_tokens) in [0, 1), None: greedy."""
     device = model.device
@@ -109,8 +114,10 @@ def _sample_batch(
     rows = torch.arange(len(prompts), device=device)  # of the batch that is still in the cache
     active = torch.ones_like(rows, dtype=torch.bool)
     takes_positions = "position_ids" in inspect.signature(model.forward).parameters  # not where ALiBi does it
-    cache = None
+    cache, num_active = None, len(prompts)
     for step in range(max_new_tokens):
+        if told is not None:
+            told(len(prompts) - num_active, step + 1)
         positions = (attention_mask.cumsum(dim=1) - 1).clamp(min=0)[:, -input_ids.shape[1] :]
         output = model(
             input_ids=input_ids,
@@ -141,6 +148,10 @@ def _sample_batch(
         (row[:length], chosen[:length])
         for row, chosen, length in zip(ids.tolist(), logprobs.tolist(), lengths.tolist(), strict=True)
     ]
+
+
+def _tell(told: Callable[[int, int], None], before: int, ended: int, token: int) -> None:
+    told(before + ended, token)
 
 
 def _draw(distribution: Tensor, uniform: Tensor) -> Tensor:

@@ -212,7 +212,7 @@ class Resources(Frozen):
     """None: all of the machine's, so that stages run one after the other."""
     hang_seconds: Positive | None = 21600.0
     """Seconds without a progress report after which the stage counts as hung: it is killed, and begun again once.
-    Reports come with every optimiser step, iteration or batch; an evaluation gives four. None: never."""
+    Reports come with every optimiser step, sampled token and micro-batch. None: never."""
 
 
 class Stage(Frozen):

@@ -17,6 +17,7 @@ from tasks.rewards.scoring import load_scorer
 from tasks.sampling.minibatches import minibatches
 from tasks.sampling.rollouts import Actors, Scored, prompts_of_iteration, sample_and_score
 from tasks.sampling.selection import Selection
+from tasks.training import progress
 from tasks.training.attempt import Attempt
 from tasks.training.metric_sums import means_of
 from tasks.training.optimization import (
@@ -129,6 +130,7 @@ def update(
     cut = [rows for epoch in epochs for rows in epoch]
     steps: list[dict[str, float]] = []
     for number, rows in enumerate(cut):
+        progress.phase("updating", number, len(cut))
         nll = accumulate_nll(policy, kept.select(rows), work, temperature=job.generation.temperature)
         rates = update_weights(
             optimizer,

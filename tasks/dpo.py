@@ -19,6 +19,7 @@ from schemas.recipe import DirectPreferenceOptimization
 from tasks.data.examples import Completions, codec_of, read_completions
 from tasks.data.splits import TEST, TRAIN, VALIDATION
 from tasks.rewards.scoring import TokenizersDiffer
+from tasks.training import progress
 from tasks.training.attempt import Attempt
 from tasks.training.data_order import order_of
 from tasks.training.metric_sums import MetricSums
@@ -151,6 +152,7 @@ def measure_pairs(models: Models, pairs: Completions, work: DirectPreferenceOpti
     """Accuracy of the implicit rewards β·(log π − log π_ref), DPO loss (nats) and mean reward gap over pairs."""
     sums, loss_sum = MetricSums(), 0.0
     for rows in chunks(len(pairs), work.microbatch_size or work.batch_size):
+        progress.phase("measuring", rows.start, len(pairs))
         batch = pairs.batch(range(len(pairs))[rows]).to(models.policy.device)
         logprobs = pair_logprobs(models, batch, precision=work.precision)
         result = dpo(

@@ -15,7 +15,7 @@ from tasks.rewards.scoring import TokenizersDiffer
 from tasks.sampling.judging import load_judge
 from tasks.sampling.rollouts import Sampled, sample_responses
 from tasks.training.optimization import training_device
-from tasks.training.progress import Progress
+from tasks.training.progress import RUNNING, Progress, within
 from tasks.training.scratch import PROGRESS
 from tasks.training.seeds import derive_seed
 
@@ -41,9 +41,11 @@ def run(job: StageJob) -> StageResult:
     greedy: dict[str, Judged] = {}
 
     # 1. The same prompts, sampled and judged for both
-    progress = Progress(job.scratch / PROGRESS, total=4, phase="sampling")
+    progress = Progress(job.scratch / PROGRESS, total=4, phase=RUNNING)
+    progress.update(0)
     for step, (role, results) in enumerate(product(("baseline", "candidate"), (judged, greedy)), start=1):
-        results[role], prompts_of[role] = respond(job, role, greedy=results is greedy)
+        with within(f"{role}, greedy" if results is greedy else role):
+            results[role], prompts_of[role] = respond(job, role, greedy=results is greedy)
         headline = f"{role} {name}"
         progress.update(step, metrics={headline: results[role].judgements.mean().item()}, headline=headline)
     if prompts_of["baseline"].texts != prompts_of["candidate"].texts:

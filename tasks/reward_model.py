@@ -25,6 +25,7 @@ from schemas.job import StageJob, StageResult
 from schemas.recipe import RewardModelling
 from tasks.data.examples import Codec, Completions, Rankings, codec_of, read_completions, read_rankings
 from tasks.data.splits import TEST, TRAIN, VALIDATION
+from tasks.training import progress
 from tasks.training.attempt import Attempt
 from tasks.training.data_order import order_of
 from tasks.training.metric_sums import MetricSums
@@ -192,6 +193,7 @@ def measure_rankings(reward: ScalarModel, rankings: Rankings, *, batch_size: int
     """
     sums, loss_sum, num_prompts = MetricSums(), 0.0, 0
     for rows in chunks(len(rankings), batch_size):
+        progress.phase("measuring", rows.start, len(rankings))
         batch = rankings.batch(range(len(rankings))[rows]).to(reward.head.weight.device)
         completion_scores = scores(reward, batch.sequences)
         result = ranking_loss(completion_scores, batch.ranks, batch.group_ids, denominator=1.0)
@@ -215,6 +217,7 @@ def measure_pairs(reward: ScalarModel, pairs: Completions, *, batch_size: int) -
     """
     sums, loss_sum = MetricSums(), 0.0
     for rows in chunks(len(pairs), batch_size):
+        progress.phase("measuring", rows.start, len(pairs))
         batch = pairs.batch(range(len(pairs))[rows]).to(reward.head.weight.device)
         chosen, rejected = scores(reward, batch).chunk(2)
         result = bradley_terry(chosen, rejected, denominator=float(len(pairs)))

@@ -12,6 +12,7 @@ from schemas.job import StageJob, StageResult
 from schemas.recipe import SupervisedFineTuning
 from tasks.data.examples import Completions, codec_of, read_completions
 from tasks.data.splits import TEST, TRAIN, VALIDATION
+from tasks.training import progress
 from tasks.training.attempt import Attempt
 from tasks.training.data_order import order_of
 from tasks.training.optimization import autocast, make_optimizer, training_device, update_weights
@@ -76,6 +77,7 @@ def mean_nll(policy: PreTrainedModel, examples: Completions, *, batch_size: int)
     """Mean NLL over all response tokens (nats/token)."""
     nll, num_tokens = 0.0, 0
     for rows in chunks(len(examples), batch_size):
+        progress.phase("measuring", rows.start, len(examples))
         batch = examples.batch(range(len(examples))[rows]).to(policy.device)
         logprobs = response_logprobs(policy, batch, temperature=1.0).logprobs
         nll -= float(logprobs[batch.response_mask].double().sum())

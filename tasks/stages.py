@@ -3,6 +3,8 @@
 from importlib import import_module
 
 from schemas.job import StageJob, StageResult
+from tasks.training.progress import Progress
+from tasks.training.scratch import PROGRESS
 
 MODULES = {
     "import_model": "tasks.import_model",
@@ -24,6 +26,8 @@ def run_stage(job: StageJob) -> StageResult:
 
     Modules are imported on demand, so that preparing data loads no tensor library and training no pandera.
     """
+    job.scratch.mkdir(parents=True, exist_ok=True)
+    Progress(job.scratch / PROGRESS, total=0, phase="loading")
     run = import_module(MODULES[job.work.kind]).run
     result: StageResult = run(job)
     return result

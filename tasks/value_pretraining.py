@@ -33,6 +33,7 @@ from tasks.sampling.rollouts import (
     sample_and_score,
     shape,
 )
+from tasks.training import progress
 from tasks.training.attempt import Attempt, weights_of
 from tasks.training.data_order import DataOrder
 from tasks.training.metric_sums import MetricSums
@@ -168,8 +169,9 @@ def sample_held_out(
     assert work.returns is not None
     prompts = read_prompts(job.inputs["prompts"], VALIDATION, actors.codec)
     indices = [index % len(prompts) for index in range(work.validation_samples)]
-    scored = sample_and_score(actors, prompts, indices, seed=derive_seed(job.seed, "validation sampling"))
-    rollout = shape(actors, scored, returns=work.returns, moments=moments)
+    with progress.within("validation"):
+        scored = sample_and_score(actors, prompts, indices, seed=derive_seed(job.seed, "validation sampling"))
+        rollout = shape(actors, scored, returns=work.returns, moments=moments)
     returns = monte_carlo_returns(rollout.rewards, rollout.sequences.response_mask, gamma=work.returns.gamma)
     return HeldOut(rollout=rollout, returns=returns)
 
@@ -189,6 +191,7 @@ def regress(
     epochs = minibatches(rollout.sequences, work, seed=job.seed, iteration=iteration)
     cut = [rows for epoch in epochs for rows in epoch]
     for number, rows in enumerate(cut):
+        progress.phase("updating", number, len(cut))
         metrics = accumulate_value_loss(critic, rollout, returns, rows, work)
         step = iteration * len(cut) + number
         metrics |= update_weights(optimizer, critic, work, step=step, total_steps=work.iterations * len(cut))
@@ -216,7 +219,8 @@ def accumulate_value_loss(
 def diagnose(critic: ScalarModel, held_out: HeldOut, actors: Actors) -> ValueDiagnostics:
     """Explained variance and what it hides, over the whole held-out set at once."""
     sequences = held_out.rollout.sequences
-    predicted = rollout_values(critic, sequences, actors)
+    with progress.within("validation"):
+        predicted = rollout_values(critic, sequences, actors)
     return value_diagnostics(predicted, held_out.returns, sequences.response_mask, num_positions=POSITIONS)
 
 

@@ -15,6 +15,7 @@ from schemas.job import StageJob
 from schemas.recipe import MissingEos
 from tasks.rewards.verifier_file import Verifier
 from tasks.rewards.verifiers import load_verifier, verdicts
+from tasks.training import progress
 
 
 class TokenizersDiffer(ValueError):
@@ -133,7 +134,8 @@ def apply_missing_eos(total: Tensor, ended: Tensor, rule: MissingEos | None) -> 
 
 
 def _model_scores(model: ScalarModel, sequences: Sequences, microbatch_size: int | None) -> Tensor:
-    parts = [
-        scores(model, sequences.select(rows)).float() for rows in chunks(len(sequences), microbatch_size)
-    ]
+    parts = []
+    for rows in chunks(len(sequences), microbatch_size):
+        progress.phase("scoring", rows.start, len(sequences))
+        parts.append(scores(model, sequences.select(rows)).float())
     return torch.cat(parts)

@@ -18,6 +18,7 @@ from models.sequences import Sequences, collate
 from schemas.algorithm import Returns
 from tasks.data.examples import Codec, Prompts
 from tasks.rewards.scoring import Scorer, Scores, score
+from tasks.training import progress
 from tasks.training.data_order import DataOrder
 from tasks.training.optimization import autocast
 
@@ -128,16 +129,22 @@ def sample_responses(
 ) -> Sampled:
     """One response to each of the prompts at ``indices``."""
     prompt_ids = [prompts.ids[index] for index in indices]
+    limit = codec.generation.max_response_tokens
+
+    def told(ended: int, token: int) -> None:
+        progress.phase("sampling", ended, len(prompt_ids), note=f"token {token} of {limit}")
+
     samples = sample(
         policy,
         prompt_ids,
-        max_new_tokens=codec.generation.max_response_tokens,
+        max_new_tokens=limit,
         temperature=codec.generation.temperature,
         eos_token_ids=codec.stop_token_ids,
         pad_token_id=codec.pad_token_id,
         seed=seed,
         greedy=greedy,
         microbatch_size=microbatch_size,
+        told=told,
     )
     sequences = collate(prompt_ids, samples.responses, pad_token_id=codec.pad_token_id)
     return Sampled(
@@ -282,7 +289,11 @@ def rollout_logprobs(
             )
         return {name: tokens for name, tokens in vars(found).items() if tokens is not None}
 
-    return LogProbs(**per_token(said, sequences, microbatch_size=actors.microbatch_size))
+    return LogProbs(
+        **per_token(
+            said, sequences, microbatch_size=actors.microbatch_size, computes="computing log-probabilities"
+        )
+    )
 
 
 def rollout_values(critic: ScalarModel, sequences: Sequences, actors: Actors) -> Tensor:
@@ -292,16 +303,27 @@ def rollout_values(critic: ScalarModel, sequences: Sequences, actors: Actors) ->
         with autocast(actors.precision, micro.input_ids.device):
             return {"values": values(critic, micro)}
 
-    return per_token(predicted, sequences, microbatch_size=actors.microbatch_size)["values"]
+    gathered = per_token(
+        predicted, sequences, microbatch_size=actors.microbatch_size, computes="computing values"
+    )
+    return gathered["values"]
 
 
 @torch.no_grad()
 def per_token(
-    compute: Callable[[Sequences], dict[str, Tensor]], sequences: Sequences, *, microbatch_size: int | None
+    compute: Callable[[Sequences], dict[str, Tensor]],
+    sequences: Sequences,
+    *,
+    microbatch_size: int | None,
+    computes: str,
 ) -> dict[str, Tensor]:
-    """``compute`` over micro-batches, each of its results gathered into float32 (B,T) with 0 outside the mask."""
+    """``compute`` over micro-batches, each of its results gathered into float32 (B,T) with 0 outside the mask.
+
+    ``computes`` is what progress calls it.
+    """
     gathered: dict[str, Tensor] = {}
     for rows in chunks(len(sequences), microbatch_size):
+        progress.phase(computes, rows.start, len(sequences))
         micro = sequences.select(rows)
         for name, tokens in compute(micro).items():
             if name not in gathered:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from schemas.algorithm import Returns
 from tasks.data.examples import Prompts
 from tasks.sampling.rollouts import Actors, Scored, sample_and_score, sequence_sums, shape
+from tasks.training import progress
 from tasks.training.attempt import Attempt, weights_of
 from tasks.training.seeds import derive_seed
 
@@ -48,4 +49,5 @@ class Selection:
     def _respond(self) -> Scored:
         indices = [index % len(self.prompts) for index in range(self.num_samples)]
         seed = derive_seed(self.seed, "validation sampling")
-        return sample_and_score(self.actors, self.prompts, indices, seed=seed)
+        with progress.within("validation"):
+            return sample_and_score(self.actors, self.prompts, indices, seed=seed)

@@ -15,7 +15,7 @@ from schemas.job import StageJob
 from tasks.ledger.journal import Journal
 from tasks.training import checkpoints, preemption
 from tasks.training.optimization import TrainingDiverged
-from tasks.training.progress import Progress
+from tasks.training.progress import RUNNING, Progress
 from tasks.training.scratch import CHECKPOINTS, JOURNAL, PROGRESS, write_committed
 
 SECONDS_OF_SPEED = 5.0
@@ -64,7 +64,7 @@ class Attempt:
         self._journal = Journal(self._scratch / JOURNAL)
         self._restore()
         self._saved_at = self.step
-        self._progress = Progress(self._scratch / PROGRESS, total=total, phase="running")
+        self._progress = Progress(self._scratch / PROGRESS, total=total, phase=RUNNING)
         self._progress.update(self.step)
         self._speed = Speed()
 
@@ -82,6 +82,7 @@ class Attempt:
         Raises:
             Preempted: the process was asked to stop; everything up to the finished step is saved.
         """
+        self._progress.update(self.step)  # the first step begins now, not when the stage did
         while self.step < self._total and not self._stopped:
             yield self.step
             self.step += 1

@@ -1,21 +1,38 @@
-"""How far a running stage has come: one file, replaced whole, for whoever takes a glance."""
+"""How far a running stage has come: one file, replaced whole, for whoever takes a glance.
+
+A stage's process has one ``Progress``, so whatever samples, scores or updates can say how far it is within a step
+by ``phase(name, done, total)``, wherever it stands and whoever called it; where nobody watches, nothing happens.
+"""
 
 import math
+import threading
 import time as clock
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from schemas.frozen import Frozen
 from tasks.storage.durable_files import show_file
 
+RUNNING = "running"
+"""The phase of a stage between those that it names."""
+
 SECONDS_BETWEEN_SHOWS = 0.2
+SECONDS_OF_PACE, STEPS_OF_PACE = 60.0, 10
+"""Time left is told from the newest steps: from so many seconds of them, or from so many, whichever are more."""
 
 
 class StageProgress(Frozen):
     """How far a running stage has come."""
 
     phase: str
-    """What it does now: ``training``, ``validating`` …"""
+    """What it does now: ``running``, ``sampling``, ``scoring``, ``updating`` …"""
+    phase_done: int = 0
+    phase_total: int = 0
+    """How much of that is done, and of how much; 0 of 0 where that is not counted."""
+    phase_note: str = ""
+    """What moves while ``phase_done`` does not: ``token 37 of 72``."""
     step: int
     total: int
     """The step at which the stage ends, as far as it knows."""
@@ -24,6 +41,8 @@ class StageProgress(Frozen):
     headline: str | None = None
     """The name of the one metric to show where there is room for one."""
     tokens_per_second: float | None = None
+    seconds_left: float | None = None
+    """Until ``total``, at the pace of the newest steps; None before the first step and after the last."""
     started: float
     """Seconds since 1970, of this attempt."""
     updated: float
@@ -37,17 +56,25 @@ class StageProgress(Frozen):
 class Progress:
     """The writer's end of ``progress.json``: replaced whole, five times a second at most.
 
-    A new phase and the last step are always written.
+    A new stage-wide phase and the last step are always written. Phases within a step are written by a thread of
+    their own a moment later: the loop that tells of them waits for no disk.
     """
 
     def __init__(self, path: Path, *, total: int, phase: str) -> None:
+        """Write a first report, and be what ``phase`` and ``within`` of this module speak to from now on."""
+        global _current
         self._path = path
         self._started = clock.time()
         self._shown_at = -math.inf
+        self._phase = phase
+        self._pace = Pace()
+        self._showing = threading.Lock()
+        self._later: threading.Timer | None = None
         self._report = StageProgress(
             phase=phase, step=0, total=total, metrics={}, started=self._started, updated=self._started
         )
         self._show()
+        _current = self
 
     def update(
         self,
@@ -60,28 +87,101 @@ class Progress:
         total: int | None = None,
     ) -> None:
         """Tell the newest state; what is not given stays as it was."""
-        before = self._report
+        before, phase_before = self._report, self._phase
+        self._phase = phase_before if phase is None else phase
         finite = {
             name: value if value is not None and math.isfinite(value) else None
             for name, value in (before.metrics if metrics is None else metrics).items()
         }
+        self._pace.mark(step, clock.monotonic())
         self._report = StageProgress(
-            phase=before.phase if phase is None else phase,
+            phase=self._phase,
             step=step,
             total=before.total if total is None else total,
             metrics=finite,
             headline=before.headline if headline is None else headline,
             tokens_per_second=before.tokens_per_second if tokens_per_second is None else tokens_per_second,
             started=self._started,
-            updated=clock.time(),
+            updated=before.updated,
         )
         is_due = clock.monotonic() - self._shown_at >= SECONDS_BETWEEN_SHOWS
-        if is_due or self._report.phase != before.phase or step >= self._report.total:
+        if is_due or self._phase != phase_before or step >= self._report.total:
+            self._show()
+
+    def phase(self, name: str, done: int = 0, total: int = 0, *, note: str = "") -> None:
+        """Tell what is being done within the step, until the next ``update``; costs no more than an assignment."""
+        self._report = self._report.model_copy(
+            update={"phase": name, "phase_done": done, "phase_total": total, "phase_note": note}
+        )
+        if self._later is None:
+            self._later = threading.Timer(SECONDS_BETWEEN_SHOWS, self._show_later)
+            self._later.daemon = True
+            self._later.start()
+
+    def _show_later(self) -> None:
+        self._later = None
+        with suppress(OSError):  # a full disk is for the stage's own files to find out
             self._show()
 
     def _show(self) -> None:
-        show_file(self._path, self._report.model_dump_json().encode())
-        self._shown_at = clock.monotonic()
+        with self._showing:
+            now = clock.monotonic()
+            report = self._report
+            left = self._pace.seconds_left(report.step, report.total, now)
+            report = report.model_copy(update={"seconds_left": left, "updated": clock.time()})
+            show_file(self._path, report.model_dump_json().encode())
+            self._shown_at = now
+
+
+class Pace:
+    """How long a step takes, from the newest ones."""
+
+    def __init__(self) -> None:
+        self._marks: deque[tuple[float, int]] = deque()
+
+    def mark(self, step: int, now: float) -> None:
+        """Step ``step`` begins at ``now`` (seconds of a monotonic clock).
+
+        What happens before the first step is no part of it, so the first mark moves as long as its step does not end.
+        """
+        marks = self._marks
+        if len(marks) > 1 and step == marks[-1][1]:
+            return
+        if marks and step <= marks[-1][1]:
+            marks.clear()
+        marks.append((now, step))
+        while len(marks) > 2 and now - marks[1][0] > SECONDS_OF_PACE and step - marks[1][1] >= STEPS_OF_PACE:
+            marks.popleft()
+
+    def seconds_left(self, step: int, total: int, now: float) -> float | None:
+        """Seconds from ``now`` to step ``total``; None where no step has been measured, or none is left."""
+        if len(self._marks) < 2 or step >= total:
+            return None
+        (first_at, first), (last_at, last) = self._marks[0], self._marks[-1]
+        seconds_a_step = (last_at - first_at) / (last - first)
+        of_this_step = max(seconds_a_step - (now - last_at), 0.0)
+        return of_this_step + seconds_a_step * (total - step - 1)
+
+
+_current: Progress | None = None
+_within = ""
+
+
+def phase(name: str, done: int = 0, total: int = 0, *, note: str = "") -> None:
+    """Tell whoever watches this process's stage what it does within its step, and how much of that is done."""
+    if _current is not None:
+        _current.phase(f"{_within}{name}", done, total, note=note)
+
+
+@contextmanager
+def within(name: str) -> Iterator[None]:
+    """Say of all phases inside this block that they belong to ``name``: ``validation: sampling``."""
+    global _within
+    outside, _within = _within, f"{name}: "
+    try:
+        yield
+    finally:
+        _within = outside
 
 
 def read_progress(path: Path) -> StageProgress | None:

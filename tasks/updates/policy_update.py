@@ -10,6 +10,7 @@ from schemas.recipe import PolicyOptimization
 from tasks.data.examples import Completions
 from tasks.sampling.minibatches import minibatches
 from tasks.sampling.rollouts import Actors, Rollout
+from tasks.training import progress
 from tasks.training.data_order import DataOrder
 from tasks.training.metric_sums import means_of
 from tasks.training.optimization import TrainingDiverged, update_weights
@@ -55,6 +56,7 @@ def update(
     undone = 0
     for epoch, cut in enumerate(epochs):
         for place, rows in enumerate(cut):
+            progress.phase("updating", epoch * len(cut) + place, per_iteration)
             number = iteration * per_iteration + epoch * len(cut) + place
             minibatch = minibatch_of(rollout, estimates, rows.to(device), work, max_length=max_length)
             demonstrations = ptx.examples.batch(ptx.order.batch(number)).to(device) if ptx else None

@@ -1,11 +1,12 @@
 """What is printed, on a terminal and where there is none."""
 
 import io
+import re
 
 import pytest
 from rich.console import Console
 
-from flows.console import STYLES, Screen, facts_of, headline_of, show_plan
+from flows.console import STYLES, Screen, duration, facts_of, headline_of, show_plan
 from flows.planning import PlannedStep
 from flows.runs import RunStatus, StageRecord, StageStatus
 from schemas.recipe import Gate
@@ -20,7 +21,7 @@ def plain() -> tuple[Screen, io.StringIO]:
 
 def report(step: int, **changes: object) -> StageProgress:
     told = {
-        "phase": "training",
+        "phase": "running",
         "step": step,
         "total": 400,
         "metrics": {"loss": 0.6123},
@@ -36,9 +37,55 @@ def test_every_status_and_action_has_a_colour() -> None:
 
 
 def test_the_facts_of_a_running_stage() -> None:
-    assert facts_of(report(120, tokens_per_second=21034.4)) == "120/400  loss 0.6123  21,034 tokens/s"
+    told = facts_of(report(120, tokens_per_second=21034.4, seconds_left=252.0))
+    assert told == "120/400  4 min left  loss 0.6123  21,034 tokens/s"
     chosen = report(3, headline="score", metrics={"loss": 1.0, "score": None})
     assert facts_of(chosen) == "3/400  score undefined"
+
+
+def test_a_running_stage_shows_what_it_does_within_its_step() -> None:
+    sampling = report(
+        3, phase="sampling", phase_done=120, phase_total=256, phase_note="token 37 of 72", metrics={}
+    )
+    assert facts_of(sampling) == "3/400  sampling 120/256, token 37 of 72"
+    assert facts_of(report(3, phase="updating", phase_done=1, phase_total=8)) == (
+        "3/400  updating 1/8  loss 0.6123"
+    )
+    assert facts_of(report(0, total=0, phase="loading", metrics={})) == "loading"
+
+
+@pytest.mark.parametrize(
+    "seconds, said",
+    [(4.4, "4 s"), (89, "89 s"), (91, "2 min"), (3 * 3600 + 20 * 60, "3 h 20 min"), (89.4 * 60, "89 min")],
+)
+def test_a_length_of_time_is_told_in_two_figures(seconds: float, said: str) -> None:
+    assert duration(seconds) == said
+
+
+def test_a_bar_of_slow_iterations_tells_time_left_at_any_width() -> None:
+    """An iteration of 45 s: rich's own column forgets steps after 30 s and would show nothing."""
+    for width in (80, 160):
+        printed = io.StringIO()
+        screen = Screen(Console(file=printed, width=width, force_terminal=True))
+        with screen.live():
+            screen.started("policy", 1)
+            slow = report(
+                3,
+                total=14,
+                phase="sampling",
+                phase_done=120,
+                phase_total=256,
+                phase_note="token 37 of 72",
+                seconds_left=495.0,
+                tokens_per_second=5000.0,
+            )
+            screen.progressed("policy", slow)
+            screen._bars.refresh()
+        assert "3/14  8 min left  sampling 120/256, token 37 of" in printed.getvalue()
+        lines = [
+            re.sub("\x1b[^a-zA-Z]*[a-zA-Z]", "", line) for line in re.split("[\\r\\n]", printed.getvalue())
+        ]
+        assert max(map(len, lines)) <= width
 
 
 def test_the_headline_is_what_the_gates_ask_for() -> None:

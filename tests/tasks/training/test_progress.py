@@ -2,12 +2,13 @@
 
 import math
 import os
+import time
 from pathlib import Path
 
 import pytest
 
 from tasks.training import progress as progress_module
-from tasks.training.progress import Progress, StageProgress, read_progress
+from tasks.training.progress import Pace, Progress, StageProgress, read_progress
 
 
 class Clock:
@@ -83,6 +84,104 @@ def test_a_new_phase_and_the_last_step_are_always_written(tmp_path: Path, clock:
     assert (shown(path).step, shown(path).phase) == (2, "validating")
     progress.update(3, phase="validating")
     assert shown(path).step == 3
+
+
+def shown_soon(path: Path, phase: str) -> StageProgress:
+    """What is shown once the phase is: it is written by another thread, a moment later."""
+    give_up = time.monotonic() + 20
+    while (report := shown(path)).phase != phase and time.monotonic() < give_up:
+        time.sleep(0.01)
+    return report
+
+
+def test_a_phase_within_a_step_is_shown_with_its_counts_until_the_step_ends(tmp_path: Path) -> None:
+    path = tmp_path / "progress.json"
+    progress = Progress(path, total=9, phase="running")
+    progress.update(1, metrics={"loss": 0.5})
+    progress_module.phase("sampling", 120, 256, note="token 37 of 72")
+    report = shown_soon(path, "sampling")
+    assert (report.phase_done, report.phase_total, report.phase_note) == (120, 256, "token 37 of 72")
+    assert (report.step, report.metrics) == (1, {"loss": 0.5})
+    with progress_module.within("validation"):
+        progress_module.phase("sampling")
+    assert shown_soon(path, "validation: sampling").phase_total == 0
+    progress_module.phase("updating", 1, 8)
+    assert shown_soon(path, "updating").phase_done == 1
+    progress.update(9)
+    assert (shown(path).phase, shown(path).phase_total) == ("running", 0)
+
+
+def test_a_loop_that_tells_of_ten_thousand_phases_writes_a_few(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "progress.json"
+    progress = Progress(path, total=9, phase="running")
+    replace, written = os.replace, []
+    monkeypatch.setattr(os, "replace", lambda *paths: (written.append(time.monotonic()), replace(*paths)))
+    began = time.monotonic()
+    for number in range(10_000):
+        progress.phase(f"phase {number % 7}", number, 10_000)
+    seconds = time.monotonic() - began
+    report = shown_soon(path, f"phase {9_999 % 7}")
+    assert report.phase_done == 9_999, "the newest is shown in the end"
+    assert len(written) <= seconds / 0.2 + 2
+    assert seconds < 5.0, "it costs the loop well below a millisecond each"
+
+
+def test_a_full_disk_stops_nobody_who_tells_of_a_phase(tmp_path: Path) -> None:
+    path = tmp_path / "gone" / "progress.json"
+    path.parent.mkdir()
+    progress = Progress(path, total=9, phase="running")
+    path.unlink()
+    path.parent.rmdir()
+    progress.phase("sampling")
+    time.sleep(0.5)
+    path.parent.mkdir()
+    progress.phase("scoring")
+    give_up = time.monotonic() + 20
+    while not path.exists() and time.monotonic() < give_up:
+        time.sleep(0.01)
+    assert shown(path).phase == "scoring"
+
+
+def test_time_left_is_told_at_the_pace_of_the_newest_steps() -> None:
+    """Iterations of 100 s: the first begins at 50, after a minute of loading; 14 in all."""
+    pace = Pace()
+    pace.mark(0, 0.0)
+    pace.mark(0, 50.0)
+    assert pace.seconds_left(0, 14, 60.0) is None, "nothing is known before the first step's end"
+    pace.mark(1, 150.0)
+    assert pace.seconds_left(1, 14, 150.0) == pytest.approx(1300)
+    assert pace.seconds_left(1, 14, 190.0) == pytest.approx(1260)
+    assert pace.seconds_left(1, 14, 900.0) == pytest.approx(1200), (
+        "an iteration that takes long is nearly over"
+    )
+    for step in range(2, 14):
+        pace.mark(step, 50.0 + 100.0 * step)
+    assert pace.seconds_left(13, 14, 1350.0) == pytest.approx(100)
+    pace.mark(14, 1450.0)
+    assert pace.seconds_left(14, 14, 1450.0) is None
+
+
+def test_time_left_follows_a_pace_that_changes() -> None:
+    """A thousand steps of 0.1 s, then steps of 1 s: after 100 of those nothing of the old pace is left."""
+    pace, now = Pace(), 0.0
+    for step in range(1001):
+        pace.mark(step, now)
+        now += 0.1
+    now = 100.0
+    for step in range(1001, 1101):
+        now += 1.0
+        pace.mark(step, now)
+    assert pace.seconds_left(1100, 1200, now) == pytest.approx(100)
+
+
+def test_an_attempt_that_goes_on_measures_its_own_steps_alone() -> None:
+    pace = Pace()
+    pace.mark(30, 5.0)  # the checkpoint's step
+    pace.mark(30, 8.0)  # the loop begins
+    pace.mark(31, 10.0)
+    assert pace.seconds_left(31, 40, 10.0) == pytest.approx(18)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff"])
