@@ -1,0 +1,428 @@
+"""Whole stages beside policy optimisation in float64, written from the formulas alone: see ``oracle_policy``."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import oracle_networks as nets
+import oracle_rollouts as rolls
+import torch
+from oracle_networks import Optimizer, of_tokens
+from oracle_rollouts import Batch, Moments, mean
+from torch import Tensor, nn
+from torch.nn.functional import logsigmoid
+
+Metrics = dict[str, float]
+
+
+@dataclass
+class Outcome:
+    """What a stage should end with."""
+
+    weights: dict[str, Tensor]
+    """Of what it hands on."""
+    before: dict[str, Tensor]
+    journal: list[Metrics]
+    metrics: Metrics
+    last: dict[str, Tensor] = field(default_factory=dict)
+    """After the last step, where what is handed on is the best."""
+    moments: Moments = field(default_factory=Moments)
+
+
+def _optimizer(job: Any, module: nn.Module) -> Optimizer:
+    return Optimizer(module, job.work.weight_decay, job.work.max_grad_norm)
+
+
+def _step(optimizer: Optimizer, work: Any, loss: Tensor, number: int, total: int) -> Metrics:
+    loss.backward()
+    rate = nets.learning_rate(work, number, total)
+    return {"grad_norm": optimizer.step(optimizer.gradients(), rate), "learning_rate": rate}
+
+
+# -- value pretraining
+
+
+@dataclass
+class Returned:
+    """Sampled responses and their Monte-Carlo returns."""
+
+    batch: Batch
+    rewards: list[Tensor]
+    returns: list[Tensor]
+
+
+class ValueStage:
+    def __init__(self, job: Any) -> None:
+        self.job, self.work, self.temperature = job, job.work, job.generation.temperature
+        self.policy = nets.language_model(job.inputs["policy"])
+        self.reference = nets.language_model(job.inputs["reference"])
+        self.critic = nets.critic_model(job.inputs["init"], head_seed=nets.stream(job, "init"))
+        self.train = rolls.questions(job, "train")
+        self.moments = Moments()
+        if self.work.returns.reward_scaling != "none":
+            seeded = job.model_copy(update={"seed": nets.stream(job, "moments")})
+            indices = nets.batch_of(seeded, 0, size=self.work.batch_size, count=len(self.train.ids))
+            seed = nets.stream(job, "moments sampling")
+            batch = rolls.sample_and_score(job, self.policy, self.train, indices, seed=seed)
+            self.moments.add(batch.scores)
+
+    @torch.no_grad()
+    def returned(self, asked: rolls.Questions, indices: Sequence[int], seed: int) -> Returned:
+        returns, job = self.work.returns, self.job
+        batch = rolls.sample_and_score(job, self.policy, asked, indices, seed=seed)
+        said, of_reference = (
+            nets.distributions(model, batch.prompts, batch.responses, self.temperature)
+            for model in (self.policy, self.reference)
+        )
+        kl = rolls.kl_per_token(returns.kl_kind, said, of_reference, batch)
+        scaled = rolls.scaled(job, returns, self.moments, batch)
+        rewards = rolls.token_rewards(scaled, kl, returns.kl_coef)
+        return Returned(batch, rewards, [rolls.discounted(r, returns.gamma) for r in rewards])
+
+    def held_out(self, split: str, stream: str) -> Returned:
+        asked = rolls.questions(self.job, split)
+        indices = rolls.asked_again(asked, self.work.validation_samples)
+        return self.returned(asked, indices, nets.stream(self.job, stream))
+
+    def values(self, r: Returned, rows: Sequence[int]) -> list[Tensor]:
+        return nets.values(
+            self.critic, [r.batch.prompts[i] for i in rows], [r.batch.responses[i] for i in rows]
+        )
+
+    @torch.no_grad()
+    def explained(self, r: Returned) -> float:
+        return rolls.explained(self.values(r, range(len(r.batch))), r.returns)
+
+    @torch.no_grad()
+    def diagnose(self, r: Returned) -> Metrics:
+        values = self.values(r, range(len(r.batch)))
+        v, g = torch.cat(values), torch.cat(r.returns)
+        found = {
+            "explained_variance": rolls.explained(values, r.returns),
+            "return_variance": g.var(correction=0).item(),
+            "value_bias": (v - g).mean().item(),
+            "value_mse": ((v - g) ** 2).mean().item(),
+            "constant_mse": ((g - g.mean()) ** 2).mean().item(),
+        }
+        quarters: list[list[tuple[Tensor, Tensor]]] = [[], [], [], []]
+        for value, gained in zip(values, r.returns, strict=True):
+            for k in range(len(value)):
+                quarters[4 * k // len(value)].append((value[k], gained[k]))
+        for number, pairs in enumerate(quarters, start=1):
+            part = [torch.stack([pair[side] for pair in pairs]) for side in (0, 1)]
+            found[f"explained_variance_position_{number}"] = rolls.explained([part[0]], [part[1]])
+        return found
+
+
+def pretrain_value(job: Any) -> Outcome:
+    stage, work = ValueStage(job), job.work
+    optimizer, before = _optimizer(job, stage.critic), nets.state_of(stage.critic)
+    held_out = stage.held_out("validation", "validation sampling")
+    best, best_iteration, weights = stage.explained(held_out), 0, before
+    journal: list[Metrics] = []
+    without_gain = 0
+    for iteration in range(work.iterations):
+        indices = rolls.prompts_of_iteration(
+            job, iteration, group=work.samples_per_prompt, count=len(stage.train.ids)
+        )
+        r = stage.returned(stage.train, indices, nets.stream(job, "sampling", iteration))
+        cut = [rows for epoch in rolls.minibatches(job, iteration, len(r.batch)) for rows in epoch]
+        for number, rows in enumerate(cut):
+            error = torch.cat(stage.values(r, rows)) - torch.cat([r.returns[i] for i in rows])
+            loss = (error**2).mean() / 2
+            metrics = {"value_loss": loss.item(), "value_bias": error.mean().item()}
+            step = iteration * len(cut) + number
+            metrics |= _step(optimizer, work, loss, step, work.iterations * len(cut))
+        metrics |= {"score_mean": mean(r.batch.scores), "return_mean": torch.cat(r.returns).mean().item()}
+        if (iteration + 1) % work.validate_every == 0 or iteration + 1 == work.iterations:
+            metrics["explained_variance"] = stage.explained(held_out)
+            without_gain += 1
+            if metrics["explained_variance"] > best:
+                best, best_iteration, without_gain = metrics["explained_variance"], iteration + 1, 0
+                weights = nets.state_of(stage.critic)
+        journal.append(metrics)
+        if without_gain >= work.patience:
+            break
+    last = nets.state_of(stage.critic)
+    stage.critic.load_state_dict(weights)
+    measured = {**stage.diagnose(held_out), "best_iteration": best_iteration}
+    return Outcome(weights, before, journal, measured, last, stage.moments)
+
+
+# -- stages that learn rows
+
+
+@dataclass
+class Rows:
+    """Prompts with responses by column."""
+
+    prompts: list[list[int]]
+    responses: dict[str, list[list[int]]]
+    margins: list[float]
+
+
+def completions(job: Any, role: str, split: str, columns: Sequence[str]) -> Rows:
+    rows = rolls.rows_of(job.inputs[role], split)
+    return Rows(
+        [[rolls.BOS, *rolls.encode(row["prompt"])] for row in rows],
+        {c: [[*rolls.encode(row[c]), rolls.EOS] for row in rows] for c in columns},
+        [row.get("margin") or 0.0 for row in rows],
+    )
+
+
+def fit(
+    job: Any, module: nn.Module, count: int, loss_of: Callable[[list[int]], tuple[Tensor, Metrics]]
+) -> list[Metrics]:
+    """Every optimiser step of a stage over ``count`` rows; returns its journal."""
+    work, optimizer, journal = job.work, _optimizer(job, module), []
+    total = max(1, -(-round(work.epochs * count) // work.batch_size))
+    for number in range(total):
+        loss, metrics = loss_of(nets.batch_of(job, number, size=work.batch_size, count=count))
+        journal.append({"loss": loss.item(), **metrics, **_step(optimizer, work, loss, number, total)})
+    return journal
+
+
+def _nll(model: Any, rows: Rows, column: str, indices: Sequence[int], temperature: float) -> Tensor:
+    """Log-probabilities of all tokens, negated."""
+    responses = [rows.responses[column][i] for i in indices]
+    said = nets.distributions(model, [rows.prompts[i] for i in indices], responses, temperature)
+    return -torch.cat(of_tokens(said, responses))
+
+
+def fine_tune(job: Any) -> Outcome:
+    policy = nets.language_model(job.inputs["init"])
+    splits = {s: completions(job, "data", s, ["response"]) for s in ("train", "validation", "test")}
+    before, train = nets.state_of(policy), splits["train"]
+    journal = fit(
+        job, policy, len(train.prompts), lambda i: (_nll(policy, train, "response", i, 1.0).mean(), {})
+    )
+    with torch.no_grad():
+        measured = {
+            f"{name}_nll": _nll(policy, rows, "response", range(len(rows.prompts)), 1.0).mean().item()
+            for name, rows in splits.items()
+            if name != "train"
+        }
+    return Outcome(nets.state_of(policy), before, journal, measured)
+
+
+def direct_preference(job: Any) -> Outcome:
+    policy, reference = (nets.language_model(job.inputs[role]) for role in ("init", "reference"))
+    splits = {s: completions(job, "data", s, ["chosen", "rejected"]) for s in ("train", "validation", "test")}
+    before, temperature = nets.state_of(policy), job.generation.temperature
+
+    def rewards(rows: Rows, indices: Sequence[int], side: str) -> Tensor:
+        """β·(log π − log π_ref) of whole responses."""
+        found = []
+        for i in indices:
+            now = -_nll(policy, rows, side, [i], temperature).sum()
+            with torch.no_grad():
+                then = -_nll(reference, rows, side, [i], temperature).sum()
+            found.append(job.work.beta * (now - then))
+        return torch.stack(found)
+
+    def loss_of(rows: Rows, indices: Sequence[int]) -> tuple[Tensor, Metrics]:
+        gaps = rewards(rows, indices, "chosen") - rewards(rows, indices, "rejected")
+        return -logsigmoid(gaps).mean(), {
+            "pair_accuracy": (gaps > 0).double().mean().item(),
+            "reward_gap": gaps.mean().item(),
+        }
+
+    def in_training(indices: list[int]) -> tuple[Tensor, Metrics]:
+        loss, metrics = loss_of(splits["train"], indices)
+        nll = _nll(policy, splits["train"], "chosen", indices, temperature).mean().item()
+        return loss, {
+            "train_pair_accuracy": metrics["pair_accuracy"],
+            "reward_gap": metrics["reward_gap"],
+            "chosen_nll": nll,
+        }
+
+    journal = fit(job, policy, len(splits["train"].prompts), in_training)
+    measured: Metrics = {}
+    with torch.no_grad():
+        for prefix, split in (("", "test"), ("validation_", "validation")):
+            loss, metrics = loss_of(splits[split], range(len(splits[split].prompts)))
+            found = {**metrics, "preference_loss": loss.item()}
+            measured |= {prefix + name: value for name, value in found.items()}
+    return Outcome(nets.state_of(policy), before, journal, measured)
+
+
+class RewardStage:
+    def __init__(self, job: Any) -> None:
+        self.job, self.work = job, job.work
+        self.language = nets.language_model(job.inputs["init"])
+        weight, _ = nets.fresh_head(self.language.config.hidden_size, nets.stream(job, "init"))
+        self.reward = nets.Scalar(self.language.model, weight, None)
+        self.before = nets.state_of(self.reward)
+
+    def scores(self, rows: Rows, side: str, indices: Sequence[int]) -> Tensor:
+        responses = [rows.responses[side][i] for i in indices]
+        return torch.stack(nets.scores(self.reward, [rows.prompts[i] for i in indices], responses))
+
+    def pairs(self, rows: Rows, indices: Sequence[int]) -> tuple[Tensor, Metrics]:
+        """With margins, centring, and the chosen responses' likelihood."""
+        work = self.work
+        chosen, rejected = (self.scores(rows, side, indices) for side in ("chosen", "rejected"))
+        margins = torch.tensor([rows.margins[i] for i in indices], dtype=torch.float64)
+        nll = _nll(self.language, rows, "chosen", indices, 1.0).mean()
+        loss = -logsigmoid(chosen - rejected - margins).mean() + work.lm_coef * nll
+        loss = loss + work.centre_coef * ((chosen + rejected) ** 2).mean()
+        return loss, {
+            "train_pair_accuracy": (chosen > rejected).double().mean().item(),
+            "score_gap": (chosen - rejected).mean().item(),
+            "score_mean": ((chosen + rejected) / 2).mean().item(),
+            "chosen_nll": nll.item(),
+        }
+
+    @torch.no_grad()
+    def measure(self, rows: Rows) -> Metrics:
+        everything = range(len(rows.prompts))
+        gaps = self.scores(rows, "chosen", everything) - self.scores(rows, "rejected", everything)
+        return {
+            "pair_accuracy": (gaps > 0).double().mean().item(),
+            "score_gap": gaps.mean().item(),
+            "preference_loss": -logsigmoid(gaps).mean().item(),
+        }
+
+    def rankings(self, rows: Sequence[dict[str, Any]], indices: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
+        """The mean over prompts of the mean over their untied pairs; and the gaps of all those pairs."""
+        losses, gaps = [], []
+        for i in indices:
+            prompt = [rolls.BOS, *rolls.encode(rows[i]["prompt"])]
+            responses = [[*rolls.encode(text), rolls.EOS] for text in rows[i]["responses"]]
+            scores = nets.scores(self.reward, [prompt] * len(responses), responses)
+            ranks = rows[i]["ranks"]
+            found = [
+                scores[a] - scores[b]
+                for a in range(len(ranks))
+                for b in range(len(ranks))
+                if ranks[a] < ranks[b]
+            ]
+            losses.append(-logsigmoid(torch.stack(found)).mean())
+            gaps += found
+        return torch.stack(losses).mean(), gaps
+
+
+def reward_modelling(job: Any) -> Outcome:
+    stage = RewardStage(job)
+    splits = ("train", "validation", "test")
+    measured: Metrics = {}
+    if "rankings" in job.inputs:
+        ranked = {split: rolls.rows_of(job.inputs["rankings"], split) for split in splits}
+        journal = fit(
+            job, stage.reward, len(ranked["train"]), lambda i: (stage.rankings(ranked["train"], i)[0], {})
+        )
+        with torch.no_grad():
+            for prefix, split in (("", "test"), ("validation_", "validation")):
+                loss, gaps = stage.rankings(ranked[split], range(len(ranked[split])))
+                accuracy = mean([float(gap > 0) for gap in gaps])
+                measured |= {f"{prefix}pair_accuracy": accuracy, f"{prefix}preference_loss": loss.item()}
+    else:
+        pairs = {split: completions(job, "data", split, ["chosen", "rejected"]) for split in splits}
+        journal = fit(
+            job, stage.reward, len(pairs["train"].prompts), lambda i: stage.pairs(pairs["train"], i)
+        )
+        measured |= stage.measure(pairs["test"])
+        measured |= {f"validation_{n}": value for n, value in stage.measure(pairs["validation"]).items()}
+    if "centre_on" in job.inputs:
+        demonstrations = completions(job, "centre_on", "train", ["response"])
+        with torch.no_grad():
+            everything = range(len(demonstrations.prompts))
+            measured["score_shift"] = stage.scores(demonstrations, "response", everything).mean().item()
+    return Outcome(nets.state_of(stage.reward), stage.before, journal, measured)
+
+
+# -- best of n
+
+
+def best_of_n(job: Any) -> Outcome:
+    work, policy = job.work, nets.language_model(job.inputs["init"])
+    optimizer, before = _optimizer(job, policy), nets.state_of(policy)
+    train, validation = rolls.questions(job, "train"), rolls.questions(job, "validation")
+    temperature, group = job.generation.temperature, work.samples_per_prompt
+
+    def validated() -> Batch:
+        indices = rolls.asked_again(validation, work.validation_samples)
+        seed = nets.stream(job, "validation sampling")
+        return rolls.sample_and_score(job, policy, validation, indices, seed=seed)
+
+    best, best_iteration, weights = mean(validated().scores), 0, before
+    journal: list[Metrics] = []
+    for iteration in range(work.iterations):
+        indices = rolls.prompts_of_iteration(job, iteration, group=group, count=len(train.ids))
+        seed = nets.stream(job, "sampling", iteration)
+        batch = rolls.sample_and_score(job, policy, train, indices, seed=seed)
+        starts = range(0, len(batch), group)
+        kept = [max(range(start, start + group), key=lambda i: (batch.scores[i], -i)) for start in starts]
+        cut = [rows for epoch in rolls.minibatches(job, iteration, len(kept)) for rows in epoch]
+        steps = []
+        for number, rows in enumerate(cut):
+            responses = [batch.responses[kept[i]] for i in rows]
+            said = nets.distributions(policy, [batch.prompts[kept[i]] for i in rows], responses, temperature)
+            loss = -torch.cat(of_tokens(said, responses)).mean()
+            step, total = iteration * len(cut) + number, work.iterations * len(cut)
+            steps.append({"nll": loss.item(), **_step(optimizer, work, loss, step, total)})
+        metrics = {name: mean([step[name] for step in steps]) for name in steps[0]}
+        metrics |= {
+            "learning_rate": steps[-1]["learning_rate"],
+            "score_mean": mean(batch.scores),
+            "best_score_mean": mean([batch.scores[i] for i in kept]),
+        }
+        if (iteration + 1) % work.validate_every == 0 or iteration + 1 == work.iterations:
+            metrics["validation_score"] = mean(validated().scores)
+            if metrics["validation_score"] > best:
+                best, best_iteration = metrics["validation_score"], iteration + 1
+                weights = nets.state_of(policy)
+        journal.append(metrics)
+    last = nets.state_of(policy)
+    policy.load_state_dict(weights)
+    batch = validated()
+    measured = {
+        "validation_score": mean(batch.scores),
+        "mean_response_length": mean(list(map(len, batch.responses))),
+        "truncated_share": 1 - mean(batch.ended),
+        "best_iteration": best_iteration,
+    }
+    return Outcome(weights, before, journal, measured, last)
+
+
+# -- evaluation
+
+
+def evaluation(job: Any) -> Metrics:
+    """Judged by the verifier: both models on every test prompt, from one stream."""
+    asked, copies = rolls.questions(job, "test"), job.work.samples_per_prompt
+    right: dict[str, list[float]] = {}
+    greedy: dict[str, float] = {}
+    lengths: dict[str, float] = {}
+    for role in ("candidate", "baseline"):
+        policy = nets.language_model(job.inputs[role])
+        for times, is_greedy in ((copies, False), (1, True)):
+            indices = [index for index in range(len(asked.ids)) for _ in range(times)]
+            responses = nets.sample(
+                policy,
+                [asked.ids[i] for i in indices],
+                seed=nets.stream(job, "sampling"),
+                temperature=job.generation.temperature,
+                max_tokens=job.generation.max_response_tokens,
+                greedy=is_greedy,
+            )
+            judged = [
+                float(rolls.is_right(r, asked.answers[i])) for r, i in zip(responses, indices, strict=True)
+            ]
+            if is_greedy:
+                greedy[role] = mean(judged)
+            else:
+                right[role], lengths[role] = judged, mean(list(map(len, responses)))
+    gains = [c - b for c, b in zip(right["candidate"], right["baseline"], strict=True)]
+    by_prompt = torch.tensor(gains, dtype=torch.float64).view(-1, copies).mean(dim=1)
+    return {
+        "accuracy": mean(right["candidate"]),
+        "baseline_accuracy": mean(right["baseline"]),
+        "accuracy_gain": mean(gains),
+        "accuracy_gain_standard_error": (by_prompt.std() / len(by_prompt) ** 0.5).item(),
+        "win_rate": mean([float(g > 0) + 0.5 * float(g == 0) for g in gains]),
+        "mean_response_length": lengths["candidate"],
+        "baseline_mean_response_length": lengths["baseline"],
+        "greedy_accuracy": greedy["candidate"],
+        "baseline_greedy_accuracy": greedy["baseline"],
+    }

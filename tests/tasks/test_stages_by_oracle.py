@@ -1,0 +1,225 @@
+"""Whole runs of the stages beside policy optimisation against the oracle: journals, weights and headline metrics.
+
+As in ``test_policy_runs_by_oracle``: inputs differ in everything, and what a case is there for is asserted first.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import oracle_stages
+import pytest
+import torch
+from oracle_networks import assert_moved_alike
+from oracle_stages import Outcome
+from safetensors.torch import load_file
+from unequal_inputs import job_of, write_inputs
+
+from schemas.job import StageJob
+from schemas.recipe import (
+    BestOfN,
+    DirectPreferenceOptimization,
+    PolicyEvaluation,
+    RewardModelling,
+    SupervisedFineTuning,
+    ValuePretraining,
+)
+from tasks.ledger.journal import read
+from tasks.stages import run_stage
+from tasks.training import checkpoints
+from tasks.training.scratch import CHECKPOINTS, JOURNAL
+
+TRAINING = {"learning_rate": 0.01, "max_grad_norm": 0.3, "weight_decay": 0.1, "microbatch_size": 2}
+ROWS = {**TRAINING, "batch_size": 6, "epochs": 1.5, "group_by_length": False, "warmup_steps": 2}
+ROLLOUTS = {
+    **TRAINING,
+    "reward": "main",
+    "prompts": "prompts",
+    "batch_size": 12,
+    "epochs": 2,
+    "iterations": 4,
+    "validate_every": 1,
+    "validation_samples": 18,
+    "schedule": "linear",
+    "checkpoint_every": 4,
+}
+SCORED = {"reward.main.0": "reward", "reward.main.1": "last_digit", "prompts": "prompts"}
+RETURNS = {
+    "gamma": 0.9,
+    "kl_coef": 0.1,
+    "kl_kind": "k2",
+    "reward_scaling": "normalise",
+    "reward_clip": 0.8,
+    "overlong_buffer": 0.5,
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    torch.set_num_threads(1)
+    return write_inputs(tmp_path_factory.mktemp("inputs"))
+
+
+def run_both(job: StageJob, oracle: Callable[[Any], Outcome], happens: Callable[[Outcome], bool]) -> Outcome:
+    """Run the stage and its oracle; their journals and headline metrics must agree."""
+    outcome = oracle(job)
+    assert happens(outcome), [outcome.metrics, *outcome.journal]
+    result = run_stage(job)
+    journal = [entry.metrics for entry in read(job.scratch / JOURNAL)]
+    assert len(journal) == len(outcome.journal)
+    for number, (told, expected) in enumerate(zip(journal, outcome.journal, strict=True)):
+        for metric, value in expected.items():
+            assert told[metric] == pytest.approx(value, rel=1e-3, abs=1e-5), (number, metric)
+    for metric, value in outcome.metrics.items():
+        assert result.metrics[metric] == pytest.approx(value, rel=1e-3, abs=1e-5), metric
+    return outcome
+
+
+def last_weights(job: StageJob, part: str) -> dict[str, torch.Tensor]:
+    """Of the network in the last checkpoint."""
+    found = checkpoints.latest(job.scratch / CHECKPOINTS)
+    assert found is not None
+    required = {f"{part}.weights", f"{part}.optimizer", "stage", "stopped", "journal_offset", "best"}
+    tensors = checkpoints.load(found, required=required).tensors
+    prefix = f"{part}.weights/"
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def inputs_of(folders: dict[str, Path], **roles: str) -> dict[str, Path]:
+    return {role: folders[name] for role, name in roles.items()}
+
+
+@pytest.mark.parametrize("patience", [2, 9])
+def test_value_pretraining(patience: int, folders: dict[str, Path], tmp_path: Path) -> None:
+    """γ 0.9, moments of its own, another reference than the policy, two epochs of two minibatches, a falling rate."""
+    work = ValuePretraining.model_validate(
+        {
+            **ROLLOUTS,
+            "kind": "value_pretraining",
+            "policy": "init",
+            "init": "reward",
+            "reference": "reference",
+            "returns": RETURNS,
+            "minibatch_size": 6,
+            "samples_per_prompt": 2,
+            "patience": patience,
+            "learning_rate": 0.02,
+            "iterations": 6,
+        }
+    )
+    inputs = inputs_of(folders, policy="init", init="reward", reference="reference", **SCORED)
+    job = job_of(work, tmp_path, inputs, seed=8)
+    stops = patience == 2
+    outcome = run_both(
+        job,
+        oracle_stages.pretrain_value,
+        lambda o: 0 < o.metrics["best_iteration"] < len(o.journal) and (len(o.journal) < 6) == stops,
+    )
+    assert_moved_alike(last_weights(job, "critic"), outcome.last, outcome.before)
+    head = load_file(job.output / "head.safetensors")
+    saved = {
+        f"backbone.{name}": tensor for name, tensor in load_file(job.output / "model.safetensors").items()
+    }
+    assert_moved_alike(
+        saved | {f"head.{name}": tensor for name, tensor in head.items()}, outcome.weights, outcome.before
+    )
+    moments = json.loads((job.output / "reward_moments.json").read_text())
+    assert moments["count"] == outcome.moments.count
+    assert moments["mean"] == pytest.approx(outcome.moments.mean, abs=1e-5)
+    assert (moments["m2"] / moments["count"]) ** 0.5 == pytest.approx(outcome.moments.std, abs=1e-5)
+
+
+def test_best_of_n(folders: dict[str, Path], tmp_path: Path) -> None:
+    work = BestOfN.model_validate(
+        {**ROLLOUTS, "kind": "best_of_n", "init": "init", "samples_per_prompt": 3, "minibatch_size": 2}
+    )
+    job = job_of(work, tmp_path, inputs_of(folders, init="init", **SCORED), seed=3)
+    outcome = run_both(
+        job, oracle_stages.best_of_n, lambda o: 0 < o.metrics["best_iteration"] < len(o.journal)
+    )
+    assert_moved_alike(last_weights(job, "policy"), outcome.last, outcome.before)
+    assert_moved_alike(load_file(job.output / "model.safetensors"), outcome.weights, outcome.before)
+
+
+def test_fine_tuning(folders: dict[str, Path], tmp_path: Path) -> None:
+    work = SupervisedFineTuning.model_validate(
+        {**ROWS, "kind": "sft", "data": "demonstrations", "schedule": "cosine"}
+    )
+    job = job_of(work, tmp_path, inputs_of(folders, init="init", data="demonstrations"), seed=3, rewards={})
+    outcome = run_both(
+        job, oracle_stages.fine_tune, lambda o: o.metrics["test_nll"] != o.metrics["validation_nll"]
+    )
+    assert_moved_alike(load_file(job.output / "model.safetensors"), outcome.weights, outcome.before)
+
+
+def test_dpo(folders: dict[str, Path], tmp_path: Path) -> None:
+    """Held to another model than it starts from, at a temperature of 0.7."""
+    work = DirectPreferenceOptimization.model_validate(
+        {
+            **ROWS,
+            "kind": "dpo",
+            "init": "init",
+            "reference": "reference",
+            "data": "pairs",
+            "beta": 0.4,
+            "schedule": "linear",
+        }
+    )
+    inputs = inputs_of(folders, init="init", reference="reference", data="pairs")
+    job = job_of(work, tmp_path, inputs, seed=3, rewards={})
+    outcome = run_both(job, oracle_stages.direct_preference, headline_says_which_split)
+    assert_moved_alike(load_file(job.output / "model.safetensors"), outcome.weights, outcome.before)
+
+
+def headline_says_which_split(outcome: Outcome) -> bool:
+    measured = outcome.metrics
+    return measured["pair_accuracy"] != measured["validation_pair_accuracy"]
+
+
+@pytest.mark.parametrize("learns", ["data", "rankings"])
+def test_reward_modelling(learns: str, folders: dict[str, Path], tmp_path: Path) -> None:
+    """Pairs with margins, centring and a likelihood of the chosen; or rankings with ties. Shifted at the end."""
+    from_pairs = {"lm_coef": 0.3, "centre_coef": 0.05} if learns == "data" else {}
+    name = "pairs" if learns == "data" else "rankings"
+    work = RewardModelling.model_validate(
+        {
+            **ROWS,
+            **from_pairs,
+            "kind": "reward_model",
+            "init": "init",
+            learns: name,
+            "centre_on": "demonstrations",
+            "schedule": "linear",
+        }
+    )
+    inputs = inputs_of(folders, init="init", centre_on="demonstrations") | {learns: folders[name]}
+    job = job_of(work, tmp_path, inputs, seed=3, rewards={})
+    outcome = run_both(job, oracle_stages.reward_modelling, headline_says_which_split)
+    saved = load_file(job.output / "model.safetensors")
+    names = {"score.weight": "head.weight"}
+    renamed = {names.get(n, n.replace("model.", "backbone.", 1)): tensor for n, tensor in saved.items()}
+    assert_moved_alike(renamed, outcome.weights, outcome.before)
+    shift = json.loads((job.output / "scalar.json").read_text())["score_shift"]
+    assert shift == pytest.approx(outcome.metrics["score_shift"], rel=1e-3, abs=1e-5)
+
+
+def test_evaluation(folders: dict[str, Path], tmp_path: Path) -> None:
+    work = PolicyEvaluation.model_validate(
+        {
+            "kind": "evaluation",
+            "candidate": "init",
+            "baseline": "reference",
+            "judge": {"verifier": "last_digit"},
+            "prompts": "prompts",
+            "samples_per_prompt": 6,
+        }
+    )
+    inputs = inputs_of(folders, candidate="init", baseline="reference", prompts="prompts", judge="last_digit")
+    job = job_of(work, tmp_path, inputs, seed=3, rewards={})
+    expected = oracle_stages.evaluation(job)
+    assert expected["accuracy"] != expected["baseline_accuracy"]
+    assert expected["accuracy_gain_standard_error"] > 0
+    metrics = run_stage(job).metrics
+    for name, value in expected.items():
+        assert metrics[name] == pytest.approx(value, rel=1e-3, abs=1e-5), name
