@@ -4,11 +4,11 @@ Nothing outside this page asks for a preset's name: stages read switches. A mixt
 therefore a recipe override, and an ablation is a list of overrides.
 """
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from schemas.frozen import Frozen
+from schemas.frozen import Frozen, rule
 
 Aggregation = Literal["token", "sequence", "sequence_sum", "constant"]
 KLKind = Literal["k1", "abs", "k2", "k3", "full"]
@@ -40,7 +40,9 @@ Number = Annotated[float, Field(strict=True)]
 Probability = Annotated[float, Field(ge=0.0, le=1.0, strict=True)]
 NonNegative = Annotated[float, Field(ge=0.0, strict=True)]
 Positive = Annotated[float, Field(gt=0.0, strict=True)]
-_Count = Annotated[int, Field(ge=1, strict=True)]
+MAX_COUNT = 2**31 - 1
+"""Largest number of anything that is counted; torch and its kernels index with no more than 32 or 64 bits."""
+_Count = Annotated[int, Field(ge=1, le=MAX_COUNT, strict=True)]
 
 GROUPED: tuple[AdvantageKind, ...] = ("leave_one_out", "group_mean", "group_normalised")
 """Advantages that compare the responses to one prompt with each other."""
@@ -126,7 +128,7 @@ class Algorithm(Returns):
     trust_region_kl: Positive | None = None
     """Undo an optimiser step after which KL(old‖new) on its minibatch is more nats per token than this, or the
     surrogate is worse than before, and take half of it; None: no guard."""
-    trust_region_halvings: Annotated[int, Field(ge=0, strict=True)] = 3
+    trust_region_halvings: Annotated[int, Field(ge=0, le=MAX_COUNT, strict=True)] = 3
     """Halvings before the step is given up, and with it the epoch."""
 
     # -- what stands beside the surrogate
@@ -167,50 +169,45 @@ class Algorithm(Returns):
         preset = data.get("preset")  # an unknown one is refused by its field
         return {**(PRESETS.get(preset, {}) if isinstance(preset, str) else {}), **data}
 
-    @model_validator(mode="after")
-    def _positive_examples_need_a_rule(self) -> Self:
+    @rule
+    def _positive_examples_need_a_rule(self) -> None:
         if self.positive_nll_coef and self.positive_threshold is None and self.positive_verifier is None:
             raise ValueError(
                 f"positive_nll_coef={self.positive_nll_coef} needs to know which responses are right; "
                 "set positive_verifier or positive_threshold, or positive_nll_coef: 0"
             )
-        return self
 
-    @model_validator(mode="after")
-    def _k1_is_no_loss(self) -> Self:
+    @rule
+    def _k1_is_no_loss(self) -> None:
         if self.kl_loss_coef and self.kl_loss_kind == "k1":
             raise ValueError(
                 "kl_loss_kind=k1 has an expected gradient of 0, so as a loss it does nothing but add noise; "
                 "use k2 or full (KL(π‖ref)) or k3 (KL(ref‖π)), or kl_coef, where k1 belongs"
             )
-        return self
 
-    @model_validator(mode="after")
-    def _a_controller_needs_something_to_multiply(self) -> Self:
+    @rule
+    def _a_controller_needs_something_to_multiply(self) -> None:
         for target, coef in (("kl_target", "kl_coef"), ("kl_penalty_target", "kl_penalty_coef")):
             if getattr(self, target) is not None and not getattr(self, coef):
                 raise ValueError(
                     f"{target}={getattr(self, target):g} multiplies {coef}, which is 0 and would stay so; "
                     f"set {coef}, or {target}: null"
                 )
-        return self
 
-    @model_validator(mode="after")
-    def _groups_of_one_are_uniform(self) -> Self:
+    @rule
+    def _groups_of_one_are_uniform(self) -> None:
         if self.drop_uniform_groups and self.samples_per_prompt == 1:
             raise ValueError(
                 "drop_uniform_groups drops every group of samples_per_prompt=1; raise samples_per_prompt"
             )
-        return self
 
-    @model_validator(mode="after")
-    def _a_shared_trunk_is_for_values(self) -> Self:
+    @rule
+    def _a_shared_trunk_is_for_values(self) -> None:
         if self.shared_trunk and self.advantage != "gae":
             raise ValueError(
                 f"shared_trunk trains a value head, which advantage={self.advantage} does not read; "
                 "use advantage: gae, or shared_trunk: false"
             )
-        return self
 
 
 _REWARD_KL = {"kl_coef": 0.05}  # arXiv 2307.04964; where another source leaves it open, inferred

@@ -1,9 +1,57 @@
 """The one base of every noun: immutable, and strict about names."""
 
-from pydantic import BaseModel, ConfigDict
+from collections.abc import Callable
+from typing import Any, ClassVar, Self, TypeVar
+
+from pydantic import BaseModel, ConfigDict, model_validator
+
+Rule = TypeVar("Rule", bound=Callable[[Any], None])
+
+
+class BrokenRules(ValueError):
+    """Every rule over several fields that a value breaks, each as a message."""
+
+    def __init__(self, messages: list[str]) -> None:
+        self.messages = messages
+        super().__init__("\n".join(messages))
+
+
+def rule(check: Rule) -> Rule:
+    """Mark a method as a rule over several fields: it raises ValueError where they do not go together.
+
+    pydantic stops at the first of its validators that refuses; of these, a value is told all that it breaks.
+    """
+    check.is_rule = True  # type: ignore[attr-defined]
+    return check
 
 
 class Frozen(BaseModel):
     """A value that never changes after it was made and refuses fields that it does not know."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True)
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        allow_inf_nan=False,
+        validate_default=True,
+        use_attribute_docstrings=True,
+    )
+
+    _rules: ClassVar[tuple[str, ...]] = ()
+    """Names of the methods that are rules, the base's before its own."""
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        own = [name for name, member in vars(cls).items() if getattr(member, "is_rule", False)]
+        cls._rules = tuple(dict.fromkeys((*cls._rules, *own)))
+
+    @model_validator(mode="after")
+    def _keeps_every_rule(self) -> Self:
+        broken = []
+        for name in self._rules:
+            try:
+                getattr(self, name)()
+            except ValueError as error:
+                broken.append(str(error))
+        if broken:
+            raise BrokenRules(broken)
+        return self

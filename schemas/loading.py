@@ -4,38 +4,23 @@ Paths in a recipe are relative to the folder of its file, so that a recipe can t
 override are relative to the current folder, as everywhere on a command line. A loaded recipe holds absolute ones.
 """
 
+import os
 import re
+import stat
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path as File
 from typing import Any
 
-from pydantic import ValidationError
-
 from schemas import plain_yaml
 from schemas.agreement import resolve
-from schemas.field_errors import field_problems
+from schemas.field_errors import is_about, validated
 from schemas.names import name_problems
 from schemas.overrides import Override, apply_overrides, parse_override
-from schemas.problems import Path, Problem, RecipeError, quote, suggest
-from schemas.recipe import EXACT_MATCH, Recipe
-
-DATA_FORMATS = (".json", ".jsonl", ".parquet", ".csv")
-OPEN = "?"
-"""A source that a recipe leaves for its user to give."""
-BUILTIN_MODELS = ("builtin:tiny",)
-BUILTIN_DATA = (
-    "builtin:arithmetic/demonstrations",
-    "builtin:arithmetic/preferences",
-    "builtin:arithmetic/prompts",
-    "builtin:arithmetic_long/demonstrations",
-    "builtin:arithmetic_long/preferences",
-    "builtin:arithmetic_long/prompts",
-)
-
-_HUB = re.compile(r"hub:[A-Za-z0-9._-]+/[A-Za-z0-9._-]+@[A-Za-z0-9._/-]+")
-_PACKAGE = re.compile(r"package:[A-Za-z0-9][A-Za-z0-9._-]*")
+from schemas.problems import Path, Problem, RecipeError, suggest
+from schemas.recipe import Recipe
+from schemas.sources import NoPlace, mode_of, resolve_sources
 
 
 def load_recipe(source: str | File, overrides: Sequence[str] = ()) -> Recipe:
@@ -45,7 +30,8 @@ def load_recipe(source: str | File, overrides: Sequence[str] = ()) -> Recipe:
         RecipeError: with every problem that was found, each with its line or override.
     """
     file = find_recipe(source)
-    return parse_recipe(_read_file(file), name=str(source), folder=file.parent, overrides=overrides)
+    reading = read_document(file, str(source))
+    return _parse(reading, name=str(source), folder=file.parent, overrides=overrides)
 
 
 def parse_recipe(
@@ -56,10 +42,12 @@ def parse_recipe(
     Raises:
         RecipeError: as ``load_recipe``.
     """
-    try:
-        reading = plain_yaml.read(text)
-    except RecipeError as error:
-        raise RecipeError(replace(problem, source=name) for problem in error.problems) from None
+    return _parse(_read(text, name), name=name, folder=folder, overrides=overrides)
+
+
+def _parse(
+    reading: plain_yaml.Reading, *, name: str, folder: File | None, overrides: Sequence[str]
+) -> Recipe:
     problems = [replace(problem, source=name) for problem in reading.problems]
     parsed: list[Override] = []
     for override in overrides:
@@ -71,7 +59,7 @@ def parse_recipe(
     problems += misplaced
 
     here = File.cwd()
-    plain, missing = _resolve_sources(plain, folder or here, here, placed)
+    plain, missing = resolve_sources(plain, folder or here, here, placed)
     recipe, found = _validate(plain)
     problems += (_locate(problem, name, reading.lines, placed) for problem in [*found, *missing])
     if recipe is None or problems:
@@ -95,8 +83,12 @@ def find_recipe(source: str | File) -> File:
         RecipeError: there is no such file and no such built-in recipe.
     """
     file, name = File(source), str(source)
-    if file.exists():
-        return file
+    try:
+        if mode_of(file):
+            return file
+    except NoPlace as error:
+        message = f"cannot be looked up ({error})"
+        raise RecipeError([Problem((), message, "name a .yaml file", None, name)]) from None
     if "/" in name or "\\" in name or file.suffix in (".yaml", ".yml"):
         raise RecipeError(
             [Problem((), "there is no such file", f"built-in: {', '.join(builtin_recipes())}", None, name)]
@@ -107,21 +99,38 @@ def find_recipe(source: str | File) -> File:
     raise RecipeError([Problem((), "is neither a file nor a built-in recipe", remedy, None, name)])
 
 
-def _read_file(file: File) -> str:
-    def refuse(message: str, remedy: str) -> RecipeError:
-        return RecipeError([Problem((), message, remedy, None, str(file))])
+def read_document(file: File, name: str) -> plain_yaml.Reading:
+    """What a recipe's or a sweep's file says; ``name`` is what problems call it.
 
-    if not file.is_file():
-        raise refuse("is not a file", "name a .yaml file")
+    Raises:
+        RecipeError: it is no file of moderate size, cannot be read, or is no YAML.
+    """
     try:
-        with file.open("rb") as stream:
-            data = stream.read(plain_yaml.MAX_BYTES + 1)  # no more: the file may be of any size
+        with open(file, "rb", opener=_without_waiting) as stream:
+            if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+                raise RecipeError([Problem((), "is not a file", "name a .yaml file", None, name)])
+            data = stream.read(plain_yaml.MAX_BYTES + 1) or b""  # no more: the file may be of any size
+    except IsADirectoryError:
+        raise RecipeError([Problem((), "is not a file", "name a .yaml file", None, name)]) from None
     except OSError as error:
-        raise refuse(f"cannot be read: {error.strerror}", "check its permissions") from None
+        message = f"cannot be read: {error.strerror}"
+        raise RecipeError([Problem((), message, "check its permissions", None, name)]) from None
     try:
-        return plain_yaml.decode(data)
+        text = plain_yaml.decode(data)
     except RecipeError as error:
-        raise RecipeError(replace(problem, source=str(file)) for problem in error.problems) from None
+        raise RecipeError(replace(problem, source=name) for problem in error.problems) from None
+    return _read(text, name)
+
+
+def _without_waiting(file: str, flags: int) -> int:
+    return os.open(file, flags | os.O_NONBLOCK)  # it may be a pipe that nobody writes to
+
+
+def _read(text: str, name: str) -> plain_yaml.Reading:
+    try:
+        return plain_yaml.read(text)
+    except RecipeError as error:
+        raise RecipeError(replace(problem, source=name) for problem in error.problems) from None
 
 
 def _validate(plain: Any) -> tuple[Recipe | None, list[Problem]]:
@@ -131,14 +140,14 @@ def _validate(plain: Any) -> tuple[Recipe | None, list[Problem]]:
     if "sweep" in plain:
         return None, [Problem(("sweep",), "is a sweep, not a recipe", "use `vantage sweep`")]
     named = name_problems(plain)
-    try:
-        recipe = Recipe.model_validate(plain)
-    except ValidationError as error:
-        return None, [*field_problems(error.errors(include_url=False), plain), *named]
-    if named:
-        return None, named
+    fields = validated(Recipe, plain)
+    problems = [*fields.problems, *named]
+    recipe, left_out = fields.value, fields.left_out
+    if recipe is None or named or name_problems(fields.plain):
+        return None, problems
     recipe, disagreements = resolve(recipe)
-    return (None if disagreements else recipe), disagreements
+    problems += (problem for problem in disagreements if not any(is_about(problem, p) for p in left_out))
+    return (None if problems else recipe), problems
 
 
 def _locate(problem: Problem, name: str, lines: dict[Path, int], placed: dict[Path, Override]) -> Problem:
@@ -154,107 +163,3 @@ def _locate(problem: Problem, name: str, lines: dict[Path, int], placed: dict[Pa
     return replace(
         problem, source=name, line=next((lines[prefix] for prefix in prefixes if prefix in lines), 1)
     )
-
-
-# -- files that a recipe names
-
-
-def _resolve_sources(
-    plain: Any, folder: File, here: File, placed: dict[Path, Override]
-) -> tuple[Any, list[Problem]]:
-    """The plain recipe with absolute paths, and what is wrong with the sources that it names."""
-    if not isinstance(plain, dict):
-        return plain, []
-    problems: list[Problem] = []
-    model = plain.get("model")
-    if isinstance(model, dict) and isinstance(model.get("source"), str):
-        start = here if _is_overridden(("model", "source"), placed) else folder
-        model["source"], found = _model_source(model["source"], start)
-        problems += found
-    for section, resolve_source in (("data", _data_source), ("verifiers", _verifier_source)):
-        named = plain.get(section)
-        for name, value in named.items() if isinstance(named, dict) else ():
-            if isinstance(value, dict) and isinstance(value.get("source"), str):
-                path: Path = (section, name, "source")
-                start = here if _is_overridden(path, placed) else folder
-                value["source"], found = resolve_source(path, value["source"], start)
-                problems += found
-    return plain, problems
-
-
-def _is_overridden(path: Path, placed: dict[Path, Override]) -> bool:
-    return any(path[:length] in placed for length in range(1, len(path) + 1))
-
-
-def _left_open(path: Path) -> Problem:
-    return Problem(path, "is left open by this recipe", f"give it with --set {'.'.join(map(str, path))}=…")
-
-
-def _absolute(path: str, start: File) -> File:
-    return (start / File(path).expanduser()).resolve()
-
-
-def _model_source(source: str, start: File) -> tuple[str, list[Problem]]:
-    path: Path = ("model", "source")
-    if source == OPEN:
-        return source, [_left_open(path)]
-    scheme, _, rest = source.partition(":")
-    if scheme == "builtin":
-        known = source in BUILTIN_MODELS
-        problem = Problem(
-            path, f"there is no built-in model {quote(source)}", suggest(source, BUILTIN_MODELS)
-        )
-        return source, [] if known else [problem]
-    if scheme == "hub":
-        problem = Problem(path, f"{quote(source)} names no revision", "write hub:ORGANISATION/NAME@REVISION")
-        return source, [] if _HUB.fullmatch(source) else [problem]
-    if scheme == "package":
-        problem = Problem(path, f"{quote(source)} is not the name of a package", "write package:NAME")
-        return source, [] if _PACKAGE.fullmatch(source) else [problem]
-    if scheme == "gguf":
-        file = _absolute(rest, start)
-        problem = Problem(path, f"there is no file {file}", "name a .gguf file")
-        return f"gguf:{file}", [] if file.is_file() else [problem]
-    folder = _absolute(source, start)
-    if not folder.is_dir():
-        remedy = "name a Hugging Face folder, builtin:tiny, gguf:FILE, package:NAME or hub:ORGANISATION/NAME@REVISION"
-        return str(folder), [Problem(path, f"there is no folder {folder}", remedy)]
-    if not (folder / "config.json").is_file():
-        problem = Problem(path, f"{folder} has no config.json", "name a Hugging Face model folder")
-        return str(folder), [problem]
-    return str(folder), []
-
-
-def _data_source(path: Path, source: str, start: File) -> tuple[str, list[Problem]]:
-    if source == OPEN:
-        return source, [_left_open(path)]
-    if source.startswith("builtin:"):
-        problem = Problem(path, f"there is no built-in data {quote(source)}", suggest(source, BUILTIN_DATA))
-        return source, [] if source in BUILTIN_DATA else [problem]
-    file = _absolute(source, start)
-    if file.suffix.lower() not in DATA_FORMATS:
-        message = f"{quote(source)} is not in a known format"
-        return str(file), [
-            Problem(path, message, f"name a {', '.join(DATA_FORMATS)} file, or builtin:NAME/KIND")
-        ]
-    if not file.is_file():
-        return str(file), [Problem(path, f"there is no file {file}", "correct the path")]
-    return str(file), []
-
-
-def _verifier_source(path: Path, source: str, start: File) -> tuple[str, list[Problem]]:
-    if source == OPEN:
-        return source, [_left_open(path)]
-    if source.startswith("builtin:"):
-        problem = Problem(
-            path, f"there is no built-in verifier {quote(source)}", suggest(source, [EXACT_MATCH])
-        )
-        return source, [] if source == EXACT_MATCH else [problem]
-    file = _absolute(source, start)
-    if file.suffix != ".py":
-        return str(file), [
-            Problem(path, f"{quote(source)} is no Python file", f"name a .py file, or {EXACT_MATCH}")
-        ]
-    if not file.is_file():
-        return str(file), [Problem(path, f"there is no file {file}", "correct the path")]
-    return str(file), []

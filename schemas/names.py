@@ -4,11 +4,12 @@ The plain mapping is read, not a ``Recipe``, so that a wrong name is found even 
 What has not the shape of a recipe is passed over here: pydantic refuses it.
 """
 
+import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from schemas.metrics import measured_by
-from schemas.problems import Path, Problem, quote, suggest
+from schemas.problems import MOST_PROBLEMS, Path, Problem, quote, suggest
 from schemas.recipe import EXACT_MATCH, MAX_NAMED, MODEL
 from schemas.references import (
     COLLECTING,
@@ -34,18 +35,19 @@ def name_problems(plain: Plain) -> list[Problem]:
     """Everything that is wrong with the names in a recipe, however little of it is valid otherwise."""
     if any(len(_mapping(plain.get(field))) > MAX_NAMED for field in _NAMED):
         return []  # refused for that
-    return [
-        *_reserved_names(plain),
-        *_stage_references(plain),
-        *_reward_references(plain),
-        *_data_references(plain),
-        *_verifiers(plain),
-        *_verifiers_of_another_task(plain),
-        *_comparisons_without_answers(plain),
-        *_gates(plain),
-        *_publications(plain),
-        *_cycles(plain),
-    ]
+    found = itertools.chain(
+        _reserved_names(plain),
+        _stage_references(plain),
+        _reward_references(plain),
+        _data_references(plain),
+        _verifiers(plain),
+        _verifiers_of_another_task(plain),
+        _comparisons_without_answers(plain),
+        _gates(plain),
+        _publications(plain),
+        _cycles(plain),
+    )
+    return list(itertools.islice(found, MOST_PROBLEMS))
 
 
 # -- the parts of a plain recipe

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from schemas.plain_yaml import read
+from schemas.plain_yaml import MAX_DEPTH, is_text, read
 from schemas.problems import Path, Problem, RecipeError, quote, suggest
 
 _NAMED = ("data", "rewards", "stages")
@@ -33,11 +33,16 @@ def parse_override(text: str) -> Override:
         RecipeError: no ``=``, an empty key, or a value that is not plain YAML.
     """
     key, equals, written = text.partition("=")
+    if not is_text(key):
+        raise RecipeError([Problem((), "is no text", "write it in UTF-8", source=f"--set {text}")])
     parts = key.strip().split(".")
-    path: Path = tuple(int(part) if part.isdecimal() else part for part in parts)
+    path: Path = tuple(int(part) if _is_index(part) else part for part in parts)
     if not equals or not all(parts):
         remedy = "write KEY=VALUE, for example stages.policy.seed=3"
         raise RecipeError([Problem((), "is not an override", remedy, source=f"--set {text}")])
+    if len(parts) > MAX_DEPTH:
+        said = f"is a key of {len(parts)} parts, and a recipe has at most {MAX_DEPTH}"
+        raise RecipeError([Problem((), said, "name a field of a recipe", source=f"--set {text}")])
     try:
         reading = read(written) if written.strip() else read("null")
     except RecipeError as error:
@@ -48,6 +53,10 @@ def parse_override(text: str) -> Override:
             Problem(path, p.message, p.remedy, source=f"--set {text}") for p in reading.problems
         )
     return Override(text, path, reading.value)
+
+
+def _is_index(part: str) -> bool:
+    return part.isascii() and part.isdecimal() and len(part) <= 9
 
 
 def apply_overrides(

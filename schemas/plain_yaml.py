@@ -5,6 +5,7 @@ PyYAML splits the text into events; the values are built here, because a recipe 
 - no tags, anchors or aliases (an alias lets a short file stand for a huge one, a tag may name any Python object);
 - ``1e-5`` is a number (YAML 1.1 asks for a point before the exponent); infinities and NaN are refused;
 - keys are the text that was written, so ``on:`` and ``no:`` are not turned into booleans, and none comes twice;
+- no NUL and no half of a surrogate pair, which an escape may write and no file name or UTF-8 text can hold;
 - ``yes``, ``no``, ``on``, ``off``, dates and ``1:30`` stay text.
 """
 
@@ -16,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from schemas.problems import Path, Problem, RecipeError, quote
+from schemas.problems import MOST_PROBLEMS, Path, Problem, RecipeError, quote
 
 MAX_BYTES = 2**18
 """Longest text that is read."""
@@ -25,6 +26,9 @@ MAX_DEPTH = 20
 
 _INTEGER = re.compile(r"[-+]?[0-9]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_NO_TEXT = re.compile("[\0\ud800-\udfff]")
+_BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
+"""What ends a line in YAML 1.1, and so in the line numbers of its events."""
 _NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
 _WORDS = {
     "": None, "~": None, "null": None, "Null": None, "NULL": None,
@@ -43,8 +47,14 @@ class Reading:
     problems: list[Problem] = field(default_factory=list)
 
     def refuse(self, event: yaml.Event, path: Path, message: str, remedy: str) -> None:
-        """Note a problem and go on reading."""
+        """Note a problem and go on reading.
+
+        Raises:
+            RecipeError: it is one too many.
+        """
         self.problems.append(Problem(path, message, remedy, line=_line(event)))
+        if len(self.problems) >= MOST_PROBLEMS:
+            raise RecipeError(self.problems)
 
 
 def decode(data: bytes) -> str:
@@ -58,15 +68,21 @@ def decode(data: bytes) -> str:
     if not data.strip():
         raise _refusal("is empty", "a recipe starts with `recipe: NAME`")
     if b"\0" in data:
-        line = data[: data.index(b"\0")].count(b"\n") + 1
         raise _refusal(
-            "holds a NUL byte", "save it as UTF-8 text (it may be UTF-16, or no text at all)", line
+            "holds a NUL byte",
+            "save it as UTF-8 text (it may be UTF-16, or no text at all)",
+            _line_after(data[: data.index(b"\0")]),
         )
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        line = data[: error.start].count(b"\n") + 1
+        line = _line_after(data[: error.start])
         raise _refusal(f"byte {data[error.start]:#04x} is not UTF-8", "save it as UTF-8 text", line) from None
+
+
+def _line_after(data: bytes) -> int:
+    """The number of the line in which the text of these bytes ends."""
+    return len(_BREAK.split(data.decode("utf-8-sig", errors="replace")))
 
 
 def read(text: str) -> Reading:
@@ -77,7 +93,7 @@ def read(text: str) -> Reading:
     """
     reading = Reading()
     try:
-        events = yaml.parse(text, Loader=yaml.SafeLoader)
+        events = _events(text)
         _skip_to_content(events)
         reading.value = _value(next(events), events, (), reading)
         next(events)  # the document's end
@@ -87,6 +103,31 @@ def read(text: str) -> Reading:
     if isinstance(after, yaml.DocumentStartEvent):
         raise _refusal("holds several documents", "remove the `---` line", _line(after))
     return reading
+
+
+def _events(text: str) -> Iterator[yaml.Event]:
+    """The events of a text.
+
+    Raises:
+        yaml.YAMLError: the text is no YAML, and PyYAML says so.
+        RecipeError: it is none, and PyYAML fails at it.
+    """
+    loader = yaml.SafeLoader(text)
+    while True:
+        try:
+            event: yaml.Event | None = loader.get_event() if loader.check_event() else None  # type: ignore[no-untyped-call]
+        except yaml.YAMLError:
+            raise
+        # PyYAML converts some numbers without a look at them ("\UFFFFFFFF", `%YAML 99…9`): OverflowError, ValueError. Only
+        # its own scanner and parser run here, so whatever else they may raise is about the text too.
+        except Exception as error:
+            message = f"is not YAML: {type(error).__name__}: {error}"
+            raise _refusal(
+                message, "remove the directive or the escape in this line", loader.line + 1
+            ) from None
+        if event is None:
+            return
+        yield event
 
 
 def _line(event: yaml.Event) -> int:
@@ -122,7 +163,7 @@ def _mapping(events: Iterator[yaml.Event], path: Path, reading: Reading) -> dict
     mapping: dict[str, Any] = {}
     while not isinstance(event := next(events), yaml.MappingEndEvent):
         if isinstance(event, yaml.ScalarEvent):
-            key = event.value
+            key = _text(event, path, reading)
         else:
             key = ""
             reading.refuse(event, path, "a key is not a single word", "quote text that starts with [, { or *")
@@ -146,7 +187,7 @@ def _sequence(events: Iterator[yaml.Event], path: Path, reading: Reading) -> lis
 
 
 def _scalar(event: yaml.ScalarEvent, path: Path, reading: Reading) -> Any:
-    text: str = event.value
+    text = _text(event, path, reading)
     if event.style is not None:  # quoted, or a block of text
         return text
     if text in _WORDS:
@@ -167,14 +208,29 @@ def _scalar(event: yaml.ScalarEvent, path: Path, reading: Reading) -> Any:
     return text
 
 
+def is_text(text: str) -> bool:
+    """Whether a text holds no NUL and no half of a surrogate pair (as which bytes that are no UTF-8 arrive)."""
+    return not _NO_TEXT.search(text)
+
+
+def _text(event: yaml.ScalarEvent, path: Path, reading: Reading) -> str:
+    """What was written, without the characters that no text has; each is a problem."""
+    text: str = event.value
+    found = _NO_TEXT.search(text)
+    if found:
+        message = f"holds U+{ord(found[0]):04X}, which no text has"
+        reading.refuse(event, path, message, "write the character itself, not its escape")
+    return _NO_TEXT.sub("", text)
+
+
 def _syntax_problem(error: yaml.YAMLError, text: str) -> Problem:
     if isinstance(error, yaml.reader.ReaderError):
-        line = text.count("\n", 0, error.position) + 1
+        line = len(_BREAK.split(text[: error.position]))
         return Problem((), f"holds the control character {error.character:#04x}", "remove it", line)
     mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
     if mark is None:
         return Problem((), f"is not YAML: {error}", "check brackets, colons, quotes and indentation")
-    written = text.split("\n")[mark.line]
+    written = _BREAK.split(text)[mark.line]
     if "\t" in written[: len(written) - len(written.lstrip())]:
         return Problem((), "the line is indented with a tab", "YAML allows spaces only", mark.line + 1)
     said = getattr(error, "problem", None) or "unreadable"

@@ -9,7 +9,10 @@ from typing import Any
 Path = tuple[str | int, ...]
 """Where in a recipe: names of fields, indices of lists."""
 
+MOST_PROBLEMS = 200
+"""So many of each kind are looked for; who made more has another file than a recipe."""
 _LONGEST_QUOTE = 60
+_LONGEST_PLACE = 400
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ class Problem:
         place = ":".join(part for part in (self.source, line) if part)
         said = "" if self.source.startswith(f"--set {self.field}=") else self.field
         text = "; ".join(part for part in (self.message, self.remedy) if part)
-        return ": ".join(part for part in (place, said, text) if part)
+        return printable(": ".join(part for part in (_shortened(place), _shortened(said), text) if part))
 
 
 class RecipeError(ValueError):
@@ -44,10 +47,21 @@ class RecipeError(ValueError):
         super().__init__("\n".join(str(problem) for problem in self.problems))
 
 
+def printable(text: str) -> str:
+    """The text in one line: what is no visible character is written as its escape (``\\n``, ``\\x1b``, ``\\ud800``)."""
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text
+    )
+
+
 def quote(value: Any) -> str:
     """A value as one short piece of YAML."""
     text = f"'{value}'" if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
     return text if len(text) <= _LONGEST_QUOTE else f"{text[:_LONGEST_QUOTE]}…"
+
+
+def _shortened(place: str) -> str:
+    return place if len(place) <= _LONGEST_PLACE else f"{place[:_LONGEST_PLACE]}…"
 
 
 def suggest(word: str, known: Iterable[str]) -> str:

@@ -5,22 +5,22 @@ here; what only the whole recipe can say is checked when it is loaded (``schemas
 """
 
 import re
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, StringConstraints, field_validator, model_validator
+from pydantic import Field, StringConstraints, field_validator
 
-from schemas.algorithm import Algorithm, NonNegative, Number, Positive, Probability, Returns
-from schemas.frozen import Frozen
+from schemas.algorithm import MAX_COUNT, Algorithm, NonNegative, Number, Positive, Probability, Returns
+from schemas.frozen import Frozen, rule
 
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]{0,62}$")]
 """A name that a recipe gives to a dataset, verifier, reward or stage: lower case, digits, underscores."""
-Count = Annotated[int, Field(ge=1, strict=True)]
-CountOrZero = Annotated[int, Field(ge=0, strict=True)]
+Count = Annotated[int, Field(ge=1, le=MAX_COUNT, strict=True)]
+CountOrZero = Annotated[int, Field(ge=0, le=MAX_COUNT, strict=True)]
 Seed = Annotated[int, Field(ge=0, lt=2**32, strict=True)]
 Fraction = Annotated[float, Field(gt=0.0, lt=1.0, strict=True)]
 
 MAX_NAMED = 200
-"""Datasets, verifiers, rewards or stages in one recipe."""
+"""Datasets, verifiers, rewards or stages in one recipe; items of any of its lists."""
 MODEL = "model"
 """How a stage refers to the recipe's model."""
 EXACT_MATCH = "builtin:exact_match"
@@ -74,15 +74,14 @@ class Data(Frozen):
     max_dropped: Probability = 0.01
     """The share of rows that may be unusable (empty, doubled, chosen equal to rejected) before the data is refused."""
 
-    @model_validator(mode="after")
-    def _templates_make_text(self) -> Self:
+    @rule
+    def _templates_make_text(self) -> None:
         for column, spec in self.columns.items():
             if column in _NOT_TEXT and "{" in spec:
                 raise ValueError(
                     f"columns.{column}={spec!r} is a template, which makes a text, and {column} is none; "
                     "name a column of the file"
                 )
-        return self
 
 
 class Verifier(Frozen):
@@ -103,7 +102,8 @@ class Verifier(Frozen):
             return None
         try:
             groups = re.compile(extract).groups
-        except re.error as error:
+        # RecursionError: groups nested too deeply; OverflowError: a repetition of too many
+        except (re.error, RecursionError, OverflowError) as error:
             raise ValueError(f"{extract!r} is not a regular expression: {error}; correct it") from None
         if groups != 1:
             raise ValueError(
@@ -112,15 +112,14 @@ class Verifier(Frozen):
             )
         return extract
 
-    @model_validator(mode="after")
-    def _nothing_unread(self) -> Self:
+    @rule
+    def _nothing_unread(self) -> None:
         if self.source == EXACT_MATCH and self.function != "verify":
             raise ValueError(f"{EXACT_MATCH} has no function={self.function}; remove it")
         if self.source != EXACT_MATCH and self.extract is not None:
             raise ValueError(
                 f"extract={self.extract!r} belongs to {EXACT_MATCH}; remove it, or let the file's function do it"
             )
-        return self
 
 
 class RewardTerm(Frozen):
@@ -133,15 +132,14 @@ class RewardTerm(Frozen):
     wrong: Number = 0.0
     """What a verifier's term gives a wrong response; a right one gets 1. VC-PPO and DAPO use −1."""
 
-    @model_validator(mode="after")
-    def _one_of_two(self) -> Self:
+    @rule
+    def _one_of_two(self) -> None:
         if (self.model is None) == (self.verifier is None):
             raise ValueError("a reward term names either a model or a verifier; give exactly one of them")
         if self.model is not None and self.wrong:
             raise ValueError(
                 f"wrong={self.wrong:g} is a verifier's score, and this term names a model; remove it"
             )
-        return self
 
     @property
     def name(self) -> str:
@@ -155,26 +153,24 @@ class MissingEos(Frozen):
     subtract: Positive | None = None
     replace: Number | None = None
 
-    @model_validator(mode="after")
-    def _one_of_two(self) -> Self:
+    @rule
+    def _one_of_two(self) -> None:
         if (self.subtract is None) == (self.replace is None):
             raise ValueError("missing_eos takes either subtract or replace; give exactly one of them")
-        return self
 
 
 class Reward(Frozen):
     """A reward, defined once and read by every stage that scores responses."""
 
-    terms: Annotated[tuple[RewardTerm, ...], Field(min_length=1)]
+    terms: Annotated[tuple[RewardTerm, ...], Field(min_length=1, max_length=MAX_NAMED)]
     missing_eos: MissingEos | None = None
 
-    @model_validator(mode="after")
-    def _terms_have_names_of_their_own(self) -> Self:
+    @rule
+    def _terms_have_names_of_their_own(self) -> None:
         names = [term.name for term in self.terms]
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
             raise ValueError(f"terms name {twice!r} twice; add up their weights in one term")
-        return self
 
 
 class Gate(Frozen):
@@ -186,11 +182,10 @@ class Gate(Frozen):
     on_fail: Literal["stop", "continue"] = "stop"
     """``stop``: what depends on the stage does not start. ``continue``: the verdict is only recorded."""
 
-    @model_validator(mode="after")
-    def _one_bound(self) -> Self:
+    @rule
+    def _one_bound(self) -> None:
         if (self.at_least is None) == (self.at_most is None):
             raise ValueError("a gate has either at_least or at_most; give exactly one of them")
-        return self
 
     @property
     def bound(self) -> float:
@@ -218,7 +213,7 @@ class Resources(Frozen):
 class Stage(Frozen):
     """What every stage has."""
 
-    gate: tuple[Gate, ...] = ()
+    gate: Annotated[tuple[Gate, ...], Field(max_length=MAX_NAMED)] = ()
     """One gate, or a list."""
     seed: Seed | None = None
     """None: the recipe's."""
@@ -286,8 +281,8 @@ class RewardModelling(Training):
     centre_on: Name | None = None
     """A dataset of demonstrations on which the scores are shifted to mean 0 after training."""
 
-    @model_validator(mode="after")
-    def _pairs_or_rankings(self) -> Self:
+    @rule
+    def _pairs_or_rankings(self) -> None:
         if (self.data is None) == (self.rankings is None):
             raise ValueError(
                 "a reward model learns either data (pairs) or rankings; give exactly one of them"
@@ -297,7 +292,6 @@ class RewardModelling(Training):
                 f"lm_coef={self.lm_coef:g} and centre_coef={self.centre_coef:g} are about pairs; "
                 "with rankings set both to 0"
             )
-        return self
 
 
 class DirectPreferenceOptimization(Training):
@@ -334,14 +328,13 @@ class Rollouts(Training):
     checkpoint_every: Count = 10
     """Iterations between two in-stage checkpoints."""
 
-    @model_validator(mode="after")
-    def _minibatches_divide_the_batch(self) -> Self:
+    @rule
+    def _minibatches_divide_the_batch(self) -> None:
         if self.batch_size % self.minibatch_size:
             raise ValueError(
                 f"batch_size={self.batch_size} is not a multiple of minibatch_size={self.minibatch_size}; "
                 f"use minibatch_size: {self.batch_size} or a divisor of it"
             )
-        return self
 
 
 def _refuse_broken_groups(batch_size: int, group: int, name: str) -> None:
@@ -374,10 +367,9 @@ class ValuePretraining(Rollouts):
     patience: Count = 3
     """Measurements in a row without a better explained variance after which the stage ends."""
 
-    @model_validator(mode="after")
-    def _groups_divide_the_batch(self) -> Self:
+    @rule
+    def _groups_divide_the_batch(self) -> None:
         _refuse_broken_groups(self.batch_size, self.samples_per_prompt, "samples_per_prompt")
-        return self
 
 
 class PolicyOptimization(Rollouts):
@@ -400,53 +392,48 @@ class PolicyOptimization(Rollouts):
     """Iterations between two measurements of the mean score on the validation prompts; the best policy is kept."""
     validation_samples: Count = 256
 
-    @model_validator(mode="after")
-    def _groups_divide_the_batch(self) -> Self:
+    @rule
+    def _groups_divide_the_batch(self) -> None:
         group = self.algorithm.samples_per_prompt
         _refuse_broken_groups(self.batch_size, group, "algorithm.samples_per_prompt")
-        return self
 
-    @model_validator(mode="after")
-    def _one_critic_where_one_is_read(self) -> Self:
+    @rule
+    def _one_critic_where_one_is_read(self) -> None:
         given = [name for name in ("critic", "fresh_critic") if getattr(self, name) is not None]
         if self.algorithm.reads_critic and not given:
             raise ValueError(
                 "algorithm.advantage=gae needs a critic; name a value_pretraining or reward_model stage as critic, "
-                "or a policy as fresh_critic"
+                "or a policy as fresh_critic, or set algorithm.shared_trunk: true"
             )
         if len(given) == 2:
             raise ValueError(
                 f"critic={self.critic} and fresh_critic={self.fresh_critic} exclude each other; give one"
             )
-        return self
 
-    @model_validator(mode="after")
-    def _one_step_without_a_ratio(self) -> Self:
+    @rule
+    def _one_step_without_a_ratio(self) -> None:
         if not self.algorithm.importance_ratio and (self.epochs > 1 or self.minibatch_size < self.batch_size):
             raise ValueError(
                 f"algorithm.importance_ratio=false takes one optimiser step on each rollout, but epochs={self.epochs} "
                 f"and minibatch_size={self.minibatch_size} of batch_size={self.batch_size} make more; "
                 f"use epochs: 1 and minibatch_size: {self.batch_size}"
             )
-        return self
 
-    @model_validator(mode="after")
-    def _the_controller_takes_small_steps(self) -> Self:
+    @rule
+    def _the_controller_takes_small_steps(self) -> None:
         if self.algorithm.kl_target is not None and self.batch_size >= 5 * self.algorithm.kl_horizon:
             raise ValueError(
                 f"algorithm.kl_horizon={self.algorithm.kl_horizon} is no more than a fifth of batch_size="
                 f"{self.batch_size}, so that one rollout could turn kl_coef negative; raise kl_horizon"
             )
-        return self
 
-    @model_validator(mode="after")
-    def _ptx_needs_data(self) -> Self:
+    @rule
+    def _ptx_needs_data(self) -> None:
         if self.algorithm.ptx_coef and self.ptx is None:
             raise ValueError(
                 f"algorithm.ptx_coef={self.algorithm.ptx_coef:g} needs demonstrations; "
                 "name a dataset as ptx, or set ptx_coef: 0"
             )
-        return self
 
 
 class BestOfN(Rollouts):
@@ -454,7 +441,7 @@ class BestOfN(Rollouts):
 
     kind: Literal["best_of_n"]
     init: Name
-    samples_per_prompt: Annotated[int, Field(ge=2, strict=True)] = 8
+    samples_per_prompt: Annotated[int, Field(ge=2, le=MAX_COUNT, strict=True)] = 8
     """Responses of which the best is kept."""
     minibatch_size: Count = 32
     """Kept responses in one optimiser step; a divisor of ``batch_size / samples_per_prompt``."""
@@ -464,8 +451,8 @@ class BestOfN(Rollouts):
     """Iterations between two measurements of the mean score on the validation prompts; the best policy is kept."""
     validation_samples: Count = 256
 
-    @model_validator(mode="after")
-    def _minibatches_divide_the_batch(self) -> Self:
+    @rule
+    def _minibatches_divide_the_batch(self) -> None:
         """In the place of what ``Rollouts`` says: minibatches are of the responses that are kept."""
         _refuse_broken_groups(self.batch_size, self.samples_per_prompt, "samples_per_prompt")
         kept = self.batch_size // self.samples_per_prompt
@@ -474,7 +461,6 @@ class BestOfN(Rollouts):
                 f"batch_size={self.batch_size} keeps {kept} responses of samples_per_prompt={self.samples_per_prompt}, "
                 f"not a multiple of minibatch_size={self.minibatch_size}; use minibatch_size: {kept} or a divisor of it"
             )
-        return self
 
 
 class Judge(Frozen):
@@ -483,11 +469,10 @@ class Judge(Frozen):
     verifier: str | None = None
     reward: Name | None = None
 
-    @model_validator(mode="after")
-    def _one_of_two(self) -> Self:
+    @rule
+    def _one_of_two(self) -> None:
         if (self.verifier is None) == (self.reward is None):
             raise ValueError("a judge is either a verifier or a reward; give exactly one of them")
-        return self
 
 
 class PolicyEvaluation(Stage):
@@ -522,8 +507,8 @@ class PreferenceCollection(Stage):
     microbatch_size: Count | None = None
     """Responses sampled or scored at once; changes memory, never the pairs. None: the whole batch."""
 
-    @model_validator(mode="after")
-    def _one_way_to_choose(self) -> Self:
+    @rule
+    def _one_way_to_choose(self) -> None:
         if (self.prompts is None) == (self.demonstrations is None):
             raise ValueError("pairs are made on either prompts or demonstrations; give exactly one of them")
         if (self.prompts is None) != (self.judge is None):
@@ -533,7 +518,6 @@ class PreferenceCollection(Stage):
             )
         if self.judge is not None and self.samples_per_prompt == 1:
             raise ValueError("samples_per_prompt=1 leaves a judge nothing to choose among; use 2 or more")
-        return self
 
 
 AnyStage = Annotated[
@@ -558,11 +542,10 @@ class Publication(Frozen):
     after: Name | None = None
     """The alias moves only after this stage's gate has passed."""
 
-    @model_validator(mode="after")
-    def _something_to_hold_back(self) -> Self:
+    @rule
+    def _something_to_hold_back(self) -> None:
         if self.after is not None and self.alias is None:
             raise ValueError(f"after={self.after} holds back an alias, and there is none; add alias")
-        return self
 
 
 class Recipe(Frozen):
@@ -577,4 +560,4 @@ class Recipe(Frozen):
     verifiers: dict[Name, Verifier] = Field(default_factory=dict, max_length=MAX_NAMED)
     rewards: dict[Name, Reward] = Field(default_factory=dict, max_length=MAX_NAMED)
     stages: Annotated[dict[Name, AnyStage], Field(min_length=1, max_length=MAX_NAMED)]
-    publish: tuple[Publication, ...] = ()
+    publish: Annotated[tuple[Publication, ...], Field(max_length=MAX_NAMED)] = ()

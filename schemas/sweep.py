@@ -4,25 +4,28 @@ All arms with the same seed draw the same random numbers in the stages that the 
 seed by seed. What no seed reaches has the same key in every run and is made once.
 """
 
+import contextlib
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path as File
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, StringConstraints, ValidationError, field_validator
+from pydantic import Field, StringConstraints, field_validator
 
 from schemas import plain_yaml
 from schemas.algorithm import Number
-from schemas.field_errors import field_problems
+from schemas.field_errors import validated
 from schemas.frozen import Frozen
-from schemas.loading import find_recipe, load_recipe
+from schemas.loading import find_recipe, load_recipe, read_document
 from schemas.metrics import measured_by
-from schemas.problems import Path, Problem, RecipeError, suggest
+from schemas.problems import Path, Problem, RecipeError, quote, suggest
 from schemas.recipe import MAX_NAMED, AnyStage, Name, PolicyEvaluation, Recipe, Seed
 from schemas.references import dependencies, order, reward_of
+from schemas.sources import NoPlace, absolute, is_file, mode_of
 from schemas.stage_key import NOT_IN_KEY, canonical_json
+from schemas.sweep_rules import MAX_SEEDS, Draft, choice_problems, draft_of, draft_problems, mapping_of
 
 ONLY_HOW = NOT_IN_KEY - {"kind", "seed"}
 """Fields of a stage that never change what it measures."""
@@ -61,12 +64,13 @@ class Sweep(Frozen):
     """A file (from the sweep's folder on), or a built-in recipe's name."""
     set: dict[str, Any] = Field(default_factory=dict)
     """Overrides laid over every arm, after its own."""
-    seeds: Annotated[tuple[Seed, ...], Field(min_length=1)]
-    reseeds: Annotated[tuple[Name, ...], Field(min_length=1)]
+    seeds: Annotated[tuple[Seed, ...], Field(min_length=1, max_length=MAX_SEEDS)]
+    """One run of every arm for each."""
+    reseeds: Annotated[tuple[Name, ...], Field(min_length=1, max_length=MAX_NAMED)]
     """Stages that take the sweep's seed; all others keep the recipe's."""
     baseline: Name
     """The arm that the others are compared with."""
-    measure: Annotated[tuple[Measure, ...], Field(min_length=1)]
+    measure: Annotated[tuple[Measure, ...], Field(min_length=1, max_length=MAX_NAMED)]
     """One measure, or a list."""
     arms: Annotated[dict[Name, dict[str, Any]], Field(min_length=2, max_length=MAX_NAMED)]
     """Arm → its overrides: dotted key → value."""
@@ -133,23 +137,21 @@ def load_sweep(
         RecipeError: with every problem that was found, each with its line, arm or override.
     """
     file = find_recipe(source)
-    try:
-        with file.open("rb") as stream:
-            reading = plain_yaml.read(plain_yaml.decode(stream.read(plain_yaml.MAX_BYTES + 1)))
-    except RecipeError as error:
-        raise RecipeError(replace(problem, source=str(source)) for problem in error.problems) from None
-    place = _Place(str(source), file.parent, reading)
-    sweep = _validate(place)
-    problems = [*_rules(sweep, overrides), *_choice_problems(sweep, arms, seeds)]
+    place = _Place(str(source), file.parent, read_document(file, str(source)))
+    sweep, problems = _validate(place)
+    draft = draft_of(place.reading.value)
+    problems += [*draft_problems(draft, overrides), *choice_problems(draft, arms, seeds)]
+    chosen = {arm: own for arm, own in draft.arms.items() if arms is None or arm in arms}
+    recipes, found = _load_arms(replace(draft, arms=chosen), overrides, place)
+    problems += [*found, *_recipe_problems(draft, recipes)]
     place.refuse(problems)
+    assert sweep is not None  # or there was a problem
     sweep = sweep.model_copy(
         update={
             "seeds": tuple(seed for seed in sweep.seeds if seeds is None or str(seed) in seeds),
-            "arms": {arm: each for arm, each in sweep.arms.items() if arms is None or arm in arms},
+            "arms": {arm: each for arm, each in sweep.arms.items() if arm in chosen},
         }
     )
-    recipes = _load_arms(sweep, overrides, place)
-    place.refuse(_recipe_problems(sweep, recipes, place))
     needed = {
         arm: _needed(recipe, [measure.stage for measure in sweep.measure]) for arm, recipe in recipes.items()
     }
@@ -195,172 +197,117 @@ class _Place:
         return replace(problem, source=self.source, line=problem.line or line)
 
 
-def _validate(place: _Place) -> Sweep:
-    """The sweep, where each of its fields is one by itself."""
+def _validate(place: _Place) -> tuple[Sweep | None, list[Problem]]:
+    """The sweep, where each of its fields is one by itself, or what is wrong with them.
+
+    Raises:
+        RecipeError: it is no sweep at all.
+    """
     plain, problems = place.reading.value, list(place.reading.problems)
     if not isinstance(plain, dict):
-        problems.append(Problem((), "is not a mapping", "a sweep starts with `sweep: NAME`"))
-    elif "sweep" not in plain and "stages" in plain:
-        problems.append(Problem((), "is a recipe, not a sweep", "use `vantage run`"))
-    else:
-        try:
-            sweep = Sweep.model_validate(plain)
-        except ValidationError as error:
-            errors = error.errors(include_url=False)
-            known = [each for each in errors if each["type"] != "extra_forbidden"]
-            problems += field_problems(known, plain)
-            problems += (_unknown_field(each["loc"]) for each in errors if each["type"] == "extra_forbidden")
-    place.refuse(problems)
-    return sweep
-
-
-def _unknown_field(location: Path) -> Problem:
-    models: dict[str | int, type[Frozen]] = {"measure": Measure, "published": Published}
-    known = models.get(location[0], Sweep).model_fields
-    path: Path = location if len(location) < 3 else (location[0], location[-1])
-    return Problem(path, f"there is no field '{location[-1]}' here", suggest(str(location[-1]), known))
-
-
-def _rules(sweep: Sweep, overrides: Sequence[str]) -> Iterator[Problem]:
-    """What only the whole sweep can say of itself, before any recipe is loaded."""
-    for field in ("seeds", "reseeds"):
-        values = getattr(sweep, field)
-        for i, value in enumerate(values):
-            if value in values[:i]:
-                yield Problem((field, i), f"{value} stands twice", "keep one of the two")
-    if sweep.baseline not in sweep.arms:
-        yield Problem(("baseline",), f"'{sweep.baseline}' is not an arm", suggest(sweep.baseline, sweep.arms))
-    for arm in sweep.published.values if sweep.published else ():
-        if arm not in sweep.arms:
-            yield Problem(("published", "values", arm), f"'{arm}' is not an arm", suggest(arm, sweep.arms))
-    common = [*((key, f"set.{key}") for key in sweep.set)]
-    common += [(text.partition("=")[0].strip(), f"--set {text}") for text in overrides]
-    for arm, own in sweep.arms.items():
-        for key, value in own.items():
-            for over, said in common:
-                if _decides(key, value, over):
-                    message = f"is laid over by {said}, so this arm would be without it"
-                    yield Problem(("arms", arm, key), message, "remove one of the two")
-    written: list[tuple[Path, str, Any]] = [(("set", key), key, value) for key, value in sweep.set.items()]
-    written += [
-        (("arms", arm, key), key, each) for arm, own in sweep.arms.items() for key, each in own.items()
-    ]
-    for path, key, value in written:
-        for stage in sweep.reseeds:
-            if _decides(key, value, f"stages.{stage}.seed"):
-                remedy = f"remove it, or take {stage} out of reseeds"
-                yield Problem(path, f"the seed of '{stage}' is the sweep's", remedy)
-
-
-def _decides(key: str, value: Any, field: str) -> bool:
-    """Whether an override decides a field, or something inside it."""
-    own, parts = key.split("."), field.split(".")
-    if own[: len(parts)] == parts:
-        return True
-    if parts[: len(own)] != own:
-        return False
-    for part in parts[len(own) :]:
-        if not isinstance(value, dict) or part not in value:
-            return False
-        value = value[part]
-    return True
-
-
-def _choice_problems(
-    sweep: Sweep, arms: Sequence[str] | None, seeds: Sequence[str] | None
-) -> Iterator[Problem]:
-    """What is wrong with the choice of a few arms or seeds."""
-    for option, chosen, known in (
-        ("--arms", arms, list(sweep.arms)),
-        ("--seeds", seeds, [str(seed) for seed in sweep.seeds]),
-    ):
-        for word in chosen or ():
-            if word not in known:
-                message = f"'{word}' is not among the sweep's"
-                yield Problem((), message, f"use some of: {', '.join(known)}", source=option)
-    if arms is not None and sweep.baseline in sweep.arms and sweep.baseline not in arms:
-        message = f"the baseline '{sweep.baseline}' is missing, and there is nothing to compare with"
-        yield Problem((), message, f"add {sweep.baseline}", source="--arms")
+        place.refuse([*problems, Problem((), "is not a mapping", "a sweep starts with `sweep: NAME`")])
+    if "sweep" not in plain and "stages" in plain:
+        place.refuse([*problems, Problem((), "is a recipe, not a sweep", "use `vantage run`")])
+    fields = validated(Sweep, plain)
+    return (None if fields.problems else fields.value), problems + fields.problems
 
 
 # -- the recipes
 
 
-def _load_arms(sweep: Sweep, overrides: Sequence[str], place: _Place) -> dict[str, Recipe]:
-    """Arm → its recipe; RecipeError with the problems of the recipe itself, or else with those of all arms."""
-    beside = place.folder / sweep.recipe
-    recipe = str(beside) if beside.is_file() or beside.suffix in (".yaml", ".yml") else sweep.recipe
+def _load_arms(
+    sweep: Draft, overrides: Sequence[str], place: _Place
+) -> tuple[dict[str, Recipe], list[Problem]]:
+    """Arm → its recipe, where it has one; the problems of the recipe itself, and those that an arm adds to them."""
+    if sweep.recipe is None:
+        return {}, []
+    try:
+        beside = absolute(sweep.recipe, place.folder)
+        found = is_file(beside)
+    except NoPlace as error:
+        message = f"{quote(sweep.recipe)} cannot be looked up ({error})"
+        return {}, [Problem(("recipe",), message, "name a .yaml file, or a built-in recipe")]
+    is_path = found or beside.suffix in (".yaml", ".yml")
+    recipe = str(place.folder / sweep.recipe) if is_path else sweep.recipe
     common = {_as_override(key, value, place.folder): ("set", key) for key, value in sweep.set.items()}
-    _load(recipe, {**common, **dict.fromkeys(overrides, ())}, place)
+    given = {**common, **dict.fromkeys(overrides, ())}
+    _, shared = _load(recipe, given)
+    problems = [_placed(problem, recipe, given) for problem in shared]
+    told = {(problem.path, problem.message) for problem in shared}
     recipes: dict[str, Recipe] = {}
-    problems: list[Problem] = []
     for arm, own in sweep.arms.items():
         texts = {_as_override(key, value, place.folder): ("arms", arm, key) for key, value in own.items()}
-        try:
-            recipes[arm] = _load(recipe, {**texts, **common, **dict.fromkeys(overrides, ())}, place, arm)
-        except RecipeError as error:
-            problems += error.problems
-    place.refuse(problems)
-    return recipes
+        loaded, added = _load(recipe, {**texts, **given})
+        new = [problem for problem in added if (problem.path, problem.message) not in told]
+        problems += (_placed(problem, recipe, {**texts, **given}, arm) for problem in new)
+        if loaded is not None:
+            recipes[arm] = loaded
+    return recipes, problems
 
 
-def _load(recipe: str, texts: dict[str, Path], place: _Place, arm: str | None = None) -> Recipe:
-    """The recipe with overrides (text → where the sweep's file has it); problems are placed in that file."""
+def _load(recipe: str, texts: Iterable[str]) -> tuple[Recipe | None, tuple[Problem, ...]]:
     try:
-        return load_recipe(recipe, list(texts))
+        return load_recipe(recipe, list(texts)), ()
     except RecipeError as error:
-        problems = error.problems
+        return None, error.problems
+
+
+def _placed(problem: Problem, recipe: str, texts: Mapping[str, Path], arm: str | None = None) -> Problem:
+    """A recipe's problem at the place in the sweep's file that causes it (``texts``: override → where it stands)."""
     paths = {f"--set {text}": path for text, path in texts.items() if path}
-    told = []
-    for problem in problems:
-        path = paths.get(problem.source) or (("arms", arm) if arm and problem.source == recipe else ())
-        if path:  # the field that the message is about need not be the one that was overridden
-            said = problem.field if problem.field and problem.field != path[-1] else ""
-            message = ": ".join(filter(None, [said, problem.message]))
-            problem = Problem(path, message, problem.remedy)
-        elif not problem.source:
-            problem = replace(problem, source=recipe)
-        told.append(place.locate(problem))
-    raise RecipeError(told)
+    path = paths.get(problem.source) or (("arms", arm) if arm and problem.source == recipe else ())
+    if path:  # the field that the message is about need not be the one that was overridden
+        said = problem.field if problem.field and problem.field != path[-1] else ""
+        message = ": ".join(filter(None, [said, problem.message]))
+        return Problem(path, message, problem.remedy)
+    return problem if problem.source else replace(problem, source=recipe)
 
 
 def _as_override(key: str, value: Any, folder: File) -> str:
     """``KEY=VALUE``; a path to a source starts at the sweep's folder."""
-    if key.endswith(".source") and isinstance(value, str) and (folder / value).exists():
-        value = str((folder / value).resolve())
+    if key.endswith(".source") and isinstance(value, str):
+        with contextlib.suppress(NoPlace):  # the recipe's loader says so
+            file = absolute(value, folder)
+            value = str(file) if mode_of(file) else value
     return f"{key}={json.dumps(value, ensure_ascii=False)}"
 
 
-def _recipe_problems(sweep: Sweep, recipes: dict[str, Recipe], place: _Place) -> Iterator[Problem]:
-    """Whether the sweep's stages and metrics are those of the recipes."""
+def _recipe_problems(sweep: Draft, recipes: dict[str, Recipe]) -> Iterator[Problem]:
+    """Whether the sweep's stages and metrics are those of the recipes (of the arms that load)."""
+    if not recipes:
+        return
+    known = next(iter(recipes.values())).stages
+    reseeds = [stage for stage in sweep.reseeds if isinstance(stage, str)]
     for i, stage in enumerate(sweep.reseeds):
-        if not any(stage in recipe.stages for recipe in recipes.values()):
-            known = recipes[sweep.baseline].stages
-            yield Problem(("reseeds", i), f"'{stage}' is not a stage of the recipe", suggest(stage, known))
-    is_list = isinstance(place.reading.value["measure"], list)
-    for i, measure in enumerate(sweep.measure):
-        path: Path = ("measure", i) if is_list else ("measure",)
-        said = (
-            _measure_problem(measure, recipe, sweep.reseeds, path, arm) for arm, recipe in recipes.items()
-        )
-        yield from list(filter(None, said))[:1]
+        if stage in reseeds and not any(stage in recipe.stages for recipe in recipes.values()):
+            message = f"{quote(stage)} is not a stage of the recipe"
+            yield Problem(("reseeds", i), message, suggest(stage, known))
+    for path, written in sweep.measures:
+        measure = mapping_of(written)
+        if not isinstance(measure.get("stage"), str):
+            continue
+        for arm, recipe in recipes.items():
+            problem = _measure_problem(measure["stage"], measure.get("metric"), recipe, reseeds, path, arm)
+            if problem:
+                yield problem
+                break
 
 
 def _measure_problem(
-    measure: Measure, recipe: Recipe, reseeds: Sequence[str], path: Path, arm: str
+    name: str, metric: Any, recipe: Recipe, reseeds: Sequence[str], path: Path, arm: str
 ) -> Problem | None:
     """What is wrong with a measure in one arm."""
-    stage = recipe.stages.get(measure.stage)
+    stage = recipe.stages.get(name)
     if stage is None:
-        remedy = suggest(measure.stage, recipe.stages)
-        return Problem((*path, "stage"), f"'{measure.stage}' is not a stage of arm '{arm}'", remedy)
+        message = f"{quote(name)} is not a stage of arm '{arm}'"
+        return Problem((*path, "stage"), message, suggest(name, recipe.stages))
     known = measured_by(stage.kind, judge=_judge_of(stage))
-    if measure.metric not in known:
-        message = f"'{measure.metric}' is not measured by '{measure.stage}'"
-        return Problem((*path, "metric"), message, suggest(measure.metric, sorted(known)))
-    if measure.stage not in reached(recipe, reseeds):
-        message = f"no seed reaches '{measure.stage}' in arm '{arm}', so every seed would measure the same"
-        return Problem((*path, "stage"), message, f"add {measure.stage}, or what it reads, to reseeds")
+    if isinstance(metric, str) and metric not in known:
+        message = f"{quote(metric)} is not measured by '{name}'"
+        return Problem((*path, "metric"), message, suggest(metric, sorted(known)))
+    if reseeds and name not in reached(recipe, reseeds):
+        message = f"no seed reaches '{name}' in arm '{arm}', so every seed would measure the same"
+        return Problem((*path, "stage"), message, f"add {name}, or what it reads, to reseeds")
     return None
 
 

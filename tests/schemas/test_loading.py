@@ -133,7 +133,7 @@ def test_an_override_can_exchange_the_critic_for_a_method_without(text: str) -> 
         ("stages.value.gate.at_most=1", "stages.value.gate: a gate has either at_least or at_most; "
          "give exactly one of them"),
         ("stages.policy.critic=null", "stages.policy: algorithm.advantage=gae needs a critic; "
-         "name a value_pretraining or reward_model stage as critic, or a policy as fresh_critic"),
+         "name a value_pretraining or reward_model stage as critic, or a policy as fresh_critic, or set algorithm.shared_trunk: true"),
         ("stages.policy.fresh_critic=sft", "stages.policy: critic=value and fresh_critic=sft exclude each other; give one"),
         ("stages.policy.algorithm=rloo", "stages.policy: algorithm.importance_ratio=false takes one optimiser step on "
          "each rollout, but epochs=1 and minibatch_size=128 of batch_size=256 make more; "
