@@ -4,7 +4,7 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from flows.disk_faults import is_disk_fault
 from flows.exit_codes import ExitCode
 
 if TYPE_CHECKING:
@@ -110,8 +111,9 @@ def resume(
 ) -> None:
     """Go on with one run, whatever its status, from the recipe that it was started with."""
     with _explained(verbose):
-        from flows.runs import drive_again
+        from flows.runs import damaged_runs, drive_again
 
+        _warn(damaged_runs(_workspace(workspace)), but=run_id)
         with drive_again(_workspace(workspace), run_id) as taken:
             _execute(taken, as_json=as_json, strict=strict, verbose=verbose)
 
@@ -130,7 +132,7 @@ def plan(
         from flows.console import open_console, show_plan
         from flows.planning import plan as plan_steps
         from flows.planning import refuse_drift
-        from flows.runs import read_runs
+        from flows.runs import damaged_runs, read_runs
         from schemas.cautions import warnings
         from schemas.loading import load_recipe
         from tasks.storage.store import Store
@@ -138,6 +140,7 @@ def plan(
         resolved = load_recipe(recipe, overrides or [])
         place = _workspace(workspace)
         store = Store(place.store) if place.store.is_dir() else None
+        _warn(damaged_runs(place))
         steps = plan_steps(resolved, store, read_runs(place))
         if as_json:
             told = [{**asdict(step), "verdicts": [v.model_dump() for v in step.verdicts]} for step in steps]
@@ -163,14 +166,17 @@ def status(
     """Show the runs of a workspace, or the stages of one run and how far they are."""
     with _explained(verbose):
         from flows.console import open_console, show_run, show_runs
-        from flows.runs import read_run, read_runs
+        from flows.runs import damaged_runs, read_run, read_runs
         from flows.status import look
 
         place = _workspace(workspace)
+        damaged = damaged_runs(place)
+        _warn(damaged, but=run_id)
         records = [read_run(place, run_id)] if run_id else read_runs(place)
         views = [look(place, record) for record in records]
         if as_json:
-            _print_json(views[0].as_json() if run_id else {"runs": [view.as_json() for view in views]})
+            runs = {"runs": [view.as_json() for view in views], "damaged": damaged}
+            _print_json(views[0].as_json() if run_id else runs)
         elif run_id:
             show_run(open_console(), views[0])
         else:
@@ -258,6 +264,13 @@ def _explained(verbose: bool) -> Iterator[None]:
         raise typer.Exit(code) from None
 
 
+def _warn(messages: Iterable[str], *, but: str | None = None) -> None:
+    """What is no reason to stop, on standard error; not of run ``but``, whose own error says so."""
+    for message in messages:
+        if but is None or f"/{but}/" not in message:
+            print(f"vantage: warning: {message}", file=sys.stderr)
+
+
 def _told(error: Exception, code: int) -> str:
     """What a person reads of an error."""
     if code != ExitCode.INTERNAL:
@@ -267,7 +280,11 @@ def _told(error: Exception, code: int) -> str:
 
 def _code_of(error: Exception) -> ExitCode:
     """The exit code of an error that no stage reported."""
-    if isinstance(error, FileNotFoundError | PermissionError | IsADirectoryError | ValueError):
+    if is_disk_fault(error):
+        return ExitCode.STORAGE
+    if isinstance(
+        error, FileNotFoundError | PermissionError | IsADirectoryError | NotADirectoryError | ValueError
+    ):
         return ExitCode.BAD_INPUT
     if isinstance(error, ConnectionError | TimeoutError) or type(error).__name__ == "ServerUnavailable":
         return ExitCode.UNAVAILABLE

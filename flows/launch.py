@@ -247,12 +247,19 @@ def _failure(
     path: Path, status: int, *, log: Path, stopped: bool, hung: str | None, out_of_memory: bool
 ) -> Failure:
     """What the process said of its end, or what its exit status tells."""
-    if path.exists():
-        failure = Failure.model_validate_json(path.read_bytes())
+    failure = _told_by_itself(path)
+    if failure is not None:
         if failure.cause != "internal":
             return failure
         return failure.model_copy(
             update={"message": f"{failure.message} [last line of the log: {last_line(log)}]"}
+        )
+    if status == ExitCode.STORAGE:
+        return Failure(
+            exit_code=ExitCode.STORAGE,
+            cause="storage",
+            message="the disk took no more, not even the reason",
+            remedy=stage_process.MAKE_ROOM,
         )
     if hung is not None:
         return Failure(
@@ -288,6 +295,14 @@ def _failure(
         message=f"the stage's process ended with status {status}; last line of the log: {last_line(log)}",
         remedy="the log has the traceback",
     )
+
+
+def _told_by_itself(path: Path) -> Failure | None:
+    """What the process wrote of its failure; None where it could write nothing, or not all of it."""
+    try:
+        return Failure.model_validate_json(path.read_bytes())
+    except (OSError, ValueError):
+        return None
 
 
 FORKSERVER_LOST = 255

@@ -225,28 +225,44 @@ def dead_runs(workspace: Workspace) -> Iterator[Run]:
 
 def read_runs(workspace: Workspace) -> list[RunRecord]:
     """All runs of a workspace that can be read, the newest first."""
-    folders = workspace.runs.iterdir() if workspace.runs.is_dir() else ()
-    records = []
-    for folder in folders:
+    records, _ = _read_all(workspace)
+    return sorted(records, key=lambda record: (record.number, record.run_id), reverse=True)
+
+
+def damaged_runs(workspace: Workspace) -> list[str]:
+    """Why each run that cannot be read cannot (it is damaged, or of a later version), and what to do."""
+    return _read_all(workspace)[1]
+
+
+def _read_all(workspace: Workspace) -> tuple[list[RunRecord], list[str]]:
+    """The runs that can be read, and why the others cannot."""
+    records, damaged = [], []
+    for folder in sorted(workspace.runs.iterdir()) if workspace.runs.is_dir() else ():
         if _RUN_ID.fullmatch(folder.name):
             try:
                 records.append(read_run(workspace, folder.name))
-            except RunError:
-                continue  # minted by a later version, or damaged: `vantage doctor` names it
-    return sorted(records, key=lambda record: (record.number, record.run_id), reverse=True)
+            except RunError as error:
+                damaged.append(str(error))
+    return records, damaged
 
 
 def read_run(workspace: Workspace, run_id: str) -> RunRecord:
     """One run; RunError where there is none or its file cannot be read."""
     path = workspace.folder(run_id) / "run.json"
+    remedy = "move the folder away: what its stages made stays in the store, and the same command reuses it"
     try:
-        return RunRecord.model_validate_json(path.read_bytes())
-    except FileNotFoundError:
+        record = RunRecord.model_validate_json(path.read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        if path.parent.is_dir():
+            raise RunError(f"{path} is missing; {remedy}") from None
         raise RunError(
             f"there is no run {run_id} in {workspace.root}; `vantage status` lists the runs"
         ) from None
     except (OSError, ValidationError) as error:
-        raise RunError(f"{path} cannot be read ({type(error).__name__}); move the folder away") from error
+        raise RunError(f"{path} cannot be read ({type(error).__name__}); {remedy}") from error
+    if record.run_id != run_id:
+        raise RunError(f"{path} is that of run {record.run_id}; {remedy}")
+    return record
 
 
 def is_driven(workspace: Workspace, run_id: str) -> bool:

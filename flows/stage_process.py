@@ -5,7 +5,6 @@ and whatever was printed in the log. Its exit code is one of ``flows.exit_codes`
 """
 
 import ctypes
-import errno
 import faulthandler
 import importlib
 import logging
@@ -16,10 +15,12 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Literal, NoReturn
 
+from flows.disk_faults import is_disk_fault
 from flows.exit_codes import ExitCode
 from schemas.frozen import Frozen
 from schemas.job import StageJob, StageResult
@@ -35,6 +36,7 @@ NO_MEMORY = (
 )
 """How torch says that memory ran out where it has no type of error for it."""
 
+MAKE_ROOM = "make room (or the disk writable) and run the same command again"
 _MESSAGE_CHARACTERS = 300
 
 PR_SET_PDEATHSIG = 1
@@ -73,13 +75,15 @@ def main(job_file: Path, log: Path, stage: str, threads: int, environment: Mappi
         write_whole(attempt / "result.json", result.model_dump_json(indent=2))
         code = int(ExitCode.OK)
     except BaseException as error:
-        traceback.print_exc()
         failure = explain(error)
-        write_whole(attempt / "failure.json", failure.model_dump_json(indent=2))
         code = failure.exit_code
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
+        with suppress(OSError):  # on a full disk neither may fit: the exit code says enough
+            write_whole(attempt / "failure.json", failure.model_dump_json(indent=2))
+            traceback.print_exception(error)
+    with suppress(OSError):
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
     # Threads and workers that a stage left behind must not hold up its end.
     os._exit(code)
 
@@ -100,12 +104,12 @@ def explain(error: BaseException) -> Failure:
             message=_first_sentences(message),
             remedy="lower the stage's microbatch_size; the result stays the same",
         )
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO):
+    if is_disk_fault(error):
         return Failure(
             exit_code=ExitCode.STORAGE,
             cause="storage",
             message=message,
-            remedy="make room (or the disk writable) and run the same command again",
+            remedy=MAKE_ROOM,
         )
     if kind in ("TrainingDiverged", "FloatingPointError"):
         return Failure(
@@ -114,7 +118,9 @@ def explain(error: BaseException) -> Failure:
             message=message,
             remedy="lower the stage's learning_rate, or look at the batch that the message names",
         )
-    if isinstance(error, ValueError | FileNotFoundError):
+    if isinstance(
+        error, ValueError | FileNotFoundError | PermissionError | IsADirectoryError | NotADirectoryError
+    ):
         return Failure(
             exit_code=ExitCode.BAD_INPUT,
             cause="refused",

@@ -120,7 +120,9 @@ def _parse(line: bytes, path: Path, offset: int) -> Entry:
         metrics = {name: float(value) for name, value in content["metrics"].items()}
         return Entry(step=int(content["step"]), time=float(content["time"]), metrics=metrics)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path}: the line at offset {offset} is not a journal entry") from error
+        raise ValueError(
+            f"{path}: the line at offset {offset} is not a journal entry; remove {path.parent} to begin the stage anew"
+        ) from error
 
 
 def _end_of_last_line(descriptor: int) -> int:

@@ -10,19 +10,28 @@ Only the process that drives a run appends to its outbox; any process may send, 
 import fcntl
 import itertools
 import json
+import logging
 import os
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from tasks.storage.durable_files import make_folder, replace_file
+from pydantic import Field, TypeAdapter
+
+from tasks.storage.durable_files import make_folder, open_private, replace_file
 
 Operation = dict[str, Any]
 
+_ENDS: TypeAdapter[dict[str, int]] = TypeAdapter(
+    dict[str, Annotated[int, Field(ge=0, le=2**62, strict=True)]]
+)
+
 _PATIENCE_SECONDS = 0.02
+
+log = logging.getLogger(__name__)
 
 
 class Outbox:
@@ -34,6 +43,7 @@ class Outbox:
         self._appending = threading.Lock()
         self._unwritten: list[Operation] = []
         self._repaired = False
+        self._warned = False
 
     def append(self, operation: Operation) -> None:
         """Put an operation at the end; it is on disk when this returns.
@@ -71,12 +81,14 @@ class Outbox:
                 yield end, json.loads(line)
 
     def sent(self, destination: str) -> int:
-        """The byte offset up to which the destination has everything."""
-        return self._all_sent().get(destination, 0)
+        """The byte offset up to which the destination has everything; 0 where none that was noted can be right."""
+        end = self._all_sent().get(destination, 0)
+        return end if self._is_end_of_line(end) else 0
 
     def mark_sent(self, destination: str, end: int) -> None:
         """Remember that the destination has everything up to a byte offset."""
-        replace_file(self.folder / "sent.json", json.dumps({**self._all_sent(), destination: end}).encode())
+        ends = json.dumps({**self._all_sent(), destination: end})
+        replace_file(self.folder / "sent.json", ends.encode(), private=True)
 
     def is_pending(self, destination: str) -> bool:
         """Whether there is anything that the destination may lack; costs a look at two files' sizes."""
@@ -104,15 +116,33 @@ class Outbox:
             os.close(lock)
 
     def _all_sent(self) -> dict[str, int]:
+        """What was noted; nothing where the note cannot be read: whatever is sent again is applied once."""
+        path = self.folder / "sent.json"
         try:
-            ends: dict[str, int] = json.loads((self.folder / "sent.json").read_bytes())
+            return _ENDS.validate_json(path.read_bytes())
         except FileNotFoundError:
             return {}
-        return ends
+        except (ValueError, IsADirectoryError):
+            if not self._warned:
+                log.warning(
+                    "%s cannot be read; its run is sent to MLflow again, which changes nothing there", path
+                )
+            self._warned = True
+            return {}
+
+    def _is_end_of_line(self, end: int) -> bool:
+        if end == 0:
+            return True
+        try:
+            with self._path.open("rb") as file:
+                file.seek(end - 1)
+                return file.read(1) == b"\n"
+        except FileNotFoundError:
+            return False
 
 
 def _append_line(path: Path, value: Operation) -> None:
-    with path.open("a") as file:
+    with open(path, "a", opener=open_private) as file:
         file.write(json.dumps(value) + "\n")
         file.flush()
         os.fsync(file.fileno())

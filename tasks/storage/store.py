@@ -21,8 +21,6 @@ A reader sees the old artifact or the new one, never a part, whatever was killed
 reads a wall clock.
 """
 
-import errno
-import fcntl
 import json
 import logging
 import os
@@ -43,7 +41,17 @@ from schemas.artifacts import Artifact
 from schemas.frozen import Frozen
 from schemas.stage_key import canonical_json
 from schemas.stage_key import stage_key as hash_key_parts
-from tasks.storage.durable_files import free_path, locked, make_folder, move_folder, replace_file, sync_folder
+from tasks.storage.attempt_counter import count_on, read_count
+from tasks.storage.durable_files import (
+    free_path,
+    locked,
+    make_folder,
+    move_folder,
+    open_lock,
+    replace_file,
+    sync_folder,
+    try_lock,
+)
 from tasks.storage.sealed_folders import find_problems, seal, stamp
 
 _ARTIFACT: TypeAdapter[Artifact] = TypeAdapter(Artifact)
@@ -121,7 +129,7 @@ class Store:
             key_of_parts = hash_key_parts(ref.key_parts)
         except FileNotFoundError:
             return None
-        except ValueError as error:
+        except (ValueError, IsADirectoryError) as error:
             raise DamagedRef(f"{path}: cannot be read as a ref") from error
         artifact = ref.artifact
         if artifact.stage_key != stage_key or key_of_parts != stage_key:
@@ -210,11 +218,11 @@ class Store:
         Raises:
             Locked: the timeout has passed.
         """
-        descriptor = os.open(self._lock_path(stage_key, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        descriptor = open_lock(self._lock_path(stage_key, "lock"))
         deadline = None if timeout is None else time.monotonic() + timeout
         told = None
         try:
-            while not _try_lock(descriptor):
+            while not try_lock(descriptor):
                 present = (
                     os.pread(descriptor, 4096, 0).decode(errors="replace") or "a holder that is just starting"
                 )
@@ -237,9 +245,7 @@ class Store:
     def next_attempt(self, stage_key: str) -> int:
         """Count a new attempt, 1 at first, and fence off every earlier one for good."""
         with locked(self._swap_lock(stage_key)):
-            attempt = max(self._newest_attempt(stage_key), self._attempt_of_ref(stage_key)) + 1
-            replace_file(self._lock_path(stage_key, "attempt"), f"{attempt}\n".encode())
-        return attempt
+            return count_on(self._lock_path(stage_key, "attempt"), seen=self._attempt_seen(stage_key))
 
     def staging_folder(self, stage_key: str, attempt: int) -> Path:
         """An empty folder for the attempt's files; what earlier attempts left there is removed.
@@ -248,8 +254,8 @@ class Store:
             Fenced: a newer attempt has begun.
         """
         self._require_newest(stage_key, attempt)
-        for left in self._staging.glob(f"{stage_key}.*"):
-            if int(left.name.split(".")[1]) <= attempt:
+        for left, its_attempt in self._staged(stage_key):
+            if its_attempt <= attempt:
                 self._discard(left)
         folder = self._staging_path(stage_key, attempt)
         make_folder(folder)
@@ -375,21 +381,24 @@ class Store:
         sync_folder(self._objects)
         _log.warning("object %s is damaged and not used (kept as %s): %s", digest, aside, "; ".join(problems))
 
-    def _newest_attempt(self, stage_key: str) -> int:
-        try:
-            return int(self._lock_path(stage_key, "attempt").read_text())
-        except FileNotFoundError:
-            return 0
-
-    def _attempt_of_ref(self, stage_key: str) -> int:
+    def _attempt_seen(self, stage_key: str) -> int:
+        """The newest attempt that the ref or a folder in staging knows of; 0: none."""
         try:
             ref = self.find(stage_key)
         except DamagedRef:
-            return 0
-        return 0 if ref is None else ref.attempt
+            ref = None
+        staged = (attempt for _, attempt in self._staged(stage_key))
+        return max(0 if ref is None else ref.attempt, max(staged, default=0))
+
+    def _staged(self, stage_key: str) -> list[tuple[Path, int]]:
+        """What attempts at the stage key have left in staging, each with its number."""
+        named = ((path, path.name.split(".")[1]) for path in self._staging.glob(f"{stage_key}.*"))
+        return [(path, int(number)) for path, number in named if re.fullmatch(r"[0-9]{1,18}", number)]
 
     def _require_newest(self, stage_key: str, attempt: int) -> None:
-        newest = self._newest_attempt(stage_key)
+        newest = read_count(self._lock_path(stage_key, "attempt"))
+        if newest is None:  # the next attempt mends it; one that is newer than this has left a folder
+            newest = max(attempt, self._attempt_seen(stage_key))
         if attempt > newest or attempt < 1:
             raise ValueError(
                 f"attempt={attempt} of stage key {stage_key[:12]} was never begun; use next_attempt"
@@ -436,13 +445,3 @@ def _describe(description: Mapping[str, Any], *, stage_key: str, digest: str) ->
     return _ARTIFACT.validate_python(
         {**description, "uri": _uri(digest), "digest": digest, "stage_key": stage_key}
     )
-
-
-def _try_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno in (errno.EWOULDBLOCK, errno.EINTR):
-            return False
-        raise
-    return True

@@ -102,7 +102,7 @@ def _read(path: Path) -> dict[str, Any] | None:
     """What the file holds; None where it is not there, or not what was written: then the batch is done again."""
     try:
         digest, _, text = path.read_bytes().partition(b"\n")
-    except FileNotFoundError:
+    except (FileNotFoundError, IsADirectoryError):
         return None
     if digest.decode(errors="replace") != _digest(text):
         return None

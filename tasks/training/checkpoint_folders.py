@@ -60,8 +60,10 @@ def latest(folder: Path) -> Checkpoint | None:
 def saving_folder(folder: Path) -> Path:
     """An empty folder to write the next checkpoint's files to."""
     new = folder / _SAVING
-    if new.exists():
+    if new.is_dir() and not new.is_symlink():
         shutil.rmtree(new)
+    else:
+        new.unlink(missing_ok=True)
     make_folder(new)
     return new
 

@@ -188,6 +188,6 @@ def read_progress(path: Path) -> StageProgress | None:
     """The newest report, or None where there is none (yet)."""
     try:
         return StageProgress.model_validate_json(path.read_bytes())
-    except (FileNotFoundError, ValueError):
+    except (FileNotFoundError, IsADirectoryError, ValueError):
         # A power loss can leave it empty. It is only for show, so that is no reason to stop.
         return None

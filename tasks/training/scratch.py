@@ -1,8 +1,11 @@
 """What lies in a stage's scratch folder: written by the stage, read by whoever watches it."""
 
-import json
 from pathlib import Path
+from typing import Annotated
 
+from pydantic import Field
+
+from schemas.frozen import Frozen
 from tasks.storage.durable_files import show_file
 
 CHECKPOINTS = "checkpoints"
@@ -10,18 +13,27 @@ JOURNAL = "journal.jsonl"
 PROGRESS = "progress.json"
 _COMMITTED = "committed.json"
 
+_Count = Annotated[int, Field(ge=0, le=2**62, strict=True)]
+
+
+class Committed(Frozen):
+    """Up to where a stage's checkpoints go."""
+
+    step: _Count
+    journal_offset: _Count
+
 
 def write_committed(scratch: Path, *, step: int, journal_offset: int) -> None:
     """Say up to where the journal is final, after a checkpoint of ``step`` was committed."""
-    text = json.dumps({"step": step, "journal_offset": journal_offset})
-    show_file(scratch / _COMMITTED, text.encode())
+    committed = Committed(step=step, journal_offset=journal_offset)
+    show_file(scratch / _COMMITTED, committed.model_dump_json().encode())
 
 
 def read_committed(scratch: Path) -> tuple[int, int]:
     """(step, journal offset) of the newest checkpoint as last told, (0, 0) before there is one."""
     try:
-        committed = json.loads((scratch / _COMMITTED).read_bytes())
-        return int(committed["step"]), int(committed["journal_offset"])
-    except (FileNotFoundError, ValueError, KeyError):
+        committed = Committed.model_validate_json((scratch / _COMMITTED).read_bytes())
+    except (FileNotFoundError, IsADirectoryError, ValueError):
         # It is only told, never relied on: the checkpoint itself is the truth.
         return 0, 0
+    return committed.step, committed.journal_offset

@@ -1,11 +1,13 @@
 """Stages that misbehave in one way each; run by name in a child process, never imported by a test."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 
 from schemas.job import StageJob, StageResult
 from tasks.training import preemption
@@ -73,6 +75,57 @@ def exhaust_memory(job: StageJob) -> StageResult:
 
 def fill_disk(job: StageJob) -> StageResult:
     raise OSError(28, "No space left on device", "/x/y")
+
+
+def save_tensors_beyond_the_limit(job: StageJob) -> StageResult:
+    from safetensors.torch import save_file
+
+    return _beyond_the_limit(lambda: save_file({"a": _noise()}, job.scratch / "a.safetensors"))
+
+
+def save_with_torch_beyond_the_limit(job: StageJob) -> StageResult:
+    import torch
+
+    return _beyond_the_limit(lambda: torch.save({"a": _noise()}, job.scratch / "a.pt"))
+
+
+def write_rows_beyond_the_limit(job: StageJob) -> StageResult:
+    import pyarrow
+    from pyarrow import parquet
+
+    rows = pyarrow.table({"a": _noise().numpy()})
+    return _beyond_the_limit(lambda: parquet.write_table(rows, job.scratch / "a.parquet"))
+
+
+def fill_a_database_beyond_the_limit(job: StageJob) -> StageResult:
+    import sqlite3
+
+    def fill() -> None:
+        with sqlite3.connect(job.scratch / "a.db") as database:
+            database.execute("CREATE TABLE noise (value BLOB)")
+            database.executemany("INSERT INTO noise VALUES (?)", [(os.urandom(1000),)] * 500)
+
+    return _beyond_the_limit(fill)
+
+
+def save_where_nothing_fits(job: StageJob) -> StageResult:
+    """Not even the reason of the failure can be written, nor a line of the log."""
+    from safetensors.torch import save_file
+
+    return _beyond_the_limit(lambda: save_file({"a": _noise()}, job.scratch / "a.safetensors"), limit=0)
+
+
+def _noise():  # type: ignore[no-untyped-def]
+    import torch
+
+    return torch.rand(100_000)
+
+
+def _beyond_the_limit(write: Callable[[], object], *, limit: int = 65536) -> StageResult:
+    """Write more than a file may hold from now on, as on a disk that is full."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+    write()
+    raise AssertionError("it fitted")
 
 
 def be_killed(job: StageJob) -> StageResult:

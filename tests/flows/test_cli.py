@@ -236,3 +236,38 @@ def test_schema_describes_the_recipe() -> None:
 def test_the_summary_holds_nothing_else(finished: Workspace) -> None:
     told = summary(read_runs(finished)[0])
     assert set(told["stages"]["sft"]) == {"status", "stage_key", "digest", "metrics"}
+
+
+@pytest.mark.parametrize("garbage", ["", '{"run_id": ', "[]", "\0\0", "another run's", None])
+def test_a_damaged_run_is_named_and_the_others_are_shown(
+    finished: Workspace, recipe_file: Path, garbage: str | None
+) -> None:
+    (intact,) = read_runs(finished)
+    damaged = "0002-fake-0a1b2c"
+    record = finished.folder(damaged) / "run.json"
+    record.parent.mkdir()
+    if garbage == "another run's":
+        record.write_bytes((finished.folder(intact.run_id) / "run.json").read_bytes())
+    elif garbage is not None:
+        record.write_text(garbage)
+
+    def shown(*arguments: str) -> tuple[int, str, str]:
+        done = CliRunner().invoke(app, [*arguments, "--workspace", str(finished.root)])
+        return done.exit_code, done.stdout, done.stderr
+
+    code, out, err = shown("status")
+    assert code == ExitCode.OK
+    assert intact.run_id in out and damaged not in out
+    assert str(record) in err and "move the folder away" in err
+
+    told = json.loads(shown("status", "--json")[1])
+    assert [run["run_id"] for run in told["runs"]] == [intact.run_id]
+    assert len(told["damaged"]) == 1 and str(record) in told["damaged"][0]
+
+    for command in (("plan", str(recipe_file)), ("status", intact.run_id)):
+        code, _, err = shown(*command)
+        assert code == ExitCode.OK and str(record) in err
+    for command in (("resume", damaged), ("status", damaged)):
+        code, _, err = shown(*command)
+        assert code == ExitCode.BAD_INPUT
+        assert err.count(str(record)) == 1 and "move the folder away" in err

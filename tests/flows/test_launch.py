@@ -165,6 +165,25 @@ class TestFailure:
             message,
         )
 
+    @pytest.mark.parametrize(
+        ("stage", "message"),
+        [
+            ("save_tensors_beyond_the_limit", r"I/O error: File too large \(os error 27\)"),
+            ("save_with_torch_beyond_the_limit", "unexpected pos"),
+            ("write_rows_beyond_the_limit", r"\[Errno 27\]"),
+            ("fill_a_database_beyond_the_limit", "disk I/O error"),
+            ("save_where_nothing_fits", "the disk took no more, not even the reason"),
+        ],
+    )
+    def test_of_a_full_disk_is_understood_in_every_librarys_words(
+        self, tmp_path: Path, stage: str, message: str
+    ) -> None:
+        with pytest.raises(StageFailed, match=message) as failed:
+            run_fake(tmp_path, stage)
+
+        assert (failed.value.exit_code, failed.value.cause) == (ExitCode.STORAGE, "storage")
+        assert failed.value.remedy.startswith("make room")
+
     def test_that_nobody_foresaw_names_the_log_and_its_last_line(self, tmp_path: Path) -> None:
         with pytest.raises(StageFailed) as failed:
             run_fake(tmp_path, "break_down")

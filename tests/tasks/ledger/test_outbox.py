@@ -87,3 +87,42 @@ def test_a_full_disk_costs_lateness_and_nothing_else(tmp_path: Path) -> None:
     assert values(Outbox(tmp_path)) == [1]
     outbox.append({"n": 4})
     assert values(Outbox(tmp_path)) == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [b"", b"{", b"[]", b"3", b'{"here": "5"}', b'{"here": -1}', b'{"here": 1e9}', b'{"here": 7}', b'{"here": 10000}',
+     b'{"here": null}', b'{"here": true}', b"\xff\0", b"[" * 100_000, None],
+)  # fmt: skip
+def test_a_note_of_what_was_sent_that_cannot_be_right_sends_all_again(
+    tmp_path: Path, garbage: bytes | None
+) -> None:
+    outbox = Outbox(tmp_path)
+    for n in range(2):
+        outbox.append({"n": n})
+    *_, (end, _) = outbox.read()
+    outbox.mark_sent("here", end)
+    assert not outbox.is_pending("here")
+    (tmp_path / "sent.json").unlink()
+    if garbage is None:
+        (tmp_path / "sent.json").mkdir()
+    else:
+        (tmp_path / "sent.json").write_bytes(garbage)
+    again = Outbox(tmp_path)
+    assert again.is_pending("here")
+    assert values(again, again.sent("here")) == [0, 1]
+    again.mark_sent("here", end)
+    assert not Outbox(tmp_path).is_pending("here")
+
+
+def test_all_that_waits_is_its_owners_alone(tmp_path: Path) -> None:
+    before = os.umask(0o000)
+    try:
+        outbox = Outbox(tmp_path / "ledger")
+        outbox.append({"n": 1})
+        outbox.mark_sent("here", 1)
+        outbox.mark_refused("here", {"n": 1}, "no")
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in outbox.folder.iterdir()}
+    assert modes == {"outbox.jsonl": 0o600, "sent.json": 0o600, "refused.jsonl": 0o600}
