@@ -14,6 +14,7 @@ nor gradient.
     supervised_loss    negative log-likelihood of given tokens
     aggregation        the four means over tokens and sequences, and their denominators
     diagnostics        explained variance and what must stand beside it
+    uncertainty        standard errors of measurements whose rows come in clusters, as the responses to one prompt do
     metrics            sums and counts that add up over micro-batches and ranks
     masking            the one way in which masks are checked and applied
     groups             which rows answer one prompt

@@ -88,7 +88,7 @@ def ranking_loss(
     if scores.dim() != 1:
         raise ValueError(f"scores has shape {tuple(scores.shape)}; it must be (N,), one score per completion")
     check_shape("ranks", ranks, tuple(scores.shape))
-    better, worse, prompt = _untied_pairs(ranks, group_ids)
+    better, worse, prompt = untied_pairs(ranks, group_ids)
     pairs_of_prompt = torch.bincount(prompt, minlength=1)
     if denominator is None and better.numel():
         denominator = int((pairs_of_prompt > 0).sum())
@@ -102,7 +102,39 @@ def rankable(ranks: Tensor, group_ids: Tensor) -> int:
 
     Shapes and errors are as for `ranking_loss`.
     """
-    return int((torch.bincount(_untied_pairs(ranks, group_ids)[2]) > 0).sum())
+    return int((torch.bincount(untied_pairs(ranks, group_ids)[2]) > 0).sum())
+
+
+@dataclass(frozen=True)
+class PairMeasures:
+    """What is measured of each held-out pair (P,), margins left out; float64, to be averaged.
+
+    `correct`: 1 where the chosen response scores strictly higher, so a tie is a miss. `score_gap`: chosen −
+    rejected. `loss`: −log σ(score_gap), in nats.
+    """
+
+    correct: Tensor
+    score_gap: Tensor
+    loss: Tensor
+
+
+def measure_pairs(chosen_scores: Tensor, rejected_scores: Tensor) -> PairMeasures:
+    """What `bradley_terry` averages, pair by pair; scores (P,) of both sides.
+
+    Raises ValueError for unequal shapes.
+    """
+    check_shape("rejected_scores", rejected_scores, tuple(chosen_scores.shape))
+    score_gap = chosen_scores.detach().double() - rejected_scores.detach().double()
+    return PairMeasures(correct=(score_gap > 0).double(), score_gap=score_gap, loss=-logsigmoid(score_gap))
+
+
+def implicit_rewards(logprobs: Tensor, ref_logprobs: Tensor, *, beta: float) -> Tensor:
+    """DPO's implicit reward β·(log π − log π_ref) of whole responses (N,), arXiv 2305.18290 §4.
+
+    At least float32; the gradient flows through `logprobs` alone.
+    """
+    precise = torch.promote_types(torch.promote_types(logprobs.dtype, ref_logprobs.dtype), torch.float32)
+    return beta * (logprobs.to(precise) - ref_logprobs.detach().to(precise))
 
 
 @dataclass(frozen=True)
@@ -145,8 +177,8 @@ def dpo(
     check_shape("ref_chosen_logprobs", ref_chosen_logprobs, pairs)
     check_shape("ref_rejected_logprobs", ref_rejected_logprobs, pairs)
     result = bradley_terry(
-        _implicit_reward(chosen_logprobs, ref_chosen_logprobs, beta),
-        _implicit_reward(rejected_logprobs, ref_rejected_logprobs, beta),
+        implicit_rewards(chosen_logprobs, ref_chosen_logprobs, beta=beta),
+        implicit_rewards(rejected_logprobs, ref_rejected_logprobs, beta=beta),
         denominator=denominator,
     )
     return DPOLoss(loss=result.loss, pair_accuracy=result.pair_accuracy, reward_gap=result.score_gap)
@@ -193,8 +225,11 @@ def _kept_margin(margin: float | Tensor | None, counts: Tensor) -> float | Tenso
     return keep(margin.detach(), counts)
 
 
-def _untied_pairs(ranks: Tensor, group_ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Of each pair (P,) of one prompt's completions whose ranks differ: the better, the worse, the prompt."""
+def untied_pairs(ranks: Tensor, group_ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Of each pair (P,) of one prompt's completions whose ranks differ: the better, the worse, the prompt.
+
+    The first two are places in `ranks` (N,), the third numbers the prompts from 0 on, in the order of their ids.
+    """
     if ranks.dim() != 1:
         raise ValueError(f"ranks has shape {tuple(ranks.shape)}; it must be (N,), one rank per completion")
     if bool((ranks != ranks).any()):
@@ -205,8 +240,3 @@ def _untied_pairs(ranks: Tensor, group_ids: Tensor) -> tuple[Tensor, Tensor, Ten
     of_one_prompt = prompts.unsqueeze(1) == prompts
     better, worse = (of_one_prompt & (ranks.unsqueeze(1) < ranks)).nonzero(as_tuple=True)
     return better, worse, prompts[better]
-
-
-def _implicit_reward(logprobs: Tensor, ref_logprobs: Tensor, beta: float) -> Tensor:
-    precise = torch.promote_types(torch.promote_types(logprobs.dtype, ref_logprobs.dtype), torch.float32)
-    return beta * (logprobs.to(precise) - ref_logprobs.detach().to(precise))

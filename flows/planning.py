@@ -15,7 +15,7 @@ from flows.runs import RunRecord, StageRecord
 from schemas.recipe import Recipe
 from schemas.references import dependencies, order
 from schemas.stage_key import differences, stage_key
-from schemas.verdicts import Verdict, judge
+from schemas.verdicts import Verdict, judge_artifact
 from tasks.storage.store import Lookup, Store
 from tasks.training.scratch import read_committed
 
@@ -122,7 +122,7 @@ def _plan_step(
     found = store.inspect(key) if store else Lookup(None)
     if found.ref is not None:
         artifact = found.ref.artifact
-        verdicts = tuple(judge(gate, artifact.metrics) for gate in gates_of(recipe, name))
+        verdicts = tuple(judge_artifact(gate, artifact) for gate in gates_of(recipe, name))
         return PlannedStep(
             name,
             kind,

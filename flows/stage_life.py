@@ -27,7 +27,7 @@ from schemas.artifacts import Artifact
 from schemas.job import PrepareData, StageJob, StageResult
 from schemas.references import COLLECTING, dependencies, order
 from schemas.stage_key import stage_key
-from schemas.verdicts import judge
+from schemas.verdicts import judge_artifact
 from tasks.ledger.operations import Input, StageOutcome
 from tasks.ledger.run_ledger import Ledger
 from tasks.storage.store import Locked, Ref, Store
@@ -165,7 +165,7 @@ class StageLife:
                     obtained = self._make(step, key, parts, inputs, share)
                 artifact = self.artifacts[step] = obtained.artifact
                 # 3. What its gates say, recorded before anything follows from it
-                verdicts = tuple(judge(gate, artifact.metrics) for gate in gates_of(self.recipe, step))
+                verdicts = tuple(judge_artifact(gate, artifact) for gate in gates_of(self.recipe, step))
                 closed = any(not verdict.passed and verdict.on_fail == "stop" for verdict in verdicts)
                 if verdicts:
                     self.ledger.record_verdicts(step, verdicts)
@@ -407,4 +407,10 @@ def _description(job: StageJob, result: StageResult, inputs: Mapping[str, Input]
     elif kind not in ("evaluation", "verifier"):
         own["tokenizer_digest"] = result.tokenizer_digest
     parents = {role: given.artifact.digest for role, given in inputs.items()}
-    return {"kind": kind, "parents": parents, "metrics": result.metrics, **own}
+    return {
+        "kind": kind,
+        "parents": parents,
+        "metrics": result.metrics,
+        "uncertainty": result.uncertainty,
+        **own,
+    }

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from schemas.frozen import Frozen
+from schemas.uncertainty import Uncertainty
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 """sha256 in lower-case hexadecimal."""
@@ -22,6 +23,8 @@ class StoredArtifact(Frozen):
     """Role (``init``, ``data``, ``reward.main.0`` …) → content digest of the input."""
     metrics: dict[str, float | None] = Field(default_factory=dict)
     """Headline metrics; None is a metric that is undefined for this stage's data."""
+    uncertainty: dict[str, Uncertainty] = Field(default_factory=dict)
+    """Metric → how sure it is, of those that are estimates over held-out prompts."""
 
 
 class Dataset(StoredArtifact):

@@ -21,6 +21,7 @@ from schemas.recipe import (
     ValuePretraining,
     Verifier,
 )
+from schemas.uncertainty import Uncertainty
 
 
 class ImportModel(Frozen):
@@ -94,6 +95,8 @@ class StageResult(Frozen):
 
     metrics: dict[str, float | None]
     """Headline metrics, from which gates are judged. Deterministic: no times, no speeds."""
+    uncertainty: dict[str, Uncertainty] = Field(default_factory=dict)
+    """Metric → how sure it is: exactly those of ``schemas.uncertainty.estimated_by``."""
     tokenizer_digest: str | None = None
     samples: tuple[dict[str, Any], ...] = ()
     """A few before/after texts to show a person."""

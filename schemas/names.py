@@ -20,6 +20,7 @@ from schemas.references import (
     VERIFIERS,
     Content,
 )
+from schemas.uncertainty import estimated_by
 
 Plain = Mapping[str, Any]
 REWARDED = ("value_pretraining", "policy_optimization", "best_of_n")
@@ -293,6 +294,17 @@ def _gates(plain: Plain) -> Iterator[Problem]:
             metric = _mapping(gate).get("metric")
             if isinstance(metric, str) and metric not in measured:
                 yield Problem(path, f"{by} does not measure {quote(metric)}", suggest(metric, measured))
+            elif isinstance(metric, str) and _mapping(gate).get("confidence") is not None:
+                yield from _sure_of_nothing((*path[:-1], "confidence"), metric, kind, judge)
+
+
+def _sure_of_nothing(path: Path, metric: str, kind: str, judge: str | None) -> Iterator[Problem]:
+    """A confidence that is asked of a number which is no estimate, or comes without its uncertainty."""
+    estimated = sorted(estimated_by(kind, judge=judge))
+    if metric not in estimated:
+        others = f", or gate on one of: {', '.join(estimated)}" if estimated else ""
+        message = f"{quote(metric)} comes without a standard error, so no confidence can be asked of it"
+        yield Problem(path, message, f"remove confidence{others}")
 
 
 def _publications(plain: Plain) -> Iterator[Problem]:

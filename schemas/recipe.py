@@ -18,6 +18,7 @@ Count = Annotated[int, Field(ge=1, le=MAX_COUNT, strict=True)]
 CountOrZero = Annotated[int, Field(ge=0, le=MAX_COUNT, strict=True)]
 Seed = Annotated[int, Field(ge=0, lt=2**32, strict=True)]
 Fraction = Annotated[float, Field(gt=0.0, lt=1.0, strict=True)]
+Confidence = Annotated[float, Field(ge=0.5, lt=1.0, strict=True)]
 
 MAX_NAMED = 200
 """Datasets, verifiers, rewards or stages in one recipe; items of any of its lists."""
@@ -179,6 +180,9 @@ class Gate(Frozen):
     metric: str
     at_least: Number | None = None
     at_most: Number | None = None
+    confidence: Confidence | None = None
+    """What is judged: None, the measured number; else the bound of its two-sided interval at this confidence that lies
+    nearer to failing (the lower one for ``at_least``, the upper one for ``at_most``). Say 0.95."""
     on_fail: Literal["stop", "continue"] = "stop"
     """``stop``: what depends on the stage does not start. ``continue``: the verdict is only recorded."""
 

@@ -19,17 +19,17 @@ from schemas.recipe import Generation, Reward
 from schemas.references import DATA_FIELDS, REFERRING, STAGE_FIELDS, VERIFIERS
 
 REVISIONS: dict[str, int] = {
-    "import_model": 1,
-    "prepare_data": 1,
-    "import_verifier": 1,
-    "sft": 1,
-    "reward_model": 1,
-    "dpo": 1,
-    "value_pretraining": 2,
+    "import_model": 2,
+    "prepare_data": 2,
+    "import_verifier": 2,
+    "sft": 2,
+    "reward_model": 2,
+    "dpo": 2,
+    "value_pretraining": 3,
     "policy_optimization": 3,
-    "best_of_n": 1,
-    "preference_collection": 1,
-    "evaluation": 1,
+    "best_of_n": 2,
+    "preference_collection": 2,
+    "evaluation": 2,
 }
 """Kind of work → an integer that is raised whenever the kind's numbers change (``tests/flows/code_record.py`` asks)."""
 

@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from algorithms.preference_loss import dpo
+from algorithms.preference_loss import dpo, implicit_rewards
+from algorithms.preference_loss import measure_pairs as measure
 from algorithms.supervised_loss import token_nll
+from algorithms.uncertainty import Estimate, clustered_mean
 from models.chunks import chunks
 from models.folders import load_policy, save_policy, tokenizer_digest
 from models.logprobs import response_logprobs
@@ -22,6 +24,7 @@ from tasks.rewards.scoring import TokenizersDiffer
 from tasks.training import progress
 from tasks.training.attempt import Attempt
 from tasks.training.data_order import order_of
+from tasks.training.measured import uncertainty_of, values_of
 from tasks.training.metric_sums import MetricSums
 from tasks.training.optimization import (
     autocast,
@@ -99,12 +102,10 @@ def run(job: StageJob) -> StageResult:
     held_out = measure_pairs(models, test, work)
     selected = measure_pairs(models, validation, work)
     save_policy(models.policy, codec.tokenizer, job.output)
+    measured = {**held_out, **{f"validation_{name}": value for name, value in selected.items()}}
     return StageResult(
-        metrics={
-            **held_out,
-            **{f"validation_{name}": value for name, value in selected.items()},
-            "prompts_too_long": train.num_too_long,
-        },
+        metrics={**values_of(measured), "prompts_too_long": train.num_too_long},
+        uncertainty=uncertainty_of(measured),
         tokenizer_digest=tokenizer_digest(job.output),
     )
 
@@ -148,26 +149,25 @@ def pair_logprobs(models: Models, batch: Sequences, *, precision: Precision) -> 
 
 
 @torch.no_grad()
-def measure_pairs(models: Models, pairs: Completions, work: DirectPreferenceOptimization) -> dict[str, float]:
-    """Accuracy of the implicit rewards β·(log π − log π_ref), DPO loss (nats) and mean reward gap over pairs."""
-    sums, loss_sum = MetricSums(), 0.0
+def measure_pairs(
+    models: Models, pairs: Completions, work: DirectPreferenceOptimization
+) -> dict[str, Estimate]:
+    """Accuracy of the implicit rewards β·(log π − log π_ref), DPO loss (nats) and mean reward gap over pairs.
+
+    All pairs of a prompt are one cluster.
+    """
+    both = []
     for rows in chunks(len(pairs), work.microbatch_size or work.batch_size):
         progress.phase("measuring", rows.start, len(pairs))
         batch = pairs.batch(range(len(pairs))[rows]).to(models.policy.device)
-        logprobs = pair_logprobs(models, batch, precision=work.precision)
-        result = dpo(
-            logprobs.chosen,
-            logprobs.rejected,
-            logprobs.ref_chosen,
-            logprobs.ref_rejected,
-            beta=work.beta,
-            denominator=float(len(pairs)),
-        )
-        sums.add(result)
-        loss_sum += result.loss.item()
-    means = sums.means()
+        said = pair_logprobs(models, batch, precision=work.precision)
+        chosen = implicit_rewards(said.chosen, said.ref_chosen, beta=work.beta)
+        rejected = implicit_rewards(said.rejected, said.ref_rejected, beta=work.beta)
+        both.append(torch.stack([chosen, rejected]).cpu())
+    measured = measure(*torch.cat(both, dim=1))
+    clusters = pairs.clusters()
     return {
-        "pair_accuracy": means["pair_accuracy"],
-        "preference_loss": loss_sum,
-        "reward_gap": means["reward_gap"],
+        "pair_accuracy": clustered_mean(measured.correct, clusters),
+        "preference_loss": clustered_mean(measured.loss, clusters),
+        "reward_gap": clustered_mean(measured.score_gap, clusters),
     }

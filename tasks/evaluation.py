@@ -5,6 +5,7 @@ from itertools import product
 
 from torch import Tensor
 
+from algorithms.uncertainty import Estimate, clustered_mean
 from models.folders import load_policy
 from schemas.job import StageJob, StageResult
 from schemas.recipe import PolicyEvaluation
@@ -14,6 +15,7 @@ from tasks.data.splits import TEST
 from tasks.rewards.scoring import TokenizersDiffer
 from tasks.sampling.judging import load_judge
 from tasks.sampling.rollouts import Sampled, sample_responses
+from tasks.training.measured import clusters_of, defined, uncertainty_of, values_of
 from tasks.training.optimization import training_device
 from tasks.training.progress import RUNNING, Progress, within
 from tasks.training.scratch import PROGRESS
@@ -55,15 +57,18 @@ def run(job: StageJob) -> StageResult:
         )
 
     # 2. Compare
-    metrics = compare(judged, name=name, num_prompts=len(prompts_of["baseline"]))
-    metrics["prompts_too_long"] = prompts_of["candidate"].num_too_long
-    metrics[f"greedy_{name}"] = greedy["candidate"].judgements.mean().item()
-    metrics[f"baseline_greedy_{name}"] = greedy["baseline"].judgements.mean().item()
+    estimates = compare(judged, greedy, name=name)
+    gain = f"{name}_gain"
+    metrics = {
+        **values_of(estimates),
+        f"{gain}_standard_error": defined(estimates[gain].standard_error),
+        "prompts_too_long": float(prompts_of["candidate"].num_too_long),
+    }
 
     # 3. Keep every response
     for role, results in judged.items():
         write_rows(job.output, role, response_rows(results))
-    return StageResult(metrics=metrics, samples=shown(judged))
+    return StageResult(metrics=metrics, uncertainty=uncertainty_of(estimates), samples=shown(judged))
 
 
 def respond(job: StageJob, role: str, *, greedy: bool) -> tuple[Judged, Prompts]:
@@ -90,23 +95,29 @@ def respond(job: StageJob, role: str, *, greedy: bool) -> tuple[Judged, Prompts]
     return Judged(sampled=sampled, judgements=judge(sampled)), prompts
 
 
-def compare(judged: dict[str, Judged], *, name: str, num_prompts: int) -> dict[str, float | None]:
-    """Means of both models' judgements (called ``name``), their difference with its standard error over prompts, lengths, and truncations."""
+def compare(judged: dict[str, Judged], greedy: dict[str, Judged], *, name: str) -> dict[str, Estimate]:
+    """Means of both models' judgements (called ``name``), their difference, lengths and truncations, each with its error.
+
+    Judgements are compared response by response. All responses to one prompt are one cluster, also where the prompt
+    stands in several rows of the test split.
+    """
     candidate, baseline = judged["candidate"], judged["baseline"]
+    prompts = clusters_of(candidate.sampled.prompts)
     difference = candidate.judgements.double() - baseline.judgements.double()
-    by_prompt = difference.view(num_prompts, -1).mean(dim=1)
-    standard_error = (by_prompt.std() / num_prompts**0.5).item() if num_prompts > 1 else None
-    metrics: dict[str, float | None] = {
-        name: candidate.judgements.mean().item(),
-        f"baseline_{name}": baseline.judgements.mean().item(),
-        f"{name}_gain": difference.mean().item(),
-        f"{name}_gain_standard_error": standard_error,
-        "win_rate": ((difference > 0).double() + 0.5 * (difference == 0)).mean().item(),
-        "truncated_share": (~candidate.sampled.ended).float().mean().item(),
-        "mean_response_length": candidate.sampled.sequences.lengths.float().mean().item(),
-        "baseline_mean_response_length": baseline.sampled.sequences.lengths.float().mean().item(),
+    measured = {
+        name: candidate.judgements,
+        f"baseline_{name}": baseline.judgements,
+        f"{name}_gain": difference,
+        "win_rate": (difference > 0).double() + 0.5 * (difference == 0),
+        "truncated_share": (~candidate.sampled.ended).double(),
+        "mean_response_length": candidate.sampled.sequences.lengths,
+        "baseline_mean_response_length": baseline.sampled.sequences.lengths,
     }
-    return metrics
+    estimates = {metric: clustered_mean(values, prompts) for metric, values in measured.items()}
+    for role, metric in (("candidate", f"greedy_{name}"), ("baseline", f"baseline_greedy_{name}")):
+        rows = clusters_of(greedy[role].sampled.prompts)
+        estimates[metric] = clustered_mean(greedy[role].judgements, rows)
+    return estimates
 
 
 def response_rows(judged: Judged) -> list[dict[str, object]]:

@@ -9,8 +9,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from algorithms.preference_loss import bradley_terry, rankable, ranking_loss, score_centring
+from algorithms.preference_loss import bradley_terry, rankable, ranking_loss, score_centring, untied_pairs
+from algorithms.preference_loss import measure_pairs as measure
 from algorithms.supervised_loss import token_nll
+from algorithms.uncertainty import Estimate, clustered_mean, clustered_ratio
 from models.chunks import chunks
 from models.folders import tokenizer_digest
 from models.heads import (
@@ -28,6 +30,7 @@ from tasks.data.splits import TEST, TRAIN, VALIDATION
 from tasks.training import progress
 from tasks.training.attempt import Attempt
 from tasks.training.data_order import order_of
+from tasks.training.measured import uncertainty_of, values_of
 from tasks.training.metric_sums import MetricSums
 from tasks.training.optimization import autocast, make_optimizer, training_device, update_weights
 from tasks.training.seeds import derive_seed
@@ -80,7 +83,8 @@ def run(job: StageJob) -> StageResult:
 
     save_reward(reward, codec.tokenizer, job.output, score_shift=score_shift)
     return StageResult(
-        metrics={**measured, "score_shift": score_shift, "prompts_too_long": train.num_too_long},
+        metrics={**values_of(measured), "score_shift": score_shift, "prompts_too_long": train.num_too_long},
+        uncertainty=uncertainty_of(measured),
         tokenizer_digest=tokenizer_digest(job.output),
     )
 
@@ -107,7 +111,7 @@ def accumulate_preferences(
 
 def measure_preferences(
     reward: ScalarModel, preferences: Completions | Rankings, *, batch_size: int
-) -> dict[str, float]:
+) -> dict[str, Estimate]:
     """``pair_accuracy``, ``score_gap`` and ``preference_loss`` over held-out pairs or rankings."""
     if isinstance(preferences, Rankings):
         return measure_rankings(reward, preferences, batch_size=batch_size)
@@ -185,49 +189,47 @@ def accumulate_rankings(
 
 
 @torch.no_grad()
-def measure_rankings(reward: ScalarModel, rankings: Rankings, *, batch_size: int) -> dict[str, float]:
+def measure_rankings(reward: ScalarModel, rankings: Rankings, *, batch_size: int) -> dict[str, Estimate]:
     """Accuracy, Bradley-Terry loss (nats) and mean score gap over all untied pairs of held-out rankings.
 
     Accuracy and gap count every pair once, so a prompt with many responses says more. The loss is weighted as in
-    training: a mean over prompts of each one's mean over its pairs.
+    training: a mean over prompts of each one's mean over its pairs. All pairs of a prompt are one cluster.
     """
-    sums, loss_sum, num_prompts = MetricSums(), 0.0, 0
+    prompts, of_pairs = rankings.clusters(), []
     for rows in chunks(len(rankings), batch_size):
         progress.phase("measuring", rows.start, len(rankings))
         batch = rankings.batch(range(len(rankings))[rows]).to(reward.head.weight.device)
         completion_scores = scores(reward, batch.sequences)
-        result = ranking_loss(completion_scores, batch.ranks, batch.group_ids, denominator=1.0)
-        sums.add(result)
-        loss_sum += result.loss.item()
-        num_prompts += rankable(batch.ranks, batch.group_ids)
-    means = sums.means()
+        better, worse, prompt = untied_pairs(batch.ranks, batch.group_ids)
+        pairs = measure(completion_scores[better], completion_scores[worse])
+        weights = 1 / torch.bincount(prompt)[prompt].double()
+        of_pairs.append((pairs.correct, pairs.score_gap, pairs.loss, weights, prompts[rows][prompt.cpu()]))
+    correct, gaps, losses, weights, clusters = (torch.cat(each).cpu() for each in zip(*of_pairs, strict=True))
     return {
-        "pair_accuracy": means["pair_accuracy"],
-        "score_gap": means["score_gap"],
-        "preference_loss": loss_sum / num_prompts,
+        "pair_accuracy": clustered_mean(correct, clusters),
+        "score_gap": clustered_mean(gaps, clusters),
+        "preference_loss": clustered_ratio(losses * weights, weights, clusters),
     }
 
 
 @torch.no_grad()
-def measure_pairs(reward: ScalarModel, pairs: Completions, *, batch_size: int) -> dict[str, float]:
-    """Accuracy, Bradley-Terry loss (nats) and mean score gap over held-out pairs.
+def measure_pairs(reward: ScalarModel, pairs: Completions, *, batch_size: int) -> dict[str, Estimate]:
+    """Accuracy, Bradley-Terry loss (nats) and mean score gap over held-out pairs; those of a prompt are one cluster.
 
     Margins are left out, as they only say how to learn: a pair counts as right where chosen scores above rejected, and
     the numbers of data with margins and without can be compared.
     """
-    sums, loss_sum = MetricSums(), 0.0
+    both = []
     for rows in chunks(len(pairs), batch_size):
         progress.phase("measuring", rows.start, len(pairs))
         batch = pairs.batch(range(len(pairs))[rows]).to(reward.head.weight.device)
-        chosen, rejected = scores(reward, batch).chunk(2)
-        result = bradley_terry(chosen, rejected, denominator=float(len(pairs)))
-        sums.add(result)
-        loss_sum += result.loss.item()
-    means = sums.means()
+        both.append(torch.stack(scores(reward, batch).chunk(2)).cpu())
+    measured = measure(*torch.cat(both, dim=1))
+    clusters = pairs.clusters()
     return {
-        "pair_accuracy": means["pair_accuracy"],
-        "score_gap": means["score_gap"],
-        "preference_loss": loss_sum,
+        "pair_accuracy": clustered_mean(measured.correct, clusters),
+        "score_gap": clustered_mean(measured.score_gap, clusters),
+        "preference_loss": clustered_mean(measured.loss, clusters),
     }
 
 

@@ -4,6 +4,7 @@ import torch
 from transformers import PreTrainedModel
 
 from algorithms.supervised_loss import token_nll
+from algorithms.uncertainty import Estimate, clustered_ratio
 from models.chunks import chunks
 from models.folders import load_policy, save_policy, tokenizer_digest
 from models.logprobs import response_logprobs
@@ -15,6 +16,7 @@ from tasks.data.splits import TEST, TRAIN, VALIDATION
 from tasks.training import progress
 from tasks.training.attempt import Attempt
 from tasks.training.data_order import order_of
+from tasks.training.measured import uncertainty_of, values_of
 from tasks.training.optimization import autocast, make_optimizer, training_device, update_weights
 
 
@@ -49,13 +51,16 @@ def run(job: StageJob) -> StageResult:
 
     # 3. How well it predicts what it has not seen
     at_once = work.microbatch_size or work.batch_size
-    metrics = {
+    measured = {
         "validation_nll": mean_nll(policy, validation, batch_size=at_once),
         "test_nll": mean_nll(policy, test, batch_size=at_once),
-        "prompts_too_long": train.num_too_long,
     }
     save_policy(policy, codec.tokenizer, job.output)
-    return StageResult(metrics=metrics, tokenizer_digest=tokenizer_digest(job.output))
+    return StageResult(
+        metrics={**values_of(measured), "prompts_too_long": train.num_too_long},
+        uncertainty=uncertainty_of(measured),
+        tokenizer_digest=tokenizer_digest(job.output),
+    )
 
 
 def accumulate_nll(policy: PreTrainedModel, batch: Sequences, work: SupervisedFineTuning) -> float:
@@ -73,13 +78,13 @@ def accumulate_nll(policy: PreTrainedModel, batch: Sequences, work: SupervisedFi
 
 
 @torch.no_grad()
-def mean_nll(policy: PreTrainedModel, examples: Completions, *, batch_size: int) -> float:
-    """Mean NLL over all response tokens (nats/token)."""
-    nll, num_tokens = 0.0, 0
+def mean_nll(policy: PreTrainedModel, examples: Completions, *, batch_size: int) -> Estimate:
+    """Mean NLL over all response tokens (nats/token), all responses to one prompt being one cluster."""
+    nll, num_tokens = [], []
     for rows in chunks(len(examples), batch_size):
         progress.phase("measuring", rows.start, len(examples))
         batch = examples.batch(range(len(examples))[rows]).to(policy.device)
         logprobs = response_logprobs(policy, batch, temperature=1.0).logprobs
-        nll -= float(logprobs[batch.response_mask].double().sum())
-        num_tokens += int(batch.response_mask.sum())
-    return nll / num_tokens
+        nll.append(-logprobs.double().masked_fill(~batch.response_mask, 0.0).sum(dim=1).cpu())
+        num_tokens.append(batch.response_mask.sum(dim=1).cpu())
+    return clustered_ratio(torch.cat(nll), torch.cat(num_tokens), examples.clusters())

@@ -15,6 +15,7 @@ from models.sequences import Sequences, collate
 from schemas.job import StageJob
 from schemas.recipe import Generation
 from tasks.data.rows import Row, read_rows
+from tasks.training.measured import clusters_of
 
 
 class NothingLeft(ValueError):
@@ -81,6 +82,10 @@ class Completions:
         longest = (max(map(len, responses)) for responses in zip(*self.response_ids.values(), strict=True))
         return tuple(len(prompt) + length for prompt, length in zip(self.prompt_ids, longest, strict=True))
 
+    def clusters(self) -> Tensor:
+        """The number of each row's prompt, (N,): rows of one prompt are not independent."""
+        return clusters_of(list(map(tuple, self.prompt_ids)))
+
     def batch(self, indices: Sequence[int]) -> Sequences:
         """The prompts at ``indices`` with the responses of the first column, then again with those of the next."""
         return collate(
@@ -131,6 +136,10 @@ class Rankings:
             len(prompt) + max(map(len, responses))
             for prompt, responses in zip(self.prompt_ids, self.response_ids, strict=True)
         )
+
+    def clusters(self) -> Tensor:
+        """The number of each row's prompt, (N,): rows of one prompt are not independent."""
+        return clusters_of(list(map(tuple, self.prompt_ids)))
 
     def batch(self, indices: Sequence[int]) -> RankedBatch:
         """All completions of the prompts at ``indices``, prompt by prompt."""

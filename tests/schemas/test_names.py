@@ -88,6 +88,12 @@ POLICIES = "sft or policy_optimization or dpo or best_of_n stage, or the recipe'
          "'score'; use one of: accuracy, "),
         ("stages.evaluation.judge", {"reward": "main"}, "an evaluation stage with a reward as judge does not measure "
          "'accuracy_gain'; "),
+        ("stages.sft.gate", {"metric": "prompts_too_long", "at_most": 5, "confidence": 0.95},
+         "'prompts_too_long' comes without a standard error, so no confidence can be asked of it; remove confidence, or "
+         "gate on one of: test_nll, validation_nll"),
+        ("stages.evaluation.gate", {"metric": "accuracy_gain_standard_error", "at_most": 1, "confidence": 0.9},
+         "'accuracy_gain_standard_error' comes without a standard error, so no confidence can be asked of it; "
+         "remove confidence, or gate on one of: accuracy, "),
         # -- publication
         ("publish.0.stage", "value", "'value' is a value_pretraining stage; a stage is a policy_optimization or sft "
          "or dpo or best_of_n or reward_model stage; use one of: sft, reward, policy"),

@@ -170,8 +170,12 @@ class Pipeline:
 
     def metrics(self, name: str) -> dict[str, float | None]:
         """The headline metrics of a stage that has run."""
+        return self.result(name).metrics
+
+    def result(self, name: str) -> StageResult:
+        """What a stage that has run handed back."""
         self.folder(name)
-        return self.results[name].metrics
+        return self.results[name]
 
 
 @pytest.fixture(scope="session")

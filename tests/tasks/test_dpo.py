@@ -162,7 +162,7 @@ def test_held_out_pairs_are_measured_over_the_whole_set(pairs: tuple[StageJob, C
     expected = by_hand(job, few, list(range(7)), 1.0)
     for size in (1, 3, 64):
         measured = measure_pairs(models_of(job), few, WORK.model_copy(update={"batch_size": size}))
-        assert measured == pytest.approx(
+        assert {name: each.value for name, each in measured.items()} == pytest.approx(
             {
                 "pair_accuracy": expected["accuracy"],
                 "preference_loss": expected["loss"],

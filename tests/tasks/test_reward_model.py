@@ -157,8 +157,8 @@ def test_held_out_pairs_are_measured_over_the_whole_set(
     gap = chosen - rejected
     # A pair whose scores agree to rounding may fall on either side when batches are padded otherwise.
     certain, possible = (float((gap > bound).double().mean()) for bound in (1e-4, -1e-4))
-    assert certain <= measured["pair_accuracy"] <= possible
-    assert measured["score_gap"] == pytest.approx(float(gap.mean()), rel=1e-3, abs=1e-5)
+    assert certain <= measured["pair_accuracy"].value <= possible
+    assert measured["score_gap"].value == pytest.approx(float(gap.mean()), rel=1e-3, abs=1e-5)
 
 
 def test_scores_are_centred_on_demonstrations(pipeline: Any) -> None:
@@ -269,13 +269,13 @@ def test_held_out_rankings_are_measured_over_all_their_untied_pairs(
     with torch.no_grad():
         each = [alone(reward.double(), data, prompt) for prompt in range(4)]
     gaps = [float(each[prompt][better] - each[prompt][worse]) for prompt, better, worse, _ in WEIGHTED_PAIRS]
-    assert measured["pair_accuracy"] == pytest.approx(sum(gap > 0 for gap in gaps) / 13)
-    assert measured["score_gap"] == pytest.approx(sum(gaps) / 13, rel=1e-3, abs=1e-6)
+    assert measured["pair_accuracy"].value == pytest.approx(sum(gap > 0 for gap in gaps) / 13)
+    assert measured["score_gap"].value == pytest.approx(sum(gaps) / 13, rel=1e-3, abs=1e-6)
     losses = [
         weight * float(softplus(torch.tensor(-gap, dtype=torch.float64)))
         for gap, (*_, weight) in zip(gaps, WEIGHTED_PAIRS, strict=True)
     ]
-    assert measured["preference_loss"] == pytest.approx(sum(losses) / 4, rel=1e-5)
+    assert measured["preference_loss"].value == pytest.approx(sum(losses) / 4, rel=1e-5)
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,8 @@ import pytest
 from kills import killed_in, same_weights_in_half_the_micro_batch
 
 from schemas.metrics import curves_of, measured_by
+from schemas.uncertainty import estimated_by
+from tasks.data.rows import read_rows
 from tasks.ledger.journal import read
 from tasks.sampling import rollouts
 from tasks.stages import run_stage
@@ -121,6 +123,23 @@ def test_a_stage_reports_exactly_the_metrics_of_the_page(name: str, pipeline: An
         written |= {"positive_nll", *OF_OTHER_SWITCHES}  # no response may have been held to be right
     named = {metric.replace("score_mean_reward", "score_mean_TERM") for metric in written}
     assert named == curves_of(kind)
+
+
+@pytest.mark.parametrize("name", ["demonstrations", "sft", "reward", "value", "policy", "evaluation"])
+def test_every_estimate_comes_with_its_uncertainty(name: str, pipeline: Any) -> None:
+    """As many prompts as the test or validation split has, where no prompt stands in it twice."""
+    kind = pipeline.job(name).work.kind
+    judge = "verifier" if kind == "evaluation" else None
+    uncertainty = pipeline.result(name).uncertainty
+    assert uncertainty.keys() == estimated_by(kind, judge=judge)
+    assert all(1 < each.n <= each.rows for each in uncertainty.values())
+    if name == "evaluation":
+        assert {each.n for each in uncertainty.values()} == {8}
+        assert {each.rows for each in uncertainty.values()} == {8, 16}
+    if name == "sft":
+        rows = read_rows(pipeline.folder("demonstrations"), "test")
+        assert uncertainty["test_nll"].rows == len(rows)
+        assert uncertainty["test_nll"].n == len({row["prompt"] for row in rows})
 
 
 def test_an_evaluation_reports_exactly_what_its_judge_can_tell(pipeline: Any) -> None:

@@ -1,0 +1,120 @@
+"""Standard errors of held-out measurements whose rows come in clusters.
+
+Several responses to one prompt, and several pairs of one prompt, are alike: the prompt is what was drawn at random.
+A standard error that counts rows is too small by up to the square root of the rows of a cluster. Everything is
+computed in float64 on the CPU.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from algorithms.groups import index_of_groups
+from algorithms.masking import check_response_mask, check_shape
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A measured number with its standard error; NaN where undefined, as the error of a single cluster is."""
+
+    value: float
+    standard_error: float
+    num_clusters: int
+    num_rows: int
+
+
+def clustered_mean(values: Tensor, clusters: Tensor) -> Estimate:
+    """Mean of `values` (N,), each row counted once; `clusters` (N,) are the rows' prompts, integers.
+
+    The error is that of `clustered_ratio` with denominators of 1. For clusters of one size it is the standard
+    deviation of their means (ddof 1) over √clusters.
+
+    Raises ValueError for unequal shapes or no row.
+    """
+    return clustered_ratio(values, torch.ones_like(values, dtype=torch.float64), clusters)
+
+
+def clustered_ratio(numerators: Tensor, denominators: Tensor, clusters: Tensor) -> Estimate:
+    """r = Σ numerators / Σ denominators over N rows, for example NLL per token, with its error over clusters.
+
+    With s_c and m_c the sums of cluster c of n, and M = Σ m_c:
+
+        standard error² = n/(n − 1) · Σ_c (s_c − r·m_c)² / M²
+
+    the linearised error of a ratio estimator (Cochran, Sampling Techniques, 1977, eq. 6.10, clusters as units).
+    All (N,); `clusters` integers of any value.
+
+    Raises ValueError for unequal shapes, no row, or denominators whose sum is not positive.
+    """
+    rows = tuple(numerators.shape)
+    if len(rows) != 1 or not rows[0]:
+        raise ValueError(f"numerators has shape {rows}; it must be (N,) with one row or more")
+    check_shape("denominators", denominators, rows)
+    index, sizes = index_of_groups(clusters.cpu(), rows[0])
+    sums, counts = (_sums(each, index, len(sizes)) for each in (numerators, denominators))
+    total = counts.sum()
+    if not total > 0:
+        raise ValueError(f"denominators sum to {total.item():g}; a ratio needs a positive sum")
+    ratio = sums.sum() / total
+    n = len(sizes)
+    squares = (sums - ratio * counts).square().sum() / total.square()
+    error = (squares * n / (n - 1)).sqrt().item() if n > 1 else float("nan")
+    return Estimate(value=ratio.item(), standard_error=error, num_clusters=n, num_rows=rows[0])
+
+
+def clustered_explained_variance(
+    values: Tensor, returns: Tensor, response_mask: Tensor, clusters: Tensor
+) -> Estimate:
+    """1 − Var(G − V)/Var(G) over all valid tokens, with its delete-one-cluster jackknife error.
+
+    With θ_c the explained variance of all tokens but those of cluster c, and θ̄ the mean of the θ_c:
+
+        standard error² = (n − 1)/n · Σ_c (θ_c − θ̄)²
+
+    `values`, `returns`, `response_mask` (B,T); `clusters` (B,) integers. NaN where Var(G) is 0, of all tokens or of
+    those that one deletion leaves.
+
+    Raises ValueError for an empty mask or unequal shapes.
+    """
+    check_response_mask(response_mask, values=values, returns=returns)
+    if not bool(response_mask.any()):
+        raise ValueError("response_mask has no True element; explained variance needs the whole held-out set")
+    index, sizes = index_of_groups(clusters.cpu(), response_mask.shape[0])
+    of_token = index[:, None].expand(response_mask.shape)[response_mask.cpu()]
+    targets = returns.detach()[response_mask].cpu().to(torch.float64)
+    errors = targets - values.detach()[response_mask].cpu().to(torch.float64)
+    # Shifted by a value of their own, so that squares lose no digits and equal numbers have a variance of 0
+    targets, errors = targets - targets[:1], errors - errors[:1]
+    n = len(sizes)
+    moments = torch.stack(
+        [
+            _sums(each, of_token, n)
+            for each in (torch.ones_like(targets), targets, targets.square(), errors, errors.square())
+        ]
+    )
+    whole = moments.sum(dim=1, keepdim=True)
+    left = _explained_by_moments(whole - moments)
+    deviations = (left - left.mean()).square().sum() * (n - 1) / n
+    return Estimate(
+        value=_explained_by_moments(whole).item(),
+        standard_error=deviations.sqrt().item() if n > 1 else float("nan"),
+        num_clusters=n,
+        num_rows=int(response_mask.shape[0]),
+    )
+
+
+def _explained_by_moments(moments: Tensor) -> Tensor:
+    """Explained variance by (count, ΣG, ΣG², Σe, Σe²) in the rows of `moments` (5,N); NaN where nothing varies."""
+    count, target, target_square, error, error_square = moments
+    return_variance = target_square / count - (target / count).square()
+    error_variance = error_square / count - (error / count).square()
+    explained = 1 - error_variance / return_variance
+    return torch.where(return_variance > 0, explained, torch.full_like(explained, float("nan")))
+
+
+def _sums(values: Tensor, index: Tensor, num_clusters: int) -> Tensor:
+    """Sums of `values` (N,) by cluster, (C,) in float64."""
+    return torch.zeros(num_clusters, dtype=torch.float64).index_add(
+        0, index, values.detach().cpu().to(torch.float64)
+    )

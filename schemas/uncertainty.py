@@ -1,0 +1,127 @@
+"""How sure a measured metric is: its standard error over independent prompts, and the interval that follows.
+
+Responses to one prompt, and pairs of one prompt, are alike; only prompts are independent. So prompts are counted,
+not rows.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Annotated
+
+from pydantic import Field
+
+from schemas.frozen import Frozen
+
+_OF_PAIRS = ("pair_accuracy", "preference_loss", "validation_pair_accuracy", "validation_preference_loss")
+_OF_JUDGES = {
+    judge: frozenset(
+        {name, f"baseline_{name}", f"{name}_gain", f"greedy_{name}", f"baseline_greedy_{name}"}
+        | {"win_rate", "truncated_share", "mean_response_length", "baseline_mean_response_length"}
+    )
+    for judge, name in (("verifier", "accuracy"), ("reward", "score"))
+}
+
+ESTIMATED: dict[str, frozenset[str]] = {
+    "sft": frozenset({"validation_nll", "test_nll"}),
+    "reward_model": frozenset({*_OF_PAIRS, "score_gap", "validation_score_gap"}),
+    "dpo": frozenset({*_OF_PAIRS, "reward_gap", "validation_reward_gap"}),
+    "evaluation": frozenset().union(*_OF_JUDGES.values()),
+}
+"""Kind of stage → its headline metrics that are estimates over held-out prompts; each comes with its uncertainty."""
+
+SHARES = frozenset(
+    {"pair_accuracy", "validation_pair_accuracy", "win_rate", "truncated_share"}
+    | {f"{side}{greedy}accuracy" for side in ("", "baseline_") for greedy in ("", "greedy_")}
+)
+"""Metrics that are shares: means of numbers from 0 to 1."""
+
+_SHARE_DIFFERENCES = frozenset({"accuracy_gain"})
+"""Differences of two shares, from −1 to 1."""
+
+COMPARISONS = frozenset({"accuracy_gain", "score_gain", "win_rate"})
+"""Metrics that compare two models, and say nothing where the two are one."""
+
+
+class Uncertainty(Frozen):
+    """What stands beside a metric that was estimated from held-out rows."""
+
+    n: Annotated[int, Field(ge=1)]
+    """Independent prompts, each with all of its rows."""
+    rows: Annotated[int, Field(ge=1)]
+    """Responses or pairs that were averaged."""
+    standard_error: Annotated[float, Field(ge=0.0)] | None
+    """Clustered by prompt; None where it is undefined, as it is for a single prompt."""
+
+
+def estimated_by(kind: str, *, judge: str | None = None) -> frozenset[str]:
+    """Names of the headline metrics of a kind of stage that come with an uncertainty.
+
+    ``judge`` (``verifier`` or ``reward``) narrows an evaluation's down to those of its judge.
+    """
+    return _OF_JUDGES[judge] if kind == "evaluation" and judge else ESTIMATED.get(kind, frozenset())
+
+
+def interval_of(
+    metric: str, measured: float, uncertainty: Uncertainty, *, confidence: float
+) -> tuple[float, float] | None:
+    """The two-sided interval of a metric at a confidence; None where one prompt, or equal ones, tell nothing.
+
+    Means: measured ± t·standard error, Student's t with n − 1 degrees of freedom. Shares: Wilson's score interval
+    (1927) with the same t and an effective number of rows, so that 4 right of 4 is not sure of everything. A difference
+    of shares that is the same at every prompt: none of n prompts differs from it, so at most a share t²/(n + t²) of all
+    does (Wilson's bound at 0 of n), each by at most 2.
+    """
+    error = uncertainty.standard_error
+    if uncertainty.n < 2 or error is None:
+        return None
+    t = _t_quantile((1 + confidence) / 2, uncertainty.n - 1)
+    if metric in SHARES:
+        return _wilson(measured, effective_rows(measured, uncertainty), t)
+    if metric in _SHARE_DIFFERENCES:
+        half = t * error if error else 2 * t * t / (uncertainty.n + t * t)
+        return max(measured - half, -1.0), min(measured + half, 1.0)
+    return (measured - t * error, measured + t * error) if error else None
+
+
+def effective_rows(share: float, uncertainty: Uncertainty) -> float:
+    """How many independent rows would know the share equally well: p·(1 − p)/standard error² · n/(n − 1).
+
+    The last factor takes back the standard error's own n − 1, so that n prompts with one row each are n rows. No more
+    than the rows that there are. Where no prompt differs from another the standard error says 0, which four prompts
+    cannot know: then each prompt counts as one row.
+    """
+    error = uncertainty.standard_error
+    if not error:
+        return float(uncertainty.n)
+    n = uncertainty.n
+    return min(share * (1 - share) / error**2 * n / (n - 1), float(uncertainty.rows))
+
+
+def smallest_telling_share(threshold: float, n: int, *, confidence: float = 0.95) -> float | None:
+    """The lowest share of n prompts whose interval lies above the threshold; None where not even 1 does."""
+    t = _t_quantile((1 + confidence) / 2, n - 1) if n > 1 else math.inf
+    for right in range(math.ceil(threshold * n), n + 1):
+        if math.isfinite(t) and _wilson(right / n, float(n), t)[0] > threshold:
+            return right / n
+    return None
+
+
+def _wilson(share: float, rows: float, t: float) -> tuple[float, float]:
+    weight = t * t / rows
+    centre = (share + weight / 2) / (1 + weight)
+    half = t * math.sqrt(share * (1 - share) / rows + weight / (4 * rows)) / (1 + weight)
+    return max(centre - half, 0.0), min(centre + half, 1.0)
+
+
+def _t_quantile(probability: float, degrees: int) -> float:
+    from scipy.special import stdtrit  # lazily: nothing else here takes a tenth of a second to load
+
+    return float(stdtrit(degrees, probability))
+
+
+def as_json(metrics: Mapping[str, float | None], uncertainty: Mapping[str, Uncertainty]) -> dict[str, object]:
+    """Metrics and their uncertainty as they lie in an artifact's ``metrics.json``."""
+    return {
+        "metrics": dict(metrics),
+        "uncertainty": {name: each.model_dump(mode="json") for name, each in uncertainty.items()},
+    }

@@ -1,0 +1,36 @@
+"""What a stage measured on held-out rows, with how sure each number is: the two halves of a ``StageResult``."""
+
+from collections.abc import Hashable, Mapping, Sequence
+from math import isfinite
+
+import torch
+from torch import Tensor
+
+from algorithms.uncertainty import Estimate
+from schemas.uncertainty import Uncertainty
+
+
+def clusters_of(prompts: Sequence[Hashable]) -> Tensor:
+    """The number of each row's prompt, (N,): rows of equal prompts are one cluster, wherever they stand."""
+    numbers: dict[Hashable, int] = {}
+    return torch.tensor([numbers.setdefault(prompt, len(numbers)) for prompt in prompts], dtype=torch.int64)
+
+
+def values_of(estimates: Mapping[str, Estimate]) -> dict[str, float | None]:
+    """Metric → the number itself; None where it is undefined."""
+    return {name: defined(each.value) for name, each in estimates.items()}
+
+
+def uncertainty_of(estimates: Mapping[str, Estimate]) -> dict[str, Uncertainty]:
+    """Metric → how sure it is."""
+    return {
+        name: Uncertainty(
+            n=each.num_clusters, rows=each.num_rows, standard_error=defined(each.standard_error)
+        )
+        for name, each in estimates.items()
+    }
+
+
+def defined(measured: float) -> float | None:
+    """The number itself, or None for NaN and infinities, which JSON cannot say."""
+    return measured if isfinite(measured) else None
