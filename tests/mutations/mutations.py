@@ -40,7 +40,7 @@ class Mutation:
     """One change that makes the code wrong."""
 
     name: str
-    """``list/what-happens``."""
+    """``list/file/what-goes-wrong``."""
     file: str
     old: str
     """Stands in the file exactly once."""
@@ -61,7 +61,13 @@ def load(folder: Path = LISTS) -> list[Mutation]:
             for name, change in changes.items():
                 tests = [test for group in change["tests"].split() for test in content["tests"][group]]
                 found.append(
-                    Mutation(f"{path.stem}/{name}", file, change["old"], change["new"], tuple(tests))
+                    Mutation(
+                        f"{path.stem}/{Path(file).stem}/{name}",
+                        file,
+                        change["old"],
+                        change["new"],
+                        tuple(tests),
+                    )
                 )
     return found
 
