@@ -65,12 +65,12 @@ def run(
 ) -> None:
     """Run a recipe, or go on with its unfinished run; what is already made is reused."""
     with _explained(verbose):
+        from flows.resolving import load_resolved
         from flows.runs import drive
-        from schemas.loading import load_recipe
 
-        resolved = load_recipe(recipe, overrides or [])
+        resolved, chosen = load_resolved(recipe, overrides or [])
         with drive(_workspace(workspace), resolved, source=recipe) as started:
-            _execute(started, as_json=as_json, strict=strict, verbose=verbose)
+            _execute(started, as_json=as_json, strict=strict, verbose=verbose, chosen=chosen)
 
 
 @app.command()
@@ -132,25 +132,32 @@ def plan(
         from flows.console import open_console, show_plan
         from flows.planning import plan as plan_steps
         from flows.planning import refuse_drift
+        from flows.resolving import load_resolved
         from flows.runs import damaged_runs, read_runs
         from schemas.cautions import warnings
-        from schemas.loading import load_recipe
         from tasks.storage.store import Store
 
-        resolved = load_recipe(recipe, overrides or [])
+        resolved, chosen = load_resolved(recipe, overrides or [])
         place = _workspace(workspace)
         store = Store(place.store) if place.store.is_dir() else None
         _warn(damaged_runs(place))
         steps = plan_steps(resolved, store, read_runs(place))
         if as_json:
             told = [{**asdict(step), "verdicts": [v.model_dump() for v in step.verdicts]} for step in steps]
-            _print_json({"recipe": resolved.recipe, "steps": told, "warnings": warnings(resolved)})
+            shown = {
+                "recipe": resolved.recipe,
+                "steps": told,
+                "warnings": warnings(resolved),
+                "chosen": chosen,
+            }
+            _print_json(shown)
         else:
             show_plan(
                 open_console(),
                 steps,
                 heading=f"{resolved.recipe} · {place.root}",
                 warnings=warnings(resolved),
+                chosen=chosen,
             )
         if strict:
             refuse_drift(steps)
@@ -214,14 +221,16 @@ def main() -> None:
     app()
 
 
-def _execute(run: Any, *, as_json: bool, strict: bool, verbose: bool) -> None:
+def _execute(
+    run: Any, *, as_json: bool, strict: bool, verbose: bool, chosen: dict[str, dict[str, float]] | None = None
+) -> None:
     """Drive a run, print how it ended, and end the process with the code that says so."""
     from flows.console import Screen, open_console
     from flows.execution import execute, exit_code
 
     # With --json, people read standard error.
     screen = Screen(open_console(sys.stderr if as_json else sys.stdout))
-    record = execute(run, screen, strict=strict, verbose=verbose)
+    record = execute(run, screen, strict=strict, verbose=verbose, chosen=chosen)
     if as_json:
         _print_json(summary(record))
     raise typer.Exit(exit_code(record))

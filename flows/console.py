@@ -20,6 +20,7 @@ from rich.text import Text
 
 from flows.doctor import Finding
 from flows.planning import PlannedStep
+from flows.resolving import ChosenRates
 from flows.runs import GOOD, RunRecord, StageRecord
 from flows.status import RunView
 from schemas.verdicts import Verdict
@@ -158,9 +159,14 @@ class Screen:
 
 
 def show_plan(
-    console: Console, steps: Iterable[PlannedStep], *, heading: str, warnings: Iterable[str] = ()
+    console: Console,
+    steps: Iterable[PlannedStep],
+    *,
+    heading: str,
+    warnings: Iterable[str] = (),
+    chosen: ChosenRates | None = None,
 ) -> None:
-    """The plan as a table: what happens to each stage, and why."""
+    """The plan as a table: what happens to each stage, and why; below it the learning rates that were left open."""
     console.print(Text(heading, style="bold"))
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("stage", no_wrap=True)
@@ -172,6 +178,9 @@ def show_plan(
             why.append(f"\ndrift: {difference}", "yellow")
         table.add_row(step.name, Text(step.said, style=STYLES[step.action]), why)
     console.print(table)
+    for name, rates in (chosen or {}).items():
+        told = ", ".join(f"{field} {rate:g}" for field, rate in rates.items())
+        console.print(Text(f"{name}: {told}, by the width of the model", style="dim"), soft_wrap=True)
     for warning in warnings:
         console.print(Text(f"warning: {warning}", style="yellow"), soft_wrap=True)
 

@@ -14,6 +14,7 @@ from flows.launch import RUN_STAGE, warm_up
 from flows.machine import this_machine
 from flows.planning import needs_work, plan, refuse_drift
 from flows.publishing import publish
+from flows.resolving import ChosenRates
 from flows.runs import Run, RunRecord, read_runs
 from flows.stage_life import StageLife
 from schemas.cautions import warnings
@@ -38,9 +39,17 @@ SETTINGS = {
 
 
 def execute(
-    run: Run, screen: Screen, *, strict: bool = False, stage_function: str = RUN_STAGE, verbose: bool = False
+    run: Run,
+    screen: Screen,
+    *,
+    strict: bool = False,
+    stage_function: str = RUN_STAGE,
+    verbose: bool = False,
+    chosen: ChosenRates | None = None,
 ) -> RunRecord:
     """Drive the run to its end, whatever that is; the record says which.
+
+    ``chosen`` are the learning rates that the recipe left open, to be shown with the plan.
 
     Raises:
         flows.planning.Drifted: ``strict``, and something that would be reused was made with other code or libraries.
@@ -50,7 +59,7 @@ def execute(
     store = Store(workspace.store)
     steps = plan(recipe, store, read_runs(workspace))
     heading = f"{recipe.recipe} · run {run.record.run_id}"
-    show_plan(screen.console, steps, heading=heading, warnings=warnings(recipe))
+    show_plan(screen.console, steps, heading=heading, warnings=warnings(recipe), chosen=chosen)
     if strict:
         refuse_drift(steps)
     with Ledger(None, workspace.root, recipe.recipe) as ledger:

@@ -232,7 +232,8 @@ class Stage(Frozen):
 class Training(Stage):
     """What every stage that trains a network has."""
 
-    learning_rate: Positive
+    learning_rate: Positive | None = None
+    """None: chosen by the width of the recipe's model (``schemas.learning_rates``), and written out before anything runs."""
     warmup_steps: CountOrZero = 0
     """Optimiser steps over which the learning rate rises linearly from 0."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
@@ -260,7 +261,6 @@ class SupervisedFineTuning(Training):
     """Demonstrations in one optimiser step."""
     group_by_length: bool = True
     """Batches of demonstrations of like length, in random order: less padding."""
-    learning_rate: Positive = 1e-5
 
 
 class RewardModelling(Training):
@@ -279,7 +279,6 @@ class RewardModelling(Training):
     """Weight of (chosen + rejected)², which keeps scores around 0 (arXiv 2312.09244)."""
     lm_coef: NonNegative = 0.0
     """Weight of the NLL of chosen responses, which keeps the trunk a language model (MOSS, arXiv 2401.06080 eq. 2)."""
-    learning_rate: Positive = 1e-5
     group_by_length: bool = True
     """Batches of pairs of like length, in random order: less padding."""
     centre_on: Name | None = None
@@ -314,7 +313,6 @@ class DirectPreferenceOptimization(Training):
     """Pairs in one optimiser step."""
     group_by_length: bool = True
     """Batches of pairs of like length, in random order: less padding."""
-    learning_rate: Positive = 1e-6
 
 
 class Rollouts(Training):
@@ -322,7 +320,6 @@ class Rollouts(Training):
 
     reward: Name
     prompts: Name
-    learning_rate: Positive = 1e-6
     batch_size: Count = 256
     """Responses in one rollout (an iteration samples one)."""
     minibatch_size: Count = 128
@@ -391,7 +388,8 @@ class PolicyOptimization(Rollouts):
     ptx: Name | None = None
     """A dataset of demonstrations, for ``ptx_coef``; as many of them as the minibatch has responses."""
     iterations: Count = 50
-    critic_learning_rate: Positive = 2e-6
+    critic_learning_rate: Positive | None = None
+    """As ``learning_rate``, where ``algorithm`` has a critic."""
     validate_every: Count = 10
     """Iterations between two measurements of the mean score on the validation prompts; the best policy is kept."""
     validation_samples: Count = 256
@@ -449,7 +447,6 @@ class BestOfN(Rollouts):
     """Responses of which the best is kept."""
     minibatch_size: Count = 32
     """Kept responses in one optimiser step; a divisor of ``batch_size / samples_per_prompt``."""
-    learning_rate: Positive = 1e-5
     iterations: Count = 10
     validate_every: Count = 2
     """Iterations between two measurements of the mean score on the validation prompts; the best policy is kept."""

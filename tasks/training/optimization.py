@@ -68,9 +68,11 @@ def update_weights(
     Raises:
         TrainingDiverged: the gradient is not finite; weights and optimiser are as they were.
     """
+    peak = work.learning_rate if peak is None else peak
+    assert peak is not None, "a recipe's learning rates are written out before it runs"
     learning_rate = learning_rate_at(
         step,
-        peak=work.learning_rate if peak is None else peak,
+        peak=peak,
         warmup_steps=work.warmup_steps,
         total_steps=total_steps,
         schedule=work.schedule,

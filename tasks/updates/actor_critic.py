@@ -43,6 +43,7 @@ def load_actor_critic(job: StageJob, work: PolicyOptimization, device: torch.dev
     policy = load_policy(job.inputs["init"]).to(device)
     critic, value_head = None, None
     modules: dict[str, nn.Module] = {"policy": policy}
+    assert work.learning_rate is not None, "a recipe's learning rates are written out before it runs"
     learning_rates = {"policy": work.learning_rate}
     if work.algorithm.shared_trunk:
         value_head = fresh_value_head(policy, seed=seed).to(device)
@@ -50,6 +51,7 @@ def load_actor_critic(job: StageJob, work: PolicyOptimization, device: torch.dev
     elif work.algorithm.reads_critic:
         critic = load_critic(critic_folder(job), seed=seed).to(device)
         modules["critic"] = critic
+        assert work.critic_learning_rate is not None
         learning_rates["critic"] = work.critic_learning_rate
     return ActorCritic(
         policy=policy,

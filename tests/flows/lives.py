@@ -6,9 +6,9 @@ from pathlib import Path
 
 from flows.jobs import resources_of
 from flows.machine import Machine, Share, available_cpus
+from flows.resolving import load_resolved
 from flows.runs import StageRecord, Workspace, drive
 from flows.stage_life import StageLife
-from schemas.loading import load_recipe
 from tasks.ledger.run_ledger import Ledger
 from tasks.storage.store import Store
 from tasks.training.progress import StageProgress
@@ -37,7 +37,7 @@ class Witness:
 @contextmanager
 def lives(workspace: Workspace, recipe: Path, *overrides: str) -> Iterator[StageLife]:
     """The lives of a run of the recipe, as ``vantage run`` would make them."""
-    resolved = load_recipe(recipe, overrides)
+    resolved, _ = load_resolved(str(recipe), overrides)
     with drive(workspace, resolved, source=str(recipe)) as run:
         ledger = Ledger(None, workspace.root, resolved.recipe)
         life = StageLife(

@@ -8,6 +8,7 @@ import pytest
 from lives import events, live_all, lives, pace
 
 from flows.planning import Drifted, PlannedStep, needs_work, plan, refuse_drift
+from flows.resolving import load_resolved
 from flows.runs import Workspace, read_runs
 from schemas.loading import load_recipe
 from schemas.problems import RecipeError
@@ -28,7 +29,10 @@ STEPS = [
 
 def planned(workspace: Workspace, recipe: Path, *overrides: str) -> dict[str, PlannedStep]:
     store = Store(workspace.store) if workspace.store.exists() else None
-    return {step.name: step for step in plan(load_recipe(recipe, overrides), store, read_runs(workspace))}
+    return {
+        step.name: step
+        for step in plan(load_resolved(str(recipe), overrides)[0], store, read_runs(workspace))
+    }
 
 
 def actions(steps: dict[str, PlannedStep], names: Sequence[str] = STEPS) -> list[str]:
@@ -77,7 +81,7 @@ def test_a_waiting_step_says_what_changed_in_itself(workspace: Workspace, recipe
     run_all(workspace, recipe_file)
     steps = planned(workspace, recipe_file, "stages.sft.epochs=2", "stages.reward.learning_rate=0.5")
     assert steps["sft"].reasons == ("configuration.epochs: 1.0 → 2.0",)
-    assert steps["reward"].reasons == ("for sft", "configuration.learning_rate: 1e-05 → 0.5")
+    assert steps["reward"].reasons == ("for sft", "configuration.learning_rate: 0.00032 → 0.5")
 
 
 def test_a_changed_seed_spares_the_data(workspace: Workspace, recipe_file: Path) -> None:
@@ -199,7 +203,7 @@ def test_a_verifiers_file_that_has_gone_is_an_error_that_names_it(
     file.write_text("def verify(prompt, response, answer):\n    return True\n")
     overrides = (*VERIFIED, f"verifiers={{mine: {{source: {file}}}}}")
     run_all(workspace, recipe_file, *overrides)
-    recipe = load_recipe(recipe_file, overrides)
+    recipe, _ = load_resolved(str(recipe_file), overrides)
     content = file.read_text()
     file.unlink()
     with pytest.raises(

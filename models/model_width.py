@@ -1,0 +1,77 @@
+"""The hidden size of a recipe's model, read without loading it. No tensor library is loaded."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from models.source_digest import Source, parse_source, resolve_commit
+
+BUILTIN_WIDTHS = {"tiny": 128}
+WIDTH_FIELDS = ("hidden_size", "n_embd", "d_model")
+"""Names that transformers' configurations have for it."""
+MAX_CONFIG_BYTES = 2**20
+
+
+class UnknownWidth(ValueError):
+    """A model that does not say how wide it is."""
+
+
+def hidden_size(source: str) -> int:
+    """Width of the residual stream of the model that ``model.source`` names.
+
+    Raises:
+        UnknownWidth: its configuration does not say, or cannot be read.
+        ValueError: see ``models.source_digest.parse_source``.
+    """
+    parsed = parse_source(source)
+    if parsed.kind == "builtin":
+        return BUILTIN_WIDTHS[parsed.name]
+    if parsed.kind == "gguf":
+        assert parsed.path is not None
+        return _of_gguf(parsed.path)
+    path = _hub_config(parsed) if parsed.kind == "hub" else Path(str(parsed.path)) / "config.json"
+    return _of_config(path)
+
+
+def _of_config(path: Path) -> int:
+    try:
+        with path.open("rb") as file:
+            config = json.loads(file.read(MAX_CONFIG_BYTES))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UnknownWidth(f"{path} cannot be read ({type(error).__name__})") from error
+    for place in (config, config.get("text_config")) if isinstance(config, dict) else ():
+        if isinstance(place, dict) and (width := _width_in(place)) is not None:
+            return width
+    raise UnknownWidth(f"{path} has none of {', '.join(WIDTH_FIELDS)}")
+
+
+def _width_in(config: dict[str, Any]) -> int | None:
+    widths = (config.get(name) for name in WIDTH_FIELDS)
+    return next((width for width in widths if type(width) is int and width > 0), None)
+
+
+def _of_gguf(path: Path) -> int:
+    try:
+        from gguf import GGUFReader
+    except ImportError as error:
+        raise UnknownWidth(
+            "reading GGUF files needs the package gguf; pip install vantage-rlhf[smollm2]"
+        ) from error
+    try:
+        fields = GGUFReader(path).fields
+        architecture = fields["general.architecture"].contents()
+        return int(fields[f"{architecture}.embedding_length"].contents())
+    except (ValueError, IndexError, KeyError, TypeError) as error:
+        raise UnknownWidth(f"{path} does not say its embedding_length ({type(error).__name__})") from error
+
+
+def _hub_config(source: Source) -> Path:
+    from huggingface_hub import hf_hub_download
+
+    commit = resolve_commit(source)
+    try:
+        return Path(hf_hub_download(source.name, "config.json", revision=commit))
+    except Exception as error:  # one for every way in which a network can fail
+        raise UnknownWidth(
+            f"the hub did not give config.json of {source.name}@{source.revision} ({type(error).__name__}: {error})"
+        ) from error
