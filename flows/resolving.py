@@ -1,11 +1,13 @@
 """From a recipe as it is written to one in which nothing is left to be chosen by its model."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from models.model_width import UnknownWidth, hidden_size
 from schemas.learning_rates import unset_rates, with_learning_rates
 from schemas.loading import load_recipe
 from schemas.recipe import Recipe
+from schemas.sweep import Plan
 
 ChosenRates = Mapping[str, Mapping[str, float]]
 """Stage → field → learning rate that the recipe left open."""
@@ -38,3 +40,8 @@ def resolve_rates(recipe: Recipe) -> tuple[Recipe, ChosenRates]:
     for name, field in unset:
         chosen.setdefault(name, {})[field] = getattr(resolved.stages[name], field)
     return resolved, chosen
+
+
+def resolve_sweep(swept: Plan) -> Plan:
+    """The sweep with every arm's learning rates written out."""
+    return replace(swept, recipes={arm: resolve_rates(recipe)[0] for arm, recipe in swept.recipes.items()})

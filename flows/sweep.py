@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import copy_context
-from dataclasses import replace
 from pathlib import Path
 
 from flows.console import Screen
@@ -19,7 +18,7 @@ from flows.execution import ordering
 from flows.launch import RUN_STAGE
 from flows.machine import Machine, this_machine
 from flows.planning import needs_work, plan, refuse_drift
-from flows.resolving import resolve_rates
+from flows.resolving import resolve_sweep
 from flows.runs import Workspace, read_runs
 from flows.sweep_runs import SweepEnd, SweepRuns, finished_run
 from schemas.cautions import warnings
@@ -50,8 +49,7 @@ def run_sweep(
         flows.planning.Drifted: ``strict``, and something that would be reused was made with other code or libraries.
         flows.servers.ServerUnavailable: the Prefect server does not answer.
     """
-    resolved = {arm: resolve_rates(recipe)[0] for arm, recipe in swept.recipes.items()}
-    swept = replace(swept, recipes=resolved)
+    swept = resolve_sweep(swept)
     machine, cells, store = this_machine(), swept.cells(), Store(workspace.store)
     at_once = cells_at_once(machine, swept)
     sweep_id = f"{swept.sweep.sweep}-{swept.digest[:6]}"
