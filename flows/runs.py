@@ -40,6 +40,9 @@ UNFINISHED: frozenset[str] = frozenset({"running", "failed", "resumable"})
 """What the same recipe, run again, goes on with."""
 
 _RUN_ID = re.compile(r"(\d{4,})-[a-z0-9_-]+-[0-9a-f]{6}")
+_NO_PART_OF_AN_ADDRESS = re.compile(r"[?%#\x00-\x1f\x7f]")
+"""MLflow and Prefect put the path into the address of a database as it is, where ``?`` begins options, ``%`` an encoded
+character and ``#`` a fragment: the database would lie elsewhere."""
 _PROBE_SECONDS = 0.5
 
 
@@ -92,9 +95,21 @@ class RunRecord(Frozen):
 
 @dataclass(frozen=True)
 class Workspace:
-    """The folder that holds a user's runs, artifacts and ledger."""
+    """The folder that holds a user's runs, artifacts and ledger.
+
+    Raises:
+        RunError: addresses of databases cannot hold its path.
+    """
 
     root: Path
+
+    def __post_init__(self) -> None:
+        for path in (self.root, self.root.resolve()):
+            if unfit := _NO_PART_OF_AN_ADDRESS.search(str(path)):
+                raise RunError(
+                    f"workspace {str(path)!r} has {unfit[0]!r} in its path, which addresses of databases read as "
+                    "something else; name another with --workspace DIR"
+                )
 
     @property
     def store(self) -> Path:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from flows.launch import OURS, last_line
+from tasks.storage.durable_files import make_private, open_private
 
 LOOPBACK = "127.0.0.1"
 ANSWER_SECONDS = 15.0
@@ -121,6 +122,7 @@ class PrefectServer:
         self.home.mkdir(parents=True, exist_ok=True)
         with (self.home / "starting.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
+            make_private(self.home / "prefect.db")
             for _ in range(3):
                 port = free_port()
                 self._process = _server_process(self.home, port, self.log)
@@ -225,20 +227,29 @@ def _server_process(home: Path, port: int, log: Path) -> subprocess.Popen[bytes]
         "PREFECT_SERVER_API_HOST": LOOPBACK,
         "PREFECT_SERVER_API_PORT": str(port),
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": f"http://{LOOPBACK}:{port}",
         "DO_NOT_TRACK": "1",
         **{f"PREFECT_SERVER_SERVICES_{service}_ENABLED": "false" for service in NOT_NEEDED},
         "PYTHONSAFEPATH": "1",
         "PYTHONPATH": os.pathsep.join([str(OURS), *filter(None, [os.environ.get("PYTHONPATH")])]),
     }
-    command = [sys.executable, "-m", "flows.tied_process", "prefect", "server", "start"]
-    with log.open("ab") as output:
+    command = [
+        sys.executable,
+        "-m",
+        "flows.tied_process",
+        "uvicorn",
+        "flows.prefect_app:guarded",
+        "--factory",
+    ]
+    with open(log, "ab", opener=open_private) as output:
         return subprocess.Popen(
-            [*command, "--host", LOOPBACK, "--port", str(port)],
+            [*command, "--host", LOOPBACK, "--port", str(port), "--log-level", "warning"],
             stdin=subprocess.PIPE,  # its lifeline
             stdout=output,
             stderr=subprocess.STDOUT,
             env=environment,
             cwd=home,  # where no .env or prefect.toml of the user lies
+            umask=0o077,  # what it writes is its owner's alone
             start_new_session=True,  # Ctrl-C is for us; the server records what we then do
         )
 

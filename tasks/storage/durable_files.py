@@ -8,7 +8,7 @@ import errno
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 
@@ -112,11 +112,17 @@ def try_lock(descriptor: int) -> bool:
 
 
 def open_private(path: str | Path, flags: int) -> int:
-    """Open for ``open(…, opener=)``: a file that is made is its owner's alone, whatever the umask; so is one that was there."""
+    """For ``open(…, opener=)``: a file that is made is its owner's alone, whatever the umask; so is one that was there."""
     descriptor = os.open(path, flags | os.O_CLOEXEC, 0o600)
     if os.fstat(descriptor).st_mode & 0o077:
-        os.fchmod(descriptor, 0o600)
+        with suppress(PermissionError):  # somebody else's file, who let us write it
+            os.fchmod(descriptor, 0o600)
     return descriptor
+
+
+def make_private(path: Path) -> None:
+    """Make an empty file that is its owner's alone, for a library that would make it after the umask."""
+    os.close(open_private(path, os.O_RDWR | os.O_CREAT))
 
 
 def free_path(folder: Path, name: str) -> Path:

@@ -184,3 +184,16 @@ def test_a_workspace_that_cannot_be_made_is_refused(tmp_path: Path, recipe: Reci
         drive(Workspace(tmp_path / "file"), recipe, source="a"),
     ):
         pass
+
+
+@pytest.mark.parametrize("name", ["a?b", "a%20b", "100%", "a#b", "a\nb", "a\x1b[2Jb"])
+def test_a_path_that_would_move_the_databases_elsewhere_is_refused(tmp_path: Path, name: str) -> None:
+    for root in (tmp_path / name, tmp_path / name / "inside", tmp_path / "link"):
+        if root.name == "link":
+            root.symlink_to(tmp_path / name)
+        with pytest.raises(
+            RunError, match=r"workspace '.*' has '.+' in its path.*--workspace DIR"
+        ) as refused:
+            Workspace(root)
+        assert str(refused.value).isprintable()
+    assert Workspace(tmp_path / "a b ü&+;'").root.name == "a b ü&+;'"

@@ -1,5 +1,6 @@
 """A real Prefect server, started once for the module; where only our handling of it matters, a stand-in."""
 
+import http.client
 import os
 import re
 import signal
@@ -45,6 +46,20 @@ def stand_in(home: Path, port: int, log: Path) -> subprocess.Popen[bytes]:
         )
 
 
+def asked(port: int, path: str, headers: dict[str, str]) -> http.client.HTTPResponse:
+    """The answer to a request with these headers and no others."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    connection.putrequest("GET", path, skip_host=True, skip_accept_encoding=True)
+    for name, value in headers.items():
+        connection.putheader(name, value)
+    connection.endheaders()
+    answer = connection.getresponse()
+    if answer.status != 101:
+        answer.read()
+    connection.close()
+    return answer
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _nothing_is_configured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """No server of the machine that runs the tests, and no profile of its user."""
@@ -84,7 +99,16 @@ class TestOwnServer:
 
     def test_keeps_its_database_and_log_in_the_workspace(self, running: PrefectServer) -> None:
         assert (running.workspace / "prefect" / "prefect.db").stat().st_size > 0
-        assert "dashboard" in running.log.read_text()
+        assert running.log.parent == running.home and running.log.exists()
+
+    def test_keeps_all_that_it_writes_for_its_owner_alone(self, running: PrefectServer) -> None:
+        written = [
+            path for path in running.home.rglob("*") if path.is_file() and path.name != "starting.lock"
+        ]
+        assert {"prefect.db", "server.log"} <= {path.name for path in written}
+        assert {
+            path.name: path.stat().st_mode & 0o077 for path in written if path.stat().st_mode & 0o077
+        } == {}
 
     def test_listens_on_loopback_alone(self, running: PrefectServer) -> None:
         assert running._process is not None
@@ -103,6 +127,59 @@ class TestOwnServer:
         url = running.wait_ready()
         with urllib.request.urlopen(url.replace("/api", "/ui-settings")) as answer:
             assert f'"api_url":"{url}"' in answer.read().decode()
+
+    @pytest.mark.parametrize(
+        ("headers", "status"),
+        [
+            ({"Host": "127.0.0.1:PORT"}, 200),
+            ({"Host": "LOCALHOST:PORT"}, 200),
+            ({"Host": "127.0.0.1:PORT", "Origin": "http://127.0.0.1:PORT"}, 200),
+            ({"Host": "localhost:PORT", "Origin": "http://localhost:PORT"}, 200),
+            # a name of somebody else's that points here (DNS rebinding)
+            ({"Host": "attacker.example:PORT"}, 421),
+            ({"Host": "attacker.example:PORT", "Origin": "http://attacker.example:PORT"}, 421),
+            ({"Host": "127.0.0.1"}, 421),
+            ({"Host": "127.0.0.1:1"}, 421),
+            ({"Host": "127.0.0.1:PORT.attacker.example"}, 421),
+            ({"Host": "user@127.0.0.1:PORT"}, 421),
+            ({"Host": ""}, 421),
+            ({}, 400),  # uvicorn itself
+            # a page of somebody else's
+            ({"Host": "127.0.0.1:PORT", "Origin": "http://attacker.example"}, 403),
+            ({"Host": "127.0.0.1:PORT", "Origin": "http://127.0.0.1:1"}, 403),
+            ({"Host": "127.0.0.1:PORT", "Origin": "https://127.0.0.1:PORT"}, 403),
+            ({"Host": "127.0.0.1:PORT", "Origin": "null"}, 403),
+        ],
+    )
+    @pytest.mark.parametrize("path", ["/api/admin/version", "/", "/api/flow_runs/filter"])
+    def test_answers_to_its_own_name_and_origin_alone(
+        self, running: PrefectServer, headers: dict[str, str], status: int, path: str
+    ) -> None:
+        port = running.wait_ready().rpartition(":")[2].removesuffix("/api")
+        answer = asked(
+            int(port), path, {name: value.replace("PORT", port) for name, value in headers.items()}
+        )
+        assert answer.status == (405 if path.endswith("filter") and status == 200 else status)
+        allowed = answer.headers.get("access-control-allow-origin")
+        assert allowed in (None, f"http://127.0.0.1:{port}")
+        assert status == 200 or allowed is None
+
+    def test_opens_no_web_socket_to_somebody_elses_page(self, running: PrefectServer) -> None:
+        port = running.wait_ready().rpartition(":")[2].removesuffix("/api")
+        handshake = {
+            "Connection": "Upgrade",
+            "Upgrade": "websocket",
+            "Sec-WebSocket-Version": "13",
+            "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
+        }
+        for host, origin, status in (
+            (f"127.0.0.1:{port}", None, 101),
+            (f"127.0.0.1:{port}", f"http://127.0.0.1:{port}", 101),
+            (f"attacker.example:{port}", None, 403),
+            (f"127.0.0.1:{port}", "http://attacker.example", 403),
+        ):
+            headers = {"Host": host, **({"Origin": origin} if origin else {}), **handshake}
+            assert asked(int(port), "/api/events/in", headers).status == status, (host, origin)
 
     def test_dies_with_a_process_that_is_killed(self, running: PrefectServer) -> None:
         # The same workspace, whose database exists: two runs in it at once.

@@ -11,7 +11,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.store.db.db_types import DATABASE_ENGINES
 from mlflow.tracking import MlflowClient
 
-from tasks.storage.durable_files import locked, make_folder
+from tasks.storage.durable_files import locked, make_folder, make_private
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +49,8 @@ class Server:
         database = _sqlite_file(tracking_uri)
         self._artifacts = artifacts.as_uri() if is_database(tracking_uri) else None
         with _making(database):
+            if database is not None and database.parent == artifacts.parent:  # the workspace's own
+                make_private(database)  # what SQLite writes beside it takes its mode
             self.client = MlflowClient(tracking_uri=tracking_uri)
             self.client.search_experiments(max_results=1)
 

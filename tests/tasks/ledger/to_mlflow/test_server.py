@@ -1,5 +1,7 @@
 """Opening MLflow: its experiments, and which of its errors are final."""
 
+import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,27 @@ def test_an_experiment_is_made_once_and_marked_as_ours(workspace: Path) -> None:
     assert found.tags[MARK] == "true"
     assert found.artifact_location.startswith((workspace / "mlartifacts").as_uri())
     assert made.experiment_id in server_of(workspace).experiment_ids()
+
+
+def test_our_own_database_is_its_owners_alone_and_somebody_elses_stays_as_it_is(tmp_path: Path) -> None:
+    before = os.umask(0o000)
+    try:
+        client = server_of(tmp_path).client
+        client.create_run(client.create_experiment("tiny"))
+        theirs = tmp_path / "team"
+        theirs.mkdir()
+        shutil.copy(tmp_path / "mlflow.db", theirs / "mlflow.db")
+        (theirs / "mlflow.db").chmod(0o664)
+        Server(f"sqlite:///{theirs / 'mlflow.db'}", artifacts=tmp_path / "mlartifacts")
+    finally:
+        os.umask(before)
+    modes = {
+        path.name: path.stat().st_mode & 0o777
+        for path in tmp_path.glob("mlflow.db*")
+        if path.suffix != ".lock"
+    }
+    assert modes["mlflow.db"] == 0o600 and set(modes.values()) == {0o600}
+    assert (theirs / "mlflow.db").stat().st_mode & 0o777 == 0o664
 
 
 def test_an_experiment_of_somebody_elses_is_written_to_and_marked(workspace: Path) -> None:
