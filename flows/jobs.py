@@ -1,6 +1,5 @@
 """From a step of a recipe to what its stage is handed: the work, the parts of its key, and the job."""
 
-import hashlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +10,7 @@ from models.source_digest import source_digest
 from schemas.job import ImportModel, ImportVerifier, PrepareData, StageJob, Work
 from schemas.recipe import MODEL, Gate, Recipe, Resources, Reward
 from schemas.references import content_of, reward_of
+from schemas.source_files import VERIFIER_LIMIT, data_limit, hash_file
 from schemas.stage_key import key_parts
 
 DATA = "data."
@@ -89,6 +89,7 @@ def job_for(
     scratch: Path,
     output: Path,
     threads: int,
+    source_sha256: str | None = None,
 ) -> StageJob:
     """One attempt at the step, as its process is handed it."""
     return StageJob(
@@ -102,6 +103,7 @@ def job_for(
         chat=recipe.model.chat,
         rewards=rewards_of(recipe, step),
         inputs=dict(inputs),
+        source_sha256=source_sha256,
         scratch=scratch,
         output=output,
         threads=threads,
@@ -149,12 +151,9 @@ def _source_of(work: Work) -> dict[str, str]:
     if isinstance(work, ImportModel):
         return {"source": source_digest(work.model.source)}
     if isinstance(work, PrepareData):
-        source = work.data.source
+        source, limit = work.data.source, data_limit()
     elif isinstance(work, ImportVerifier):
-        source = work.verifier.source
+        source, limit = work.verifier.source, VERIFIER_LIMIT
     else:
         return {}
-    if source.startswith(_BUILTIN):
-        return {}
-    with open(source, "rb") as file:
-        return {"source": hashlib.file_digest(file, "sha256").hexdigest()}
+    return {} if source.startswith(_BUILTIN) else {"source": hash_file(Path(source), limit)}

@@ -273,6 +273,7 @@ class StageLife:
             scratch=self.store.scratch_folder(key),
             output=self.store.staging_folder(key, attempt),
             threads=threads_of(share),
+            source_sha256=parts["inputs"].get("source"),
         )
         job = job.model_copy(update={"work": in_micro_batches(job.work, smaller)})
         result = launch(

@@ -4,9 +4,12 @@ import hashlib
 import importlib.metadata
 import json
 import re
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
+
+from schemas.source_files import copy_hashed, hash_file, model_limit, refuse_changed
 
 BUILTIN_VERSIONS = {"tiny": 1}
 """Raised when the weights or the tokenizer of a built-in model change."""
@@ -71,19 +74,48 @@ def source_digest(source: str, *, base: Path = Path()) -> str:
 
     Raises:
         ValueError: see `parse_source`; or a hub revision that is no commit and cannot be looked up.
+        SourceTooLarge: the files together are larger than is read.
     """
-    parsed = parse_source(source, base=base)
+    limit = model_limit()
+    return _digest(parse_source(source, base=base), lambda path: hash_file(path, limit))
+
+
+def copy_source(source: str, scratch: Path, *, planned: str | None = None, base: Path = Path()) -> Source:
+    """Copy a folder's or a GGUF file's bytes into `scratch`, so that nothing can change between a look and a load.
+
+    Returns the source with the path of its copy; of a hub model with its commit; a built-in one as it is.
+
+    Args:
+        planned: the `source_digest` that the stage key was made with; None: nobody looked before.
+
+    Raises:
+        SourceChanged: the source holds something else now.
+        ValueError, SourceTooLarge: as `source_digest`.
+    """
+    parsed, limit = parse_source(source, base=base), model_limit()
+    if parsed.kind == "hub":
+        parsed = replace(parsed, revision=resolve_commit(parsed))
+    found = _digest(parsed, lambda path: copy_hashed(path, scratch / path.name, limit))
+    refuse_changed(source, planned=planned, found=found)
+    if parsed.path is None:
+        return parsed
+    return replace(parsed, path=scratch if parsed.kind == "folder" else scratch / parsed.path.name)
+
+
+def _digest(parsed: Source, digest_of: Callable[[Path], str]) -> str:
     content: dict[str, object]
     if parsed.kind == "builtin":
         content = {"builtin": parsed.name, "version": BUILTIN_VERSIONS[parsed.name]}
     elif parsed.kind == "gguf":
         assert parsed.path is not None
-        content = {"gguf": _file_digest(parsed.path)}
+        content = {"gguf": digest_of(parsed.path)}
     elif parsed.kind == "hub":
         content = {"hub": parsed.name, "commit": resolve_commit(parsed)}
     else:
         assert parsed.path is not None
-        content = {"folder": {path.name: _file_digest(path) for path in imported_files(parsed.path)}}
+        files = imported_files(parsed.path)
+        model_limit().refuse(parsed.path, sum(path.stat().st_size for path in files))
+        content = {"folder": {path.name: digest_of(path) for path in files}}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
@@ -127,11 +159,6 @@ def _packaged_gguf(name: str) -> Path:
             "name the file with gguf:FILE"
         )
     return found[0]
-
-
-def _file_digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _known() -> str:

@@ -15,8 +15,8 @@ from transformers import (
 )
 
 from models.builtin import build_tiny
-from models.folders import complete_tokenizer, load_policy, load_tokenizer, save_policy
-from models.source_digest import Source, parse_source, resolve_commit, source_digest
+from models.folders import check_folder, complete_tokenizer, load_policy, load_tokenizer, save_policy
+from models.source_digest import Source, copy_source, parse_source, source_digest
 
 __all__ = ["import_model", "source_digest"]
 
@@ -26,52 +26,61 @@ CONTROL_TOKEN = 3
 
 
 def import_model(
-    source: str, output: Path, *, seed: int, dtype: torch.dtype = torch.float32, base: Path = Path()
+    source: str,
+    output: Path,
+    *,
+    seed: int,
+    dtype: torch.dtype = torch.float32,
+    base: Path = Path(),
+    planned: str | None = None,
+    scratch: Path | None = None,
 ) -> None:
     """Write the model that `source` names to the folder `output`, weights in `dtype`.
 
-    `seed` matters to built-in models alone, whose weights are random.
+    Args:
+        seed: matters to built-in models alone, whose weights are random.
+        planned: `source_digest` of what is to be imported; None: whatever is there.
+        scratch: where files are copied to before they are read; None: the system's temporary folder.
 
     Raises:
         ValueError: see `models.source_digest.parse_source`; a GGUF tokenizer that cannot be repaired; the hub
             cannot be reached.
+        SourceChanged, SourceTooLarge: see `models.source_digest.copy_source`.
         UnsafeModel: see `models.folders.check_folder`.
     """
-    parsed = parse_source(source, base=base)
-    with tempfile.TemporaryDirectory() as scratch:
+    original = parse_source(source, base=base)
+    if original.kind == "folder":
+        assert original.path is not None
+        check_folder(original.path)  # all that lies there, also what is not copied
+    with tempfile.TemporaryDirectory(dir=scratch, prefix="source-") as folder:
+        parsed = copy_source(source, Path(folder), planned=planned, base=base)
         if parsed.kind == "gguf":
             assert parsed.path is not None
             model, tokenizer = _load_gguf(parsed.path, dtype=dtype)
         else:
-            folder = _as_folder(parsed, Path(scratch), seed=seed)
-            model, tokenizer = load_policy(folder, dtype=dtype), load_tokenizer(folder)
+            if parsed.kind == "hub":
+                _download(parsed, Path(folder))
+            elif parsed.kind == "builtin":
+                build_tiny(Path(folder), seed=seed)
+            model, tokenizer = load_policy(Path(folder), dtype=dtype), load_tokenizer(Path(folder))
         save_policy(model, tokenizer, output)
     load_tokenizer(output)
 
 
-def _as_folder(source: Source, scratch: Path, *, seed: int) -> Path:
-    if source.kind == "folder":
-        assert source.path is not None
-        return source.path
-    if source.kind == "hub":
-        return _download(source, scratch)
-    build_tiny(scratch, seed=seed)
-    return scratch
-
-
-def _download(source: Source, scratch: Path) -> Path:
+def _download(source: Source, scratch: Path) -> None:
+    """Fetch a hub model whose revision is a commit."""
     from huggingface_hub import snapshot_download
 
-    commit = resolve_commit(source)
     try:
         # real files, since a cache's snapshot is made of symlinks that lead outside
-        snapshot_download(source.name, revision=commit, local_dir=scratch, allow_patterns=list(HUB_FILES))
+        snapshot_download(
+            source.name, revision=source.revision, local_dir=scratch, allow_patterns=list(HUB_FILES)
+        )
     except Exception as error:  # one for every way in which a network can fail
         raise ValueError(
             f"model.source='hub:{source.name}@{source.revision}' could not be downloaded "
             f"({type(error).__name__}: {error}); check the network, or use a folder"
         ) from error
-    return scratch
 
 
 def _load_gguf(path: Path, *, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:

@@ -61,8 +61,15 @@ METRICS: tuple[Metric, ...] = (
     Metric("train_rows", "rows", "Usable rows for training.", headline=DATA),
     Metric("validation_rows", "rows", "Usable rows set apart for selection.", headline=DATA),
     Metric("test_rows", "rows", "Usable rows set apart for gates and evaluation.", headline=DATA),
+    Metric("source_rows", "rows", "Rows that the source has.", headline=("prepare_data",)),
     Metric(
-        "dropped_rows", "rows", "Rows left out as unusable; report.json of the dataset has the reasons.",
+        "dropped_rows", "rows",
+        "Rows left out, as unusable or because they repeat an earlier one; report.json of the dataset has the reasons "
+        "and the first rows.",
+        headline=("prepare_data",),
+    ),
+    Metric(
+        "repeated_rows", "rows", "Those of them that repeat an earlier row, of which one is enough.",
         headline=("prepare_data",),
     ),
     Metric(

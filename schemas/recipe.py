@@ -65,10 +65,12 @@ class Data(Frozen):
     """A named dataset: where it comes from and how its columns are read."""
 
     source: str
-    """``builtin:NAME/KIND``, or a ``.json``, ``.jsonl``, ``.parquet`` or ``.csv`` file (from the recipe's folder on)."""
+    """``builtin:NAME/KIND``, or a ``.json``, ``.jsonl``, ``.parquet`` or ``.csv`` file (from the recipe's folder on);
+    all but Parquet may be packed with gzip where the name ends with ``.gz``. At most 16 GiB, or ``VANTAGE_MAX_DATA_GIB``."""
     columns: dict[Column, str] = Field(default_factory=dict)
     """Our column → a column of the file (``chosen.value`` reaches into it) or a template ``"{instruction} {input}"``.
-    ``answer`` is what a verifier is given beside a prompt."""
+    ``answer`` is what a verifier is given beside a prompt. Text has to be text: a number in its place makes the row
+    unusable, but in an ``answer`` and in a template it is written out. Cells of CSV are text, empty ones are missing."""
     split: Split = Split()
     rows: Count | None = None
     """At most so many rows for training; None: all that the source has."""

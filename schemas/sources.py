@@ -13,8 +13,8 @@ from typing import Any
 from schemas.overrides import Override
 from schemas.problems import Path, Problem, quote, suggest
 from schemas.recipe import EXACT_MATCH
+from schemas.source_files import PLAIN_FORMATS, data_format
 
-DATA_FORMATS = (".json", ".jsonl", ".parquet", ".csv")
 OPEN = "?"
 """A source that a recipe leaves for its user to give."""
 BUILTIN_MODELS = ("builtin:tiny",)
@@ -154,10 +154,10 @@ def _data_source(path: Path, source: str, start: File) -> tuple[str, list[Proble
         problem = Problem(path, f"there is no built-in data {quote(source)}", suggest(source, BUILTIN_DATA))
         return source, [] if source in BUILTIN_DATA else [problem]
     file = absolute(source, start)
-    if file.suffix.lower() not in DATA_FORMATS:
+    if data_format(file) is None:
         message = f"{quote(source)} is not in a known format"
         return str(file), [
-            Problem(path, message, f"name a {', '.join(DATA_FORMATS)} file, or builtin:NAME/KIND")
+            Problem(path, message, f"name a {', '.join(PLAIN_FORMATS)} file, or builtin:NAME/KIND")
         ]
     return str(file), _missing(path, file)
 

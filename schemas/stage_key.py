@@ -17,6 +17,7 @@ from typing import Any
 from schemas.job import Work
 from schemas.recipe import Generation, Reward
 from schemas.references import DATA_FIELDS, REFERRING, STAGE_FIELDS, VERIFIERS
+from schemas.source_files import data_format
 
 REVISIONS: dict[str, int] = {
     "import_model": 2,
@@ -200,7 +201,7 @@ def _form(source: str, *, is_folder: bool) -> str:
     scheme, colon, _ = source.partition(":")
     if colon and scheme in ("gguf", "package"):
         return scheme
-    return "folder" if is_folder else PurePath(source).suffix.lower()
+    return "folder" if is_folder else data_format(source) or PurePath(source).suffix.lower()
 
 
 def _require_json(value: Any, path: str) -> None:

@@ -44,6 +44,9 @@ COLUMN_TYPES: dict[str, pa.DataType] = {
 SPLITS = ("train", "validation", "test")
 REPEATED = "repeats an earlier row"
 """The reason given for a row that equals one before it in all the columns that tell rows apart."""
+FAULT = "fault"
+"""A column that a batch may have besides: null, or why the row could not be read, with which it is counted."""
+FAULT_TYPE = pa.struct([("reason", pa.string()), ("shown", pa.string())])
 SLICE_ROWS = 10_000
 """Rows looked at together: what bounds memory."""
 SHOWN_ROWS = 10
@@ -94,6 +97,11 @@ class Report:
     def num_dropped(self) -> int:
         """Rows that cannot be used."""
         return sum(self.dropped.values())
+
+    @property
+    def num_repeated(self) -> int:
+        """Those of them that could be used, but for an equal row before them."""
+        return self.dropped.get(REPEATED, 0)
 
     @property
     def dropped_share(self) -> float:
@@ -282,7 +290,8 @@ def usable(
 
     Args:
         batches: Columns as in ``TELLING_COLUMNS``, optionally ``split`` and, of preferences, ``margin``, of prompts,
-            ``answer`` (of rollouts: also ``score`` and ``num_tokens``); other columns pass through.
+            ``answer`` (of rollouts: also ``score`` and ``num_tokens``), and ``fault``, which is dropped with its rows;
+            other columns pass through.
         content: What the rows are.
         allow_repeats: Keep rows that are equal in all the columns that tell them apart; otherwise the first of them is kept.
             Rollouts may always repeat: two samples of one prompt can be the same.
@@ -355,16 +364,22 @@ class _Tally:
         table = _typed(batch, self.content)
         broken = [(rule.reason, rule.column, rule.broken(table).to_pylist()) for rule in rules(self.content)]
         keys = [table[column].to_pylist() for column in TELLING_COLUMNS[self.content]]
+        has_faults = FAULT in table.column_names
+        faults = table[FAULT].to_pylist() if has_faults else [None] * table.num_rows
         keep = []
-        for i in range(table.num_rows):
+        for i, fault in enumerate(faults):
             why = next(((reason, column) for reason, column, mask in broken if mask[i]), None)
-            if why is None and self.seen is not None and self._is_repeat([column[i] for column in keys]):
+            if fault is not None:
+                self._count(BadRow(self.num_rows + i, FAULT, fault["reason"], _shown(fault["shown"])))
+            elif why is None and self.seen is not None and self._is_repeat([column[i] for column in keys]):
                 why = (REPEATED, "prompt")
-            if why is not None:
-                self._count(self.num_rows + i, *why, table, i)
-            keep.append(why is None)
+            if fault is None and why is not None:
+                reason, column = why
+                self._count(BadRow(self.num_rows + i, column, reason, _shown(table[column][i].as_py())))
+            keep.append(fault is None and why is None)
         self.num_rows += table.num_rows
-        return table.filter(pa.array(keep, pa.bool_()))
+        kept = table.filter(pa.array(keep, pa.bool_()))
+        return kept.drop_columns([FAULT]) if has_faults else kept
 
     def _is_repeat(self, values: list[str | list[Any]]) -> bool:
         assert self.seen is not None
@@ -376,10 +391,10 @@ class _Tally:
         self.seen.add(digest)
         return False
 
-    def _count(self, row: int, reason: str, column: str, table: pa.Table, i: int) -> None:
-        self.dropped[reason] += 1
+    def _count(self, bad: BadRow) -> None:
+        self.dropped[bad.reason] += 1
         if len(self.first) < SHOWN_ROWS:
-            self.first.append(BadRow(row, column, reason, _shown(table[column][i].as_py())))
+            self.first.append(bad)
 
 
 def _shown(value: Any) -> str:

@@ -8,5 +8,11 @@ from schemas.job import ImportModel, StageJob, StageResult
 def run(job: StageJob) -> StageResult:
     """Import ``model.source``, so that nothing later depends on where it came from."""
     assert isinstance(job.work, ImportModel)
-    import_model(job.work.model.source, job.output, seed=job.seed)
+    import_model(
+        job.work.model.source,
+        job.output,
+        seed=job.seed,
+        planned=job.source_sha256,
+        scratch=job.scratch,
+    )
     return StageResult(metrics={}, tokenizer_digest=tokenizer_digest(job.output))

@@ -5,6 +5,8 @@ What it writes is all that later stages read, so neither they nor an audit depen
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +15,16 @@ import pyarrow as pa
 from schemas.job import PrepareData, StageJob, StageResult
 from schemas.recipe import Data
 from schemas.references import CONTENT_COLUMNS, OPTIONAL_COLUMNS
-from schemas.tables import COLUMN_TYPES, REPEATED, Report, usable
+from schemas.source_files import PLAIN_FORMATS, copy_hashed, data_format, data_limit, refuse_changed
+from schemas.tables import COLUMN_TYPES, FAULT, FAULT_TYPE, REPEATED, Report, usable
 from tasks.data import arithmetic
-from tasks.data.columns import map_row
-from tasks.data.rows import Row, write_rows
+from tasks.data.columns import RowMapper, WrongValue
+from tasks.data.rows import Row, spool, write_marked
+from tasks.data.source_rows import Fault, SourceRow, UnreadableFile, read_rows_of
 from tasks.data.splits import SPLITS, TRAIN, assign_splits
 from tasks.training.progress import Progress
 from tasks.training.scratch import PROGRESS
 
-FORMATS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv"}
 SLICE_ROWS = 10_000
 
 BUILTIN = "builtin:"
@@ -43,26 +46,38 @@ def run(job: StageJob) -> StageResult:
     progress = Progress(job.scratch / PROGRESS, total=3, phase="reading")
 
     # 1. Map the source's rows to our columns, and leave out what cannot be used
-    batches = builtin_batches(data, content) if is_builtin else file_batches(data, content, cache=job.scratch)
+    mapper = None if is_builtin else mapper_of(data, content)
+    batches = builtin_batches(data, content) if mapper is None else file_batches(data, content, mapper, job)
     kept, report_of = usable(batches, content=content, allow_repeats=is_builtin)
-    rows = [row for batch in kept for row in batch.to_pylist()]
+    table = spool(kept, job.scratch / "kept.arrow")
+    if mapper is not None:
+        table = table.drop_columns(mapper.absent())
     report = report_of()
     refuse_if_too_many_dropped(report, name=job.name, max_dropped=data.max_dropped)
     progress.update(1, phase="splitting")
 
     # 2. Set rows apart, by prompt
-    by_split = split_rows(rows, data)
+    sides = sides_of(table, data)
     progress.update(2, phase="writing")
 
     # 3. Write
-    for side, side_rows in by_split.items():
-        write_rows(job.output, side, side_rows)
-    counts = {f"{side}_rows": len(side_rows) for side, side_rows in by_split.items()}
-    (job.output / "report.json").write_text(
-        json.dumps({**counts, "dropped": report.dropped}, indent=2) + "\n"
-    )
+    counts = write_splits(table, sides, data, job.output)
+    (job.output / "report.json").write_text(json.dumps(described(counts, report), indent=2) + "\n")
     progress.update(3)
-    return StageResult(metrics={**counts, "dropped_rows": report.num_dropped})
+    return StageResult(
+        metrics={
+            **counts,
+            "source_rows": report.num_rows,
+            "dropped_rows": report.num_dropped,
+            "repeated_rows": report.num_repeated,
+        }
+    )
+
+
+def described(counts: dict[str, int], report: Report) -> dict[str, Any]:
+    """What ``report.json`` says; of the rows that were left out the first ones, with their number from 0 on."""
+    first = [asdict(bad) for bad in report.first]
+    return {**counts, "dropped": report.dropped, **({"first_dropped": first} if first else {})}
 
 
 def builtin_batches(data: Data, content: str) -> Iterator[pa.Table]:
@@ -94,59 +109,76 @@ def number_of(size: int | float, rows: int) -> int:
     return size if isinstance(size, int) else max(1, round(size * rows))
 
 
-def file_batches(data: Data, content: str, *, cache: Path) -> Iterator[pa.Table]:
-    """Rows of the user's file in our columns, slice by slice; the file is read by ``datasets``.
+def file_batches(data: Data, content: str, mapper: RowMapper, job: StageJob) -> Iterator[pa.Table]:
+    """Rows of the user's file in our columns, slice by slice; a row that cannot be read or mapped holds why.
+
+    What is read is a copy, made while it was hashed.
 
     Raises:
-        UnusableData: the file cannot be read as what its suffix says, or cannot hold such rows.
+        UnusableData: the file cannot be read as what its name says, or cannot hold such rows.
+        MissingColumn: no row has what a column is mapped to.
+        SourceChanged, SourceTooLarge: it is not the file that the run was planned with, or of more bytes than are read.
     """
-    if content == "rankings" and Path(data.source).suffix.lower() == ".csv":
+    ending = data_format(data.source)
+    if ending is None:
+        raise UnusableData(
+            f"source={data.source!r} has none of the suffixes {', '.join(PLAIN_FORMATS)}; rename or convert it"
+        )
+    if content == "rankings" and ending.startswith(".csv"):
         raise UnusableData(
             f"source={data.source!r}: rankings are lists of responses and ranks, and a .csv file has no lists; "
             "convert it to .jsonl or .parquet"
         )
-    file = open_file(data.source, cache=cache)
-    columns: dict[str, str] = dict(data.columns) or own_columns(content, file.column_names)
-    schema = pa.schema([(column, COLUMN_TYPES[column]) for column in columns])
-    for batch in file.iter(batch_size=SLICE_ROWS):
-        mapped = [map_row(row, columns) for row in batch.to_pylist()]
-        yield pa.Table.from_pylist(mapped, schema=schema)
+    copy = job.scratch / f"source{ending}"
+    try:
+        copy_source(data.source, copy, planned=job.source_sha256)
+        yield from mapped_batches(read_rows_of(copy, ending, data_limit()), mapper)
+    except UnreadableFile as error:
+        raise UnusableData(f"source={data.source!r} cannot be read as {ending}: {error}") from error
+    finally:
+        copy.unlink(missing_ok=True)
 
 
-def own_columns(content: str, there: Sequence[str]) -> dict[str, str]:
-    """The mapping of a file whose columns are called like ours: all that must be, and what may be and is."""
-    optional = [column for column in OPTIONAL_COLUMNS.get(content, ()) if column in there]
-    return {column: column for column in (*CONTENT_COLUMNS[content], *optional)}
+def copy_source(source: str, copy: Path, *, planned: str | None) -> None:
+    """Copy the file, and hold the copy against the digest that the stage key was made with."""
+    if not Path(source).is_file():
+        raise UnusableData(f"source={source!r} is not a file here; check the path")
+    found = copy_hashed(Path(source), copy, data_limit())
+    refuse_changed(source, planned=planned, found=found)
+    if not copy.stat().st_size:
+        raise UnusableData(f"source={source!r} is empty")
 
 
-def open_file(source: str, *, cache: Path) -> Any:
-    """A ``datasets.Dataset`` over the file, memory-mapped, that gives Arrow tables.
+def mapped_batches(rows: Iterator[SourceRow], mapper: RowMapper) -> Iterator[pa.Table]:
+    """The rows in our columns, ``SLICE_ROWS`` at a time; one that could not be read or mapped says why in ``fault``.
 
     Raises:
-        UnusableData: the file cannot be read as what its suffix says.
+        MissingColumn: no row has what a column is mapped to.
     """
-    import datasets  # takes a second to import, and built-in data does not need it
+    schema = pa.schema([*((column, COLUMN_TYPES[column]) for column in mapper.columns), (FAULT, FAULT_TYPE)])
+    while batch := list(islice(rows, SLICE_ROWS)):
+        yield pa.Table.from_pylist([mapped_row(row, mapper) for row in batch], schema=schema)
+    for error in mapper.never_found():
+        raise error
 
-    path = Path(source)
-    if path.suffix.lower() not in FORMATS:
-        raise UnusableData(
-            f"source={source!r} has none of the suffixes {', '.join(FORMATS)}; rename or convert it"
-        )
-    if not path.is_file():
-        raise UnusableData(f"source={source!r} is not a file here; check the path")
-    if not path.stat().st_size:
-        raise UnusableData(f"source={source!r} is empty")
+
+def mapped_row(row: SourceRow, mapper: RowMapper) -> dict[str, Any]:
+    """The row in our columns, or its fault."""
+    if isinstance(row, Fault):
+        return {FAULT: asdict(row)}
     try:
-        dataset = datasets.load_dataset(
-            FORMATS[path.suffix.lower()],
-            data_files=str(path),
-            split="train",
-            cache_dir=str(cache / "datasets"),
-        )
-    except (datasets.exceptions.DatasetGenerationError, ValueError, UnicodeDecodeError) as error:
-        cause = error.__cause__ or error
-        raise UnusableData(f"source={source!r} cannot be read as {path.suffix}: {cause}") from error
-    return dataset.with_format("arrow")
+        return mapper.map(row)
+    except WrongValue as error:
+        return {FAULT: asdict(Fault(error.reason, error.shown))}
+
+
+def mapper_of(data: Data, content: str) -> RowMapper:
+    """The recipe's mapping; without one, the file's columns are called like ours."""
+    return RowMapper(
+        data.columns or {column: column for column in CONTENT_COLUMNS[content]},
+        optional=() if data.columns else OPTIONAL_COLUMNS.get(content, ()),
+        is_text=(data_format(data.source) or "").startswith(".csv"),
+    )
 
 
 def refuse_if_too_many_dropped(report: Report, *, name: str, max_dropped: float) -> None:
@@ -164,17 +196,23 @@ def refuse_if_too_many_dropped(report: Report, *, name: str, max_dropped: float)
     )
 
 
-def split_rows(rows: list[Row], data: Data) -> dict[str, list[Row]]:
-    """Rows by side. A source that says itself where a row belongs is believed, and cut to the sizes asked for."""
-    if "split" in rows[0]:
-        sides = [row.pop("split") for row in rows]
-    else:
-        sides = assign_splits([row["prompt"] for row in rows], data.split)
-    by_split: dict[str, list[Row]] = {side: [] for side in SPLITS}
-    for row, side in zip(rows, sides, strict=True):
-        by_split[side].append(row)
+def sides_of(table: pa.Table, data: Data) -> list[str]:
+    """The side of every row. A source that says itself where a row belongs is believed."""
+    if "split" in table.column_names:
+        return list(table["split"].to_pylist())
+    return assign_splits(table["prompt"].to_pylist(), data.split)
+
+
+def write_splits(table: pa.Table, sides: Sequence[str], data: Data, output: Path) -> dict[str, int]:
+    """Write one file a side, cut to the sizes asked for; returns how many rows each has."""
+    if "split" in table.column_names:
+        table = table.drop_columns(["split"])
     limits = {TRAIN: data.rows, "validation": data.split.validation, "test": data.split.test}
-    return {
-        side: side_rows[:limit] if isinstance(limit := limits[side], int) else side_rows
-        for side, side_rows in by_split.items()
-    }
+    counts = {}
+    for side in SPLITS:
+        limit = limits[side]
+        numbers = (number for number, name in enumerate(sides) if name == side)
+        chosen = set(islice(numbers, limit if isinstance(limit, int) else None))
+        write_marked(output, side, table, [number in chosen for number in range(len(sides))])
+        counts[f"{side}_rows"] = len(chosen)
+    return counts

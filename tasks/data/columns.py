@@ -1,10 +1,13 @@
 """From a row of somebody's file to our columns: names, paths into nested values, and templates of text."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 _PLACEHOLDER = re.compile(r"\{([^{}]+)\}")
+_NUMBER = re.compile(r"\s*[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?\s*")
+
+_SHOWN_CHARACTERS = 200
 
 Row = Mapping[str, Any]
 
@@ -13,40 +16,122 @@ class MissingColumn(ValueError):
     """A mapping that names what the rows do not have."""
 
 
-def map_row(row: Row, columns: Mapping[str, str]) -> dict[str, Any]:
-    """Our column → what ``row`` holds for it; None where the file holds nothing there.
+class WrongValue(ValueError):
+    """A row that holds something else than what a column wants."""
 
-    Most columns are text. ``margin`` is a number, ``responses`` a list of texts, ``ranks`` a list of numbers.
+    def __init__(self, column: str, reason: str, *, spec: str, row: Row, wanted: str = "") -> None:
+        super().__init__(f"columns.{column}={spec!r}: {reason}{wanted}")
+        self.reason = f"{column}: {reason.partition(';')[0]}"
+        """The same for all rows with this fault."""
+        self.shown = _short(row)
+        """The row, shortened."""
+
+
+class RowMapper:
+    """Turns the rows of one file into our columns.
+
+    What a row lacks, or holds as null, is missing in that row. What every row lacks is a wrong mapping.
+    """
+
+    def __init__(
+        self, columns: Mapping[Any, str], *, optional: Sequence[str] = (), is_text: bool = False
+    ) -> None:
+        """
+        Args:
+            columns: our column → a name, a path or a template.
+            optional: our columns that the file may have under their own names, or not.
+            is_text: the file holds nothing but text, so numbers are read from it.
+        """
+        self.columns: dict[str, str] = {**columns, **{column: column for column in optional}}
+        self._optional = frozenset(optional)
+        self._is_text = is_text
+        self._found: set[str] = set()
+        self._lacking: dict[str, MissingColumn] = {}
+
+    def map(self, row: Row) -> dict[str, Any]:
+        """Our column → what ``row`` holds for it; None where it holds nothing there.
+
+        Most columns are text. ``margin`` is a number, ``responses`` a list of texts, ``ranks`` a list of numbers.
+
+        Raises:
+            WrongValue: a value of another kind.
+            ValueError: a template for what is not text.
+        """
+        return {
+            ours: self._value_at(row, spec, ours) if ours in _NOT_TEXT else self._text_at(row, spec, ours)
+            for ours, spec in self.columns.items()
+        }
+
+    def never_found(self) -> list[MissingColumn]:
+        """What is wrong with the mapping: each part of it that no row had so far."""
+        paths = [
+            path for ours, spec in self.columns.items() if ours not in self._optional for path in _paths(spec)
+        ]
+        return [self._lacking[path] for path in paths if path in self._lacking and path not in self._found]
+
+    def absent(self) -> list[str]:
+        """The optional columns that no row had so far."""
+        return [column for column in self.columns if column in self._optional and column not in self._found]
+
+    def _value_at(self, row: Row, spec: str, ours: str) -> Any:
+        kind, read = _NOT_TEXT[ours]
+        if "{" in spec:
+            raise ValueError(
+                f"columns.{ours}={spec!r} is a template, which makes a text, and {ours} is {kind}; name a column of the file"
+            )
+        value = self._follow(row, spec, ours)
+        try:
+            if self._is_text and isinstance(value, str) and read is as_number:
+                value = _number_in(value)
+            return None if value is None else read(value)
+        except ValueError as error:
+            wanted = f"; {ours} is {kind}{_hint(ours)}"
+            raise WrongValue(ours, str(error), spec=spec, row=row, wanted=wanted) from error
+
+    def _text_at(self, row: Row, spec: str, ours: str) -> str | None:
+        try:
+            if "{" in spec:
+                return self._filled(row, spec, ours)
+            value = self._follow(row, spec, ours)
+            if isinstance(value, bool | int | float) and ours != "answer":
+                raise ValueError(_not_text(value))
+            return _whole(as_text(value))
+        except MissingColumn:
+            raise
+        except ValueError as error:
+            raise WrongValue(ours, str(error), spec=spec, row=row) from error
+
+    def _filled(self, row: Row, template: str, ours: str) -> str | None:
+        filled = _PLACEHOLDER.sub(lambda match: as_text(self._follow(row, match[1], ours)) or "", template)
+        # Lines of a template that come out empty (an optional input, say) are left out.
+        return _whole("\n".join(line for line in filled.splitlines() if line.strip()))
+
+    def _follow(self, row: Row, path: str, ours: str) -> Any:
+        try:
+            value = _follow(row, path, ours)
+        except MissingColumn as error:
+            self._lacking.setdefault(path, error)
+            return None
+        self._found.add(path)
+        return value
+
+
+def map_row(row: Row, columns: Mapping[str, str]) -> dict[str, Any]:
+    """One row on its own, as ``RowMapper.map``.
 
     Raises:
         MissingColumn: a column, or a part of a path, that the row does not have.
         ValueError: a value of another kind, or a template for what is not text.
     """
-    return {
-        ours: _value_at(row, spec, ours) if ours in _NOT_TEXT else _text_at(row, spec, ours)
-        for ours, spec in columns.items()
-    }
+    mapper = RowMapper(columns)
+    mapped = mapper.map(row)
+    for error in mapper.never_found():
+        raise error
+    return mapped
 
 
-def _value_at(row: Row, spec: str, ours: str) -> Any:
-    kind, read = _NOT_TEXT[ours]
-    if "{" in spec:
-        raise ValueError(
-            f"columns.{ours}={spec!r} is a template, which makes a text, and {ours} is {kind}; name a column of the file"
-        )
-    value = _follow(row, spec, ours)
-    try:
-        return None if value is None else read(value)
-    except ValueError as error:
-        raise ValueError(f"columns.{ours}={spec!r}: {error}; {ours} is {kind}{_hint(ours)}") from error
-
-
-def _text_at(row: Row, spec: str, ours: str) -> str | None:
-    if "{" not in spec:
-        return as_text(_follow(row, spec, ours))
-    # Lines of a template that come out empty (an optional input, say) are left out.
-    filled = _PLACEHOLDER.sub(lambda match: as_text(_follow(row, match[1], ours)) or "", spec)
-    return "\n".join(line for line in filled.splitlines() if line.strip())
+def _paths(spec: str) -> list[str]:
+    return _PLACEHOLDER.findall(spec) if "{" in spec else [spec]
 
 
 def _follow(row: Row, path: str, ours: str) -> Any:
@@ -59,7 +144,9 @@ def _follow(row: Row, path: str, ours: str) -> Any:
             return None
         if isinstance(value, Mapping) and part in value:
             value = value[part]
-        elif isinstance(value, list) and part.lstrip("-").isdigit() and -len(value) <= int(part) < len(value):
+        elif (
+            isinstance(value, list) and part.lstrip("-").isdecimal() and -len(value) <= int(part) < len(value)
+        ):
             value = value[int(part)]
         else:
             raise MissingColumn(
@@ -67,6 +154,29 @@ def _follow(row: Row, path: str, ours: str) -> Any:
                 f"it has: {', '.join(map(str, _keys(value)))}{_hint(ours)}"
             )
     return value
+
+
+def _short(row: Row) -> str:
+    try:
+        return repr(dict(row))[:_SHOWN_CHARACTERS]
+    except RecursionError:
+        return "a row that is nested too deeply to be shown"
+
+
+def _whole(text: str | None) -> str | None:
+    """The text, if all of its characters can be written in UTF-8."""
+    try:
+        if text is not None:
+            text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("half of a character (a lone surrogate) is not text") from None
+    return text
+
+
+def _number_in(text: str) -> float:
+    if not _NUMBER.fullmatch(text):
+        raise ValueError("a text that is no number")
+    return float(text)
 
 
 def _hint(ours: str) -> str:
@@ -98,9 +208,11 @@ def as_text(value: Any) -> str | None:
         if len(value) == 1 or _role(value[-1]) in ("assistant", "gpt"):
             return _content(value[-1])
         return "\n\n".join(f"{_role(message).capitalize()}: {_content(message)}" for message in value)
-    raise ValueError(
-        f"a value of type {type(value).__name__} is not text; name the part that is (for example a.b.0)"
-    )
+    raise ValueError(_not_text(value))
+
+
+def _not_text(value: Any) -> str:
+    return f"a value of type {type(value).__name__} is not text; name the part that is (for example a.b.0)"
 
 
 def _content(message: Mapping[str, Any]) -> str:
@@ -122,12 +234,19 @@ def as_number(value: Any) -> float | None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"a value of type {type(value).__name__} is not a number")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError("an integer of more than 308 digits is too large") from None
 
 
 def as_texts(value: Any) -> list[str | None]:
-    """A list of texts, each as ``as_text`` reads it."""
-    return [as_text(item) for item in _as_list(value)]
+    """A list of texts, each as ``as_text`` reads it, but a number is none."""
+    items = _as_list(value)
+    for item in items:
+        if isinstance(item, bool | int | float):
+            raise ValueError(_not_text(item))
+    return [_whole(as_text(item)) for item in items]
 
 
 def as_numbers(value: Any) -> list[float | None]:

@@ -1,6 +1,6 @@
 """Rows of a prepared dataset: Parquet files, one a split."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +9,52 @@ import pyarrow.parquet as pq
 
 Row = dict[str, Any]
 
+ROW_GROUP = 1 << 17
+"""Rows of a Parquet file that are compressed together, and held in memory to be written."""
+
 
 def write_rows(folder: Path, split: str, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write one split; the same rows make the same bytes (with the same version of pyarrow)."""
-    pq.write_table(
-        pa.Table.from_pylist(list(map(dict, rows))), folder / f"{split}.parquet", compression="zstd"
-    )
+    table = pa.Table.from_pylist(list(map(dict, rows)))
+    pq.write_table(table, folder / f"{split}.parquet", compression="zstd", row_group_size=ROW_GROUP)
+
+
+def spool(batches: Iterable[pa.RecordBatch], path: Path) -> pa.Table:
+    """The batches, one at least, as a table that is mapped into memory from a file, which nobody else sees again."""
+    writer = None
+    try:
+        for batch in batches:
+            writer = writer or pa.ipc.new_file(path, batch.schema)
+            writer.write_batch(batch)
+    finally:
+        if writer is not None:
+            writer.close()
+    table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+    path.unlink()
+    return table
+
+
+def write_marked(folder: Path, split: str, table: pa.Table, marks: Sequence[bool]) -> None:
+    """Write the marked rows of a table as one split, a row group at a time; the bytes are those of ``write_rows``."""
+    with pq.ParquetWriter(folder / f"{split}.parquet", table.schema, compression="zstd") as writer:
+        for group in _row_groups(table, marks):
+            writer.write_table(group, row_group_size=ROW_GROUP)
+
+
+def _row_groups(table: pa.Table, marks: Sequence[bool]) -> Iterator[pa.Table]:
+    waiting: list[pa.Table] = []
+    num_waiting = begin = 0
+    for batch in table.to_batches():
+        part = pa.Table.from_batches([batch]).filter(pa.array(marks[begin : begin + batch.num_rows]))
+        begin += batch.num_rows
+        while num_waiting + part.num_rows >= ROW_GROUP:
+            room = ROW_GROUP - num_waiting
+            yield pa.concat_tables([*waiting, part.slice(0, room)]).combine_chunks()
+            part, waiting, num_waiting = part.slice(room), [], 0
+        waiting.append(part)
+        num_waiting += part.num_rows
+    if num_waiting:
+        yield pa.concat_tables(waiting).combine_chunks()
 
 
 def read_rows(folder: Path, split: str) -> list[Row]:

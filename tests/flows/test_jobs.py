@@ -9,6 +9,7 @@ from flows.jobs import job_for, key_parts_of, resources_of, seed_of, threads_of,
 from flows.machine import Share
 from schemas.loading import load_recipe
 from schemas.recipe import Recipe
+from schemas.source_files import SourceTooLarge
 from schemas.stage_key import REVISIONS, stage_key
 
 
@@ -118,3 +119,12 @@ def test_threads_are_the_stages_cpus_or_fewer(monkeypatch: pytest.MonkeyPatch) -
 def test_an_implicit_step_takes_one_cpu(recipe: Recipe) -> None:
     assert (resources_of(recipe, "data.prompts").cpus, resources_of(recipe, "data.prompts").gpus) == (1, 0)
     assert resources_of(recipe, "sft").cpus is None
+
+
+def test_a_terabyte_is_refused_while_a_key_is_made(recipe_file: Path) -> None:
+    rows = recipe_file.with_name("rows.jsonl")
+    with rows.open("wb") as file:
+        file.truncate(10**12)
+    recipe = load_recipe(recipe_file, [f"data.prompts.source={rows}"])
+    with pytest.raises(SourceTooLarge, match="rows.jsonl has 931.3 GiB, and at most 16 GiB are read"):
+        key_parts_of(recipe, "data.prompts", {})

@@ -12,6 +12,7 @@ import pytest
 from fake_work import CHECKPOINT_EVERY, STEPS
 from lives import events, live_all, lives, pace
 
+from flows import stage_life
 from flows.exit_codes import ExitCode
 from flows.runs import Workspace, read_run
 from flows.stage_life import StageLife
@@ -447,3 +448,25 @@ def test_what_changed_since_the_attempt_that_is_resumed_is_recorded(
         stage = live_all(life, until="reward")["sft"]
     assert stage.provenance["resumed_across"].startswith("torch: 2.")
     assert stage.provenance["resumed_across"].endswith("→ 9.0")
+
+
+def test_a_source_that_is_replaced_after_its_key_was_made_is_refused(
+    workspace: Workspace, recipe_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verifier = recipe_file.with_name("mine.py")
+    verifier.write_text("def verify(prompt, response, answer):\n    return True\n")
+    overrides = (f"verifiers={{mine: {{source: {verifier}}}}}", "stages.evaluation.judge={verifier: mine}")
+    launch = stage_life.launch
+
+    def replaced_then_launched(*arguments: Any, **options: Any) -> Any:
+        verifier.write_text("def verify(prompt, response, answer):\n    return False\n")
+        return launch(*arguments, **options)
+
+    monkeypatch.setattr(stage_life, "launch", replaced_then_launched)
+    with lives(workspace, recipe_file, *overrides) as life:
+        record = life.live("verifiers.mine")
+        assert record.status == "failed"
+        assert record.exit_code == ExitCode.BAD_INPUT
+        assert "has changed since the run was planned" in str(record.reason)
+        assert "run the same command again" in str(record.reason)
+        assert life.live("verifiers.mine").status == "completed"

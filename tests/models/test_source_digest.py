@@ -4,7 +4,8 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 
-from models.source_digest import parse_source, source_digest
+from models.source_digest import copy_source, parse_source, source_digest
+from schemas.source_files import SourceChanged, SourceTooLarge
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -87,3 +88,64 @@ def test_a_branch_without_network_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_source_that_is_not_there_is_refused(source: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message):
         source_digest(source, base=tmp_path)
+
+
+def test_what_was_copied_is_what_was_hashed(tiny: Path, tmp_path: Path) -> None:
+    shutil.copytree(tiny, tmp_path / "source")
+    (tmp_path / "source" / "README.md").write_text("not read by an import")
+    (tmp_path / "copy").mkdir()
+    copied = copy_source(
+        str(tmp_path / "source"), tmp_path / "copy", planned=source_digest(str(tmp_path / "source"))
+    )
+    assert copied.path == tmp_path / "copy"
+    assert source_digest(str(tmp_path / "copy")) == source_digest(str(tiny))
+    assert not (tmp_path / "copy" / "README.md").exists()
+
+
+def test_a_model_that_changed_since_the_plan_is_refused(tiny: Path, tmp_path: Path) -> None:
+    shutil.copytree(tiny, tmp_path / "source")
+    planned = source_digest(str(tmp_path / "source"))
+    weights = bytearray((tmp_path / "source" / "model.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (tmp_path / "source" / "model.safetensors").write_bytes(weights)
+    (tmp_path / "copy").mkdir()
+    with pytest.raises(SourceChanged, match="has changed since the run was planned"):
+        copy_source(str(tmp_path / "source"), tmp_path / "copy", planned=planned)
+
+
+def test_a_gguf_file_that_changed_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.gguf").write_bytes(b"GGUF1")
+    planned = source_digest("gguf:a.gguf", base=tmp_path)
+    (tmp_path / "copy").mkdir()
+    copied = copy_source("gguf:a.gguf", tmp_path / "copy", planned=planned, base=tmp_path)
+    assert copied.path is not None
+    assert copied.path.read_bytes() == b"GGUF1"
+    (tmp_path / "a.gguf").write_bytes(b"GGUF2")
+    with pytest.raises(SourceChanged):
+        copy_source("gguf:a.gguf", tmp_path / "copy", planned=planned, base=tmp_path)
+
+
+def test_a_branch_that_moved_since_the_plan_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commits = iter([COMMIT, COMMIT, COMMIT[::-1]])
+
+    class Hub:
+        def model_info(self, name: str, *, revision: str) -> object:
+            return type("Info", (), {"sha": next(commits)})
+
+    monkeypatch.setattr(huggingface_hub, "HfApi", Hub)
+    planned = source_digest("hub:org/name@main")
+    assert copy_source("hub:org/name@main", tmp_path, planned=planned).revision == COMMIT
+    with pytest.raises(SourceChanged):
+        copy_source("hub:org/name@main", tmp_path, planned=planned)
+
+
+def test_a_model_of_a_terabyte_is_refused_before_it_is_read(tiny: Path, tmp_path: Path) -> None:
+    """Also where no single file is that large."""
+    shutil.copytree(tiny, tmp_path / "source")
+    for number in range(4):
+        with (tmp_path / "source" / f"model-{number}.safetensors").open("wb") as file:
+            file.truncate(10**12 // 4)
+    with pytest.raises(SourceTooLarge, match="source has 931.3 GiB, .* raise VANTAGE_MAX_MODEL_GIB"):
+        source_digest(str(tmp_path / "source"))

@@ -75,7 +75,14 @@ def test_every_format_gives_the_same_rows(tmp_path: Path, suffix: str) -> None:
         for row in ROWS
     ]
     assert sorted(rows, key=lambda row: row["response"]) == sorted(expected, key=lambda row: row["response"])
-    assert result.metrics == {"train_rows": 48, "validation_rows": 6, "test_rows": 6, "dropped_rows": 0}
+    assert result.metrics == {
+        "train_rows": 48,
+        "validation_rows": 6,
+        "test_rows": 6,
+        "source_rows": 60,
+        "dropped_rows": 0,
+        "repeated_rows": 0,
+    }
 
 
 def test_the_same_file_gives_the_same_bytes(tmp_path: Path) -> None:
@@ -134,7 +141,8 @@ def test_rankings_of_every_format_that_has_lists_are_read(tmp_path: Path, suffix
         for row in RANKINGS
     ]
     assert sorted(rows, key=itemgetter("prompt")) == sorted(expected, key=itemgetter("prompt"))
-    assert result.metrics == {"train_rows": 34, "validation_rows": 3, "test_rows": 3, "dropped_rows": 0}
+    assert [result.metrics[f"{side}_rows"] for side in SPLITS] == [34, 3, 3]
+    assert result.metrics["dropped_rows"] == 0
 
 
 def test_rankings_of_messages_are_read(tmp_path: Path) -> None:
@@ -293,7 +301,7 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path, name: str, text: 
 
 def test_bytes_that_are_no_utf8_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_bytes('[{"prompt": "é"}]'.encode("latin-1"))
-    with pytest.raises(UnusableData, match="cannot be read as .json"):
+    with pytest.raises(UnusableTable, match=r"1 of 1 rows are unusable\n  1 x not UTF-8\n.*\n  row 0"):
         prepare(tmp_path / "stage", "prompts", Data(source=str(tmp_path / "a.json")))
 
 

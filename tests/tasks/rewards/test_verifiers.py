@@ -1,5 +1,6 @@
 """From a name in a recipe to a rule: built in, a copy of a user's file, or a comparison with the answer."""
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import pytest
 
 from schemas.job import ImportVerifier, StageJob, StageResult
 from schemas.recipe import EXACT_MATCH, Generation, Judge, PolicyEvaluation, Verifier
+from schemas.source_files import SourceChanged, SourceTooLarge
 from tasks.data.rows import write_rows
 from tasks.data.splits import SPLITS
 from tasks.import_verifier import run
@@ -138,3 +140,22 @@ def test_prompts_without_the_column_have_no_answers(tmp_path: Path, pipeline: An
     job = job_in(tmp_path / "read", WORK, judge=folder, prompts=pipeline.folder("prompts"))
     with pytest.raises(MissingAnswers, match="64 of the 64 train prompts of data.tasks have none"):
         load_verifier(job, "mine", role="judge")
+
+
+def test_a_verifier_that_was_edited_since_the_plan_is_refused(tmp_path: Path) -> None:
+    source = tmp_path / "mine.py"
+    source.write_text(LONGER)
+    work = ImportVerifier(verifier=Verifier(source=str(source)))
+    planned = hashlib.sha256(source.read_bytes()).hexdigest()
+    run(job_in(tmp_path / "a", work).model_copy(update={"source_sha256": planned}))
+    source.write_text(LONGER.replace(">", "<"))
+    with pytest.raises(SourceChanged, match="has changed since the run was planned"):
+        run(job_in(tmp_path / "b", work).model_copy(update={"source_sha256": planned}))
+
+
+def test_a_verifier_is_a_small_file(tmp_path: Path) -> None:
+    source = tmp_path / "mine.py"
+    with source.open("wb") as file:
+        file.truncate(10**12)
+    with pytest.raises(SourceTooLarge, match="a verifier is one file of Python"):
+        run(job_in(tmp_path / "a", ImportVerifier(verifier=Verifier(source=str(source)))))

@@ -1,0 +1,132 @@
+"""Files that a recipe names: their formats, the size up to which they are read, and one pass that copies and hashes.
+
+A file may be of any size and may change at any moment. So its size is looked at before a byte is read, no more than the
+limit is ever read, and what is used is a copy that was made while it was hashed.
+"""
+
+import hashlib
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+PLAIN_FORMATS = (".json", ".jsonl", ".parquet", ".csv")
+DATA_FORMATS = (*PLAIN_FORMATS, ".json.gz", ".jsonl.gz", ".csv.gz")
+"""What the name of a data file ends with."""
+
+_CHUNK = 1 << 20
+_GIB = 1 << 30
+
+
+class SourceTooLarge(ValueError):
+    """A file of more bytes than are read."""
+
+
+class SourceChanged(ValueError):
+    """A file that holds something else than when the run was planned."""
+
+
+@dataclass(frozen=True)
+class SizeLimit:
+    """How many bytes are read at most, and how a person raises that."""
+
+    num_bytes: int
+    remedy: str
+
+    def refuse(self, path: Path | str, size: int) -> None:
+        """
+        Raises:
+            SourceTooLarge: ``size`` is more.
+        """
+        if size > self.num_bytes:
+            raise SourceTooLarge(
+                f"{path} has {size / _GIB:,.1f} GiB, and at most {self.num_bytes / _GIB:g} GiB are read; {self.remedy}"
+            )
+
+
+VERIFIER_LIMIT = SizeLimit(1 << 20, "a verifier is one file of Python")
+
+
+def data_limit() -> SizeLimit:
+    """Of a data file, packed and unpacked: 16 GiB, or ``VANTAGE_MAX_DATA_GIB``."""
+    return _limit_in("VANTAGE_MAX_DATA_GIB", 16.0)
+
+
+def model_limit() -> SizeLimit:
+    """Of all files of a model together: 512 GiB, or ``VANTAGE_MAX_MODEL_GIB``."""
+    return _limit_in("VANTAGE_MAX_MODEL_GIB", 512.0)
+
+
+def _limit_in(variable: str, default: float) -> SizeLimit:
+    text = os.environ.get(variable, "")
+    try:
+        gib = float(text) if text else default
+        if not 0.0 < gib < 2**30:
+            raise ValueError
+    except ValueError:
+        raise ValueError(f"{variable}={text!r} is no number of GiB above 0; correct it or unset it") from None
+    return SizeLimit(int(gib * _GIB), f"check the file, or raise {variable}")
+
+
+def data_format(source: Path | str) -> str | None:
+    """Which of ``DATA_FORMATS`` the name ends with, in whatever case; None: with none."""
+    name = Path(source).name.lower()
+    return next((ending for ending in DATA_FORMATS if name.endswith(ending)), None)
+
+
+def hash_file(path: Path, limit: SizeLimit) -> str:
+    """sha256 of a regular file, in lower-case hexadecimal.
+
+    Raises:
+        SourceTooLarge: it has more bytes than the limit; found before it is read.
+        OSError: it cannot be read, or is no regular file.
+    """
+    return _hash(path, limit, None)
+
+
+def copy_hashed(path: Path, target: Path, limit: SizeLimit) -> str:
+    """Copy a regular file to ``target``; returns the sha256 of exactly what was copied. Raises as ``hash_file``."""
+    with target.open("wb") as copy:
+        return _hash(path, limit, copy)
+
+
+def refuse_changed(source: str, *, planned: str | None, found: str) -> None:
+    """
+    Raises:
+        SourceChanged: the digests differ; None stands for one that nobody looked at.
+    """
+    if planned is not None and planned != found:
+        raise SourceChanged(
+            f"source={source!r} has changed since the run was planned: its sha256 was {planned[:12]}… and is "
+            f"{found[:12]}… now; leave it alone while a run begins, and run the same command again"
+        )
+
+
+def _hash(path: Path, limit: SizeLimit, copy: BinaryIO | None) -> str:
+    digest, size = hashlib.sha256(), 0
+    with _opened(path, limit) as file:
+        while chunk := file.read(_CHUNK):
+            size += len(chunk)
+            limit.refuse(path, size)  # it may grow while it is read
+            digest.update(chunk)
+            if copy is not None:
+                copy.write(chunk)
+    return digest.hexdigest()
+
+
+@contextmanager
+def _opened(path: Path, limit: SizeLimit) -> Iterator[BinaryIO]:
+    # Without O_NONBLOCK, opening a named pipe waits for a writer
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise FileNotFoundError(f"{path} is not a regular file; name one")
+        limit.refuse(path, status.st_size)
+        with open(descriptor, "rb", closefd=False) as file:
+            yield file
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,358 @@
+"""Rows of a user's file, one at a time: what cannot be read is that row's fault and changes no other row.
+
+Nothing is guessed. JSON keeps its types and CSV is text. A byte, a quote or a bracket that is wrong costs the row that
+it stands in. Memory holds one row, whatever the size of the file (of Parquet: one batch of a row group).
+"""
+
+import csv
+import gzip
+import io
+import json
+import re
+import zlib
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, NoReturn
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from schemas.source_files import SizeLimit
+
+MAX_ROW_BYTES = 16 << 20
+"""Of one row as it stands in the file; a longer one is refused."""
+
+_PARQUET_ROWS = 1000
+_CHUNK = 1 << 20
+_PEEK = 1 << 12
+_SHOWN_CHARACTERS = 200
+_BOM = b"\xef\xbb\xbf"
+
+PACKED = {
+    b"\x1f\x8b": "gzip",
+    b"BZh": "bzip2",
+    b"\xfd7zXZ\0": "xz",
+    b"\x28\xb5\x2f\xfd": "zstandard",
+    b"PK\x03\x04": "zip",
+    b"\xff\xfe": "UTF-16",
+    b"\xfe\xff": "UTF-16",
+}
+"""First bytes of a file that is no text → what it is."""
+
+
+class UnreadableFile(ValueError):
+    """A file that is not what its name says, as a whole."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A row that cannot be read, or holds something else than what is asked of it."""
+
+    reason: str
+    """The same for all rows with this fault: it is what they are counted by."""
+    shown: str
+    """What stands there, shortened."""
+
+
+SourceRow = Mapping[str, Any] | Fault
+
+
+class _Wrong(ValueError):
+    """Why a row cannot be read."""
+
+
+def read_rows_of(path: Path, ending: str, limit: SizeLimit) -> Iterator[SourceRow]:
+    """The rows of a file in their order.
+
+    Args:
+        path: the file.
+        ending: what it is: one of ``schemas.source_files.DATA_FORMATS``.
+        limit: of the bytes that a packed file is unpacked to.
+
+    Raises:
+        UnreadableFile: it is not what ``ending`` says, or is cut off.
+        SourceTooLarge: it unpacks to more than the limit.
+    """
+    if ending == ".parquet":
+        yield from _parquet_rows(path)
+        return
+    with _opened(path, ending, limit) as file:
+        if ending.startswith(".csv"):
+            yield from _csv_rows(file)
+        elif ending.startswith(".json") and not ending.startswith(".jsonl") and _begins_with_bracket(file):
+            yield from (_json_row(text) for text in _elements(file))
+        else:
+            yield from (_json_row(line) for line in _lines(file) if line is None or line.strip())
+
+
+# -- bytes
+
+
+@contextmanager
+def _opened(path: Path, ending: str, limit: SizeLimit) -> Iterator[io.BufferedReader]:
+    with path.open("rb") as raw:
+        start = raw.peek(8)
+        found = next((name for magic, name in PACKED.items() if start.startswith(magic)), None)
+        is_gzip = ending.endswith(".gz")
+        if is_gzip and found != "gzip":
+            raise UnreadableFile("its name ends with .gz, but it is not packed with gzip; rename it")
+        if found is not None and not is_gzip:
+            way_out = f", or let its name end with {ending}.gz" if found == "gzip" else ""
+            raise UnreadableFile(f"by its first bytes it is {found}; make it plain text in UTF-8{way_out}")
+        try:
+            yield io.BufferedReader(_Unpacked(path, raw, limit)) if is_gzip else raw
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise UnreadableFile(f"its gzip is damaged or cut off ({error}); pack it again") from error
+
+
+class _Unpacked(io.RawIOBase):
+    """The content of a gzip file, up to a limit."""
+
+    def __init__(self, path: Path, raw: BinaryIO, limit: SizeLimit) -> None:
+        self._file = gzip.GzipFile(fileobj=raw)
+        self._path, self._limit, self._size = path, limit, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        count = self._file.readinto(buffer)
+        self._size += count
+        self._limit.refuse(f"{self._path}, unpacked,", self._size)
+        return count
+
+
+def _lines(file: BinaryIO) -> Iterator[bytes | None]:
+    """The lines of a file without a byte order mark; None for one that is too long."""
+    is_first = True
+    while line := file.readline(MAX_ROW_BYTES + 1):
+        if is_first:
+            line, is_first = line.removeprefix(_BOM), False
+        if len(line) <= MAX_ROW_BYTES:
+            yield line
+            continue
+        while line and not line.endswith(b"\n"):
+            line = file.readline(_CHUNK)
+        yield None
+
+
+# -- JSON
+
+
+def _json_row(text: bytes | None) -> SourceRow:
+    if text is None:
+        return Fault(f"longer than {MAX_ROW_BYTES >> 20} MiB", "")
+    try:
+        row = json.loads(text.decode(), object_pairs_hook=_without_doubles, parse_constant=_refuse_constant)
+    except UnicodeDecodeError:
+        return Fault("not UTF-8", _shown(text))
+    except RecursionError:
+        return Fault("nested too deeply", _shown(text))
+    except _Wrong as error:
+        return Fault(str(error), _shown(text))
+    except ValueError:  # also an integer of more than 4,300 digits
+        return Fault("not JSON", _shown(text))
+    return row if isinstance(row, dict) else Fault("not an object {column: value}", _shown(text))
+
+
+def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    row = dict(pairs)
+    if len(row) < len(pairs):
+        raise _Wrong("a key stands twice")
+    return row
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise _Wrong(f"{name} is not JSON")
+
+
+def _begins_with_bracket(file: io.BufferedReader) -> bool:
+    """Whether the file holds one list."""
+    return file.peek(_PEEK).removeprefix(_BOM).lstrip().startswith(b"[")
+
+
+_OUTSIDE = re.compile(rb'["\[\]{},]')
+_INSIDE = re.compile(rb'["\\]')
+
+
+def _elements(file: BinaryIO) -> Iterator[bytes | None]:
+    """The text of each element of the list that begins here; None for one that is too long.
+
+    Only quotes, brackets and commas are looked at, so that what is wrong within an element stays there.
+    """
+    depth, in_string, escaped = 0, False, False
+    element: bytearray | None = bytearray()
+    number = 0
+    while chunk := file.read(_CHUNK):
+        begin = position = 0
+        if escaped:
+            position, escaped = 1, False
+        while match := (_INSIDE if in_string else _OUTSIDE).search(chunk, position):
+            mark, position = match[0], match.end()
+            if mark == b"\\":
+                position += 1
+                escaped = position > len(chunk)
+            elif mark == b'"':
+                in_string = not in_string
+            elif mark in b"[{":
+                depth += 1
+                if depth == 1:
+                    begin = position
+            elif mark == b"," and depth > 1:
+                continue
+            else:
+                depth -= mark in b"]}"
+                if depth > 1 or (depth == 1 and mark != b","):
+                    continue
+                element = _extended(element, chunk[begin : match.start()])
+                if depth == 0:
+                    if element is None or element.strip() or number:
+                        yield element if element is None else bytes(element)
+                    _refuse_rest(chunk[position:], file)
+                    return
+                yield element if element is None else bytes(element)
+                element, begin, number = bytearray(), position, number + 1
+        if depth:
+            element = _extended(element, chunk[begin:])
+    raise UnreadableFile(f"the list is not closed: the file is cut off in or after row {number}")
+
+
+def _extended(element: bytearray | None, more: bytes) -> bytearray | None:
+    if element is None or len(element) + len(more) > MAX_ROW_BYTES:
+        return None
+    element += more
+    return element
+
+
+def _refuse_rest(rest: bytes, file: BinaryIO) -> None:
+    while not rest.strip():
+        rest = file.read(_CHUNK)
+        if not rest:
+            return
+    raise UnreadableFile("something follows the list; a .json file holds one list, or a row in each line")
+
+
+# -- CSV
+
+
+def _csv_rows(file: BinaryIO) -> Iterator[SourceRow]:
+    csv.field_size_limit(MAX_ROW_BYTES)
+    lines = _TextLines(file)
+    header = lines.record()
+    if not isinstance(header, list):
+        raise UnreadableFile(
+            "its first line, which names the columns, is no line of CSV with line ends of \\n"
+        )
+    doubled = sorted({name for name in header if name and header.count(name) > 1})
+    if doubled:
+        raise UnreadableFile(f"two of its columns are called {doubled[0]!r}; rename one")
+    while (record := lines.record(len(header))) is not None:
+        yield record if isinstance(record, Fault) else _csv_row(header, record)
+
+
+def _csv_row(header: list[str], cells: list[str]) -> SourceRow:
+    """Every cell is text; an empty one is missing, quoted or not."""
+    text = ",".join(cells)
+    if len(cells) != len(header):
+        return Fault("another number of cells than the header has", _shown(text))
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # the bytes that were no UTF-8
+        return Fault("not UTF-8", _shown(text))
+    return {name: cell or None for name, cell in zip(header, cells, strict=True)}
+
+
+class _TextLines:
+    """The records of a CSV file. Where a quote is wrong, lines that were taken for the rest of a cell are put back."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._lines = _lines(file)
+        self._waiting: deque[str | None] = deque()
+        self._taken: list[str | None] = []
+
+    def record(self, num_cells: int | None = None) -> list[str] | Fault | None:
+        """The next record that is no blank line, or why it is none; None at the end of the file.
+
+        A quote that is never closed, or that is closed in the middle of a cell, costs its own line alone. So does one
+        that is closed by the first quote of a later line, as long as all lines but the first are records of
+        ``num_cells`` without it.
+        """
+        while True:
+            self._taken = []
+            try:
+                cells = next(csv.reader(self._feed(), strict=True), None)
+            except csv.Error:
+                return self._fault("not CSV: its quotes, its line end or its length")
+            if cells is None:
+                return None
+            rest = [line or "" for line in self._taken[1:]]
+            if num_cells is not None and len(cells) != num_cells and rest and _are_records(rest, num_cells):
+                return self._fault("not CSV: its quotes, its line end or its length")
+            if cells:
+                return cells
+
+    def _fault(self, reason: str) -> Fault:
+        self._waiting.extendleft(reversed(self._taken[1:]))
+        return Fault(reason, _shown(self._taken[0] or ""))
+
+    def _feed(self) -> Iterator[str]:
+        size = 0
+        while True:
+            if self._waiting:
+                line = self._waiting.popleft()
+            else:
+                read = next(self._lines, b"")
+                if read == b"":
+                    return
+                line = None if read is None else read.decode("utf-8", "surrogateescape")
+            self._taken.append(line)
+            size += MAX_ROW_BYTES + 1 if line is None else len(line)
+            if size > MAX_ROW_BYTES:
+                raise csv.Error("too long")
+            yield line or ""
+
+
+def _are_records(lines: list[str], num_cells: int) -> bool:
+    try:
+        return all(len(cells) in (0, num_cells) for cells in csv.reader(lines, strict=True))
+    except csv.Error:
+        return False
+
+
+# -- Parquet
+
+
+def _parquet_rows(path: Path) -> Iterator[SourceRow]:
+    try:
+        with pq.ParquetFile(path) as file:
+            names = file.schema_arrow.names
+            if len(set(names)) < len(names):
+                raise UnreadableFile("two of its columns have one name; rename one")
+            for batch in file.iter_batches(_PARQUET_ROWS):
+                yield from _rows_of_batch(batch)
+    except (pa.ArrowException, OSError) as error:
+        raise UnreadableFile(str(error).splitlines()[0]) from error
+
+
+def _rows_of_batch(batch: pa.RecordBatch) -> Iterator[SourceRow]:
+    try:
+        yield from batch.to_pylist()
+    except (ValueError, OverflowError):  # text that is no UTF-8, a date beyond Python's
+        for number in range(batch.num_rows):
+            try:
+                [row] = batch.slice(number, 1).to_pylist()
+            except (ValueError, OverflowError) as error:
+                row = Fault("a value that cannot be read", _shown(str(error)))
+            yield row
+
+
+def _shown(text: bytes | str) -> str:
+    """The beginning of a row, in characters that can be shown."""
+    start = text[: 4 * _SHOWN_CHARACTERS]
+    if isinstance(start, str):
+        start = start.encode("utf-8", "surrogateescape")
+    shown = " ".join(start.decode("utf-8", "backslashreplace").split())
+    return shown if len(shown) <= _SHOWN_CHARACTERS else f"{shown[:_SHOWN_CHARACTERS]}…"
