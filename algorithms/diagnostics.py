@@ -1,7 +1,8 @@
-"""How well a critic predicts returns, measured on a whole held-out set at once.
+"""How well a critic predicts returns, and how far a trainer's log-probabilities are from its sampler's.
 
-An average of micro-batch results is another quantity, and wrong. Returns are Monte-Carlo returns, never A + V
-with λ < 1, which contain the critic's own predictions. Everything is computed in float64 on the CPU.
+Both are measured on a whole set at once: an average of micro-batch results is another quantity, and wrong. Returns
+are Monte-Carlo returns, never A + V with λ < 1, which contain the critic's own predictions. Everything is computed
+in float64 on the CPU.
 """
 
 from dataclasses import dataclass
@@ -31,6 +32,36 @@ class ValueDiagnostics:
     num_tokens: int
 
 
+@dataclass(frozen=True)
+class SamplerGap:
+    """Δ = trainer's less sampler's log-probability of each sampled token, over all valid tokens. Floats, in nats.
+
+    `mean` is that of |Δ|, `worst` the largest |Δ|. `k3` is the mean of e^(−Δ) − 1 + Δ, the estimate of
+    KL(trainer‖sampler), whose samples would have to be the trainer's: these are the sampler's, so it is that KL to
+    second order in Δ, ½·mean of Δ². All are 0 only where every Δ is 0; NaN or infinite where a log-probability is.
+    """
+
+    mean: float
+    k3: float
+    worst: float
+
+
+def sampler_gap(logprobs: Tensor, sampler_logprobs: Tensor, response_mask: Tensor) -> SamplerGap:
+    """How far the trainer's `logprobs` (B,T) of the sampled tokens are from the sampler's own (B,T), in nats.
+
+    Token by token, since the mean ratio cannot tell: under the sampler its expectation is 1 for any trainer.
+
+    Raises ValueError for an empty mask or unequal shapes.
+    """
+    said, sampled = _valid_tokens(response_mask, logprobs=logprobs, sampler_logprobs=sampler_logprobs)
+    delta = said - sampled
+    return SamplerGap(
+        mean=delta.abs().mean().item(),
+        k3=(torch.expm1(-delta) + delta).mean().item(),
+        worst=delta.abs().max().item(),
+    )
+
+
 def explained_variance(values: Tensor, returns: Tensor, response_mask: Tensor) -> float:
     """1 − Var(G − V) / Var(G) over all valid tokens; `values`, `returns` (B,T).
 
@@ -40,7 +71,7 @@ def explained_variance(values: Tensor, returns: Tensor, response_mask: Tensor) -
 
     Raises ValueError for an empty mask or unequal shapes.
     """
-    return _explained_variance(*_valid_tokens(values, returns, response_mask))
+    return _explained_variance(*_valid_tokens(response_mask, values=values, returns=returns))
 
 
 def value_diagnostics(
@@ -61,7 +92,7 @@ def value_diagnostics(
     """
     if num_positions < 1:
         raise ValueError(f"num_positions={num_positions} is below 1; it counts the equal parts of a response")
-    valid_values, valid_returns = _valid_tokens(values, returns, response_mask)
+    valid_values, valid_returns = _valid_tokens(response_mask, values=values, returns=returns)
     error = valid_values - valid_returns
     guess = valid_returns.mean() if constant is None else constant
     rank = response_mask.cumsum(dim=1) - 1
@@ -81,14 +112,11 @@ def value_diagnostics(
     )
 
 
-def _valid_tokens(values: Tensor, returns: Tensor, response_mask: Tensor) -> tuple[Tensor, Tensor]:
-    check_response_mask(response_mask, values=values, returns=returns)
+def _valid_tokens(response_mask: Tensor, **per_token: Tensor) -> list[Tensor]:
+    check_response_mask(response_mask, **per_token)
     if not bool(response_mask.any()):
-        raise ValueError("response_mask has no True element; explained variance needs the whole held-out set")
-    return (
-        values.detach()[response_mask].cpu().to(torch.float64),
-        returns.detach()[response_mask].cpu().to(torch.float64),
-    )
+        raise ValueError("response_mask has no True element; a diagnosis needs the whole set of responses")
+    return [tensor.detach()[response_mask].cpu().to(torch.float64) for tensor in per_token.values()]
 
 
 def _explained_variance(values: Tensor, returns: Tensor) -> float:

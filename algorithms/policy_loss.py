@@ -17,8 +17,9 @@ class PolicyLoss:
 
     `clip_fraction`: tokens on which the clip binds, that is, whose gradient it takes away.
     `dual_clip_fraction`: tokens on which the dual clip does; none is counted in both. `approx_kl`: KL(old‖new)
-    in nats by e^ℓ − 1 − ℓ with ℓ = logprobs − old_logprobs, samples from old. `ratio`: e^ℓ, 1 at a rollout's
-    first update.
+    in nats by e^ℓ − 1 − ℓ with ℓ = logprobs − old_logprobs, samples from old. `ratio`: ρ = e^ℓ, and
+    `ratio_deviation`: |ρ − 1|. At a rollout's first update they are 1 and 0; the second alone says so, since the
+    expectation of the first is 1 for any policy.
     """
 
     loss: Tensor
@@ -26,6 +27,7 @@ class PolicyLoss:
     dual_clip_fraction: SumCount
     approx_kl: SumCount
     ratio: SumCount
+    ratio_deviation: SumCount
 
 
 @dataclass(frozen=True)
@@ -137,6 +139,7 @@ def _policy_loss(
         dual_clip_fraction=sum_count(dual_clip_binds, response_mask),
         approx_kl=sum_count(log_ratio.expm1() - log_ratio, response_mask),
         ratio=sum_count(log_ratio.exp(), response_mask),
+        ratio_deviation=sum_count(log_ratio.expm1().abs(), response_mask),
     )
 
 

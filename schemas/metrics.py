@@ -21,6 +21,7 @@ Kind = Literal[
 TRAINING = ("sft", "reward_model", "dpo", "value_pretraining", "policy_optimization", "best_of_n")
 DATA = ("prepare_data", "preference_collection")
 SAMPLING = ("policy_optimization", "best_of_n")
+SCORED = ("value_pretraining", *SAMPLING)
 
 
 @dataclass(frozen=True)
@@ -316,6 +317,20 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "advantage_std", "reward", "Standard deviation of the same advantages.", curve=("policy_optimization",)
     ),
+    Metric(
+        "sampler_gap", "nats/token",
+        "Mean over valid tokens of |Δ|, Δ = the trainer's less the sampler's log-probability of the sampled token, before "
+        "any update: 0 but for rounding. Of the rollout; in best_of_n of the first minibatch. Above 0.001 in float32, or "
+        "0.05 in bfloat16, the stage stops.",
+        curve=SCORED,
+    ),
+    Metric(
+        "sampler_gap_k3", "nats/token",
+        "Mean of e^(−Δ) − 1 + Δ over the same tokens: KL(trainer‖sampler) to second order in Δ (the samples are the "
+        "sampler's).",
+        curve=SCORED,
+    ),
+    Metric("sampler_gap_worst", "nats", "The largest |Δ| among the same tokens.", curve=SCORED),
     # -- policy: the update; in policy optimisation each a mean over the iteration's minibatches unless it says otherwise
     Metric(
         "policy_loss", "1",
@@ -336,9 +351,12 @@ METRICS: tuple[Metric, ...] = (
         "ratio", "1", "Mean over valid tokens of ρ = π/π_old.", curve=("policy_optimization",)
     ),
     Metric(
+        "ratio_deviation", "1", "Mean over valid tokens of |ρ − 1|.", curve=("policy_optimization",)
+    ),
+    Metric(
         "ratio_deviation_first", "1",
-        "|mean ρ − 1| at the first optimiser step after the rollout: 0 but for rounding, or sampler and trainer "
-        "disagree.",
+        "The same at the first optimiser step after the rollout: 0 but for rounding. Above 0.001 in float32, or 0.05 in "
+        "bfloat16, the stage stops before that step.",
         curve=("policy_optimization",),
     ),
     Metric(

@@ -246,8 +246,8 @@ class Training(Stage):
     """Sequences in one forward pass; changes memory, never the gradient. None: the whole minibatch, and where responses
     are sampled and scored, the whole rollout."""
     precision: Literal["float32", "bfloat16"] = "float32"
-    """Type of the arithmetic (autocast), and of the weights of models that are not trained; those that are trained,
-    and their optimiser's state, stay in float32."""
+    """Type of the arithmetic (autocast): of training, of sampling from what trains, and of its reference. It is also
+    the type of a reward's models; all other weights, and the optimiser's state, stay in float32."""
     checkpoint_every: Count = 50
     """Optimiser steps (iterations, in policy optimisation) between two in-stage checkpoints."""
 

@@ -15,7 +15,8 @@ from tasks.data.examples import codec_of, read_prompts
 from tasks.data.splits import TRAIN, VALIDATION
 from tasks.rewards.scoring import load_scorer
 from tasks.sampling.minibatches import minibatches
-from tasks.sampling.rollouts import Actors, Scored, prompts_of_iteration, sample_and_score
+from tasks.sampling.rollouts import Actors, Sampled, Scored, prompts_of_iteration, sample_and_score
+from tasks.sampling.sampler_check import compare_with_sampler
 from tasks.sampling.selection import Selection
 from tasks.training import progress
 from tasks.training.attempt import Attempt
@@ -39,11 +40,12 @@ def run(job: StageJob) -> StageResult:
     # 1. Policy, reward and prompts
     codec = codec_of(job, "init")
     policy = load_policy(job.inputs["init"]).to(device)
-    frozen = frozen_dtype(work.precision)
     actors = Actors(
         policy=policy,
         reference=None,
-        scorer=load_scorer(job, work.reward, tokenizer_of="init", device=device, dtype=frozen),
+        scorer=load_scorer(
+            job, work.reward, tokenizer_of="init", device=device, dtype=frozen_dtype(work.precision)
+        ),
         codec=codec,
         microbatch_size=work.microbatch_size,
         precision=work.precision,
@@ -77,7 +79,7 @@ def run(job: StageJob) -> StageResult:
 
             # 3. Keep each prompt's best; one that was cut off competes with the score that missing_eos leaves it
             best = best_rows(scored.scores.total, samples_per_prompt=work.samples_per_prompt)
-            kept = scored.sampled.sequences.select(best)
+            kept = scored.sampled.select(best.tolist())
 
             # 4. Fine-tune on what was kept
             metrics = update(policy, optimizer, kept, job, iteration=iteration)
@@ -118,20 +120,29 @@ def best_rows(scores: Tensor, *, samples_per_prompt: int) -> Tensor:
 def update(
     policy: PreTrainedModel,
     optimizer: torch.optim.AdamW,
-    kept: Sequences,
+    kept: Sampled,
     job: StageJob,
     *,
     iteration: int,
 ) -> dict[str, float]:
-    """All optimiser steps of one iteration; returns the means of their metrics."""
+    """All optimiser steps of one iteration; returns the means of their metrics, and the sampler's gap before the first.
+
+    Raises:
+        SamplerDisagrees: the log-probabilities of the first minibatch are not those that sampled it.
+    """
     work = job.work
     assert isinstance(work, BestOfN)
-    epochs = minibatches(kept, work, seed=job.seed, iteration=iteration)
+    epochs = minibatches(kept.sequences, work, seed=job.seed, iteration=iteration)
     cut = [rows for epoch in epochs for rows in epoch]
     steps: list[dict[str, float]] = []
+    gap: dict[str, float] = {}
     for number, rows in enumerate(cut):
         progress.phase("updating", number, len(cut))
-        nll = accumulate_nll(policy, kept.select(rows), work, temperature=job.generation.temperature)
+        minibatch = kept.select(rows.tolist())
+        nll, logprobs = accumulate_nll(
+            policy, minibatch.sequences, work, temperature=job.generation.temperature
+        )
+        gap = gap or compare_with_sampler(logprobs, minibatch, precision=work.precision)
         rates = update_weights(
             optimizer,
             policy,
@@ -140,19 +151,22 @@ def update(
             total_steps=work.iterations * len(cut),
         )
         steps.append({"nll": nll, **rates})
-    return {**means_of(steps), "learning_rate": steps[-1]["learning_rate"]}
+    return {**gap, **means_of(steps), "learning_rate": steps[-1]["learning_rate"]}
 
 
 def accumulate_nll(
     policy: PreTrainedModel, minibatch: Sequences, work: BestOfN, *, temperature: float
-) -> float:
-    """Add the gradient of the minibatch's mean token NLL, micro-batch by micro-batch; returns that mean (nats/token).
+) -> tuple[float, Tensor]:
+    """Add the gradient of the minibatch's mean token NLL, micro-batch by micro-batch.
+
+    Returns that mean (nats/token), and the log-probabilities (b,T) that it is of.
 
     Likelihood is that of the distribution which sampled: learning at temperature 1 what a lower one drew would
     sharpen the policy a little more with every iteration, whatever its score.
     """
     denominator = minibatch.response_mask.sum()
     total = 0.0
+    said = torch.zeros(minibatch.response_mask.shape, device=policy.device)
     for rows in chunks(len(minibatch), work.microbatch_size):
         micro = minibatch.select(rows)
         with autocast(work.precision, policy.device):
@@ -160,7 +174,8 @@ def accumulate_nll(
         loss = token_nll(logprobs, micro.response_mask, denominator=denominator).loss
         loss.backward()
         total += loss.item()
-    return total
+        said[rows, : logprobs.shape[1]] = logprobs.detach()
+    return total, said
 
 
 def describe(scored: Scored, best: Tensor) -> dict[str, float]:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -27,15 +26,14 @@ from tasks.training.data_order import order_of
 from tasks.training.measured import uncertainty_of, values_of
 from tasks.training.metric_sums import MetricSums
 from tasks.training.optimization import (
+    Precision,
     autocast,
-    frozen_dtype,
     make_optimizer,
     training_device,
     update_weights,
 )
 
 SIDES = ("chosen", "rejected")
-Precision = Literal["float32", "bfloat16"]
 CURVES = {"pair_accuracy": "train_pair_accuracy", "nll": "chosen_nll"}
 """Metrics of the losses under the names that the ledger uses for a minibatch."""
 
@@ -79,7 +77,7 @@ def run(job: StageJob) -> StageResult:
     codec = codec_of(job, "init")
     models = Models(
         policy=load_policy(job.inputs["init"]).to(device),
-        reference=load_policy(job.inputs["reference"], dtype=frozen_dtype(work.precision)).to(device),
+        reference=load_policy(job.inputs["reference"]).to(device),
         temperature=job.generation.temperature,
     )
     train, validation, test = (

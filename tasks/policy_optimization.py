@@ -35,6 +35,7 @@ from tasks.sampling.rollouts import (
     sequence_sums,
     shape,
 )
+from tasks.sampling.sampler_check import compare_with_sampler
 from tasks.sampling.selection import Selection
 from tasks.training.attempt import Attempt
 from tasks.training.data_order import DataOrder
@@ -53,12 +54,13 @@ def run(job: StageJob) -> StageResult:
 
     # 1. What is trained, the reference, the reward, and the prompts
     codec = codec_of(job, "init")
-    frozen = frozen_dtype(work.precision)
     networks = load_actor_critic(job, work, device)
     actors = Actors(
         policy=networks.policy,
-        reference=load_policy(job.inputs["reference"], dtype=frozen).to(device),
-        scorer=load_scorer(job, work.reward, tokenizer_of="init", device=device, dtype=frozen),
+        reference=load_policy(job.inputs["reference"]).to(device),
+        scorer=load_scorer(
+            job, work.reward, tokenizer_of="init", device=device, dtype=frozen_dtype(work.precision)
+        ),
         codec=codec,
         microbatch_size=work.microbatch_size,
         precision=work.precision,
@@ -98,6 +100,7 @@ def run(job: StageJob) -> StageResult:
                 ptx=ptx,
             )
             metrics |= describe(rollout, estimates, gathered.filled, algorithm, state, gathered.moments)
+            metrics |= gathered.gap
             if gathered.greedy is not None:
                 metrics["greedy_score_mean"] = gathered.greedy.scores.total.mean().item()
 
@@ -140,6 +143,8 @@ class Gathered:
     greedy: Scored | None
     """Greedy responses to the same prompts, where they are the baseline."""
     estimates: Estimates
+    gap: dict[str, float]
+    """Between the policy's log-probabilities and the sampler's."""
 
 
 def gather(
@@ -151,7 +156,11 @@ def gather(
     state: Mapping[str, Any],
     positive_verifier: Verifier | None,
 ) -> Gathered:
-    """Sample and score responses, shape their rewards, and estimate advantages and the critic's targets."""
+    """Sample and score responses, shape their rewards, and estimate advantages and the critic's targets.
+
+    Raises:
+        SamplerDisagrees: the policy is not, token by token, the one that sampled.
+    """
     algorithm = work.algorithm
     filled = sample_rollout(job, work, actors, prompts, first_batch=state["batches"])
     moments = updated_moments(state["moments"], filled.scored, algorithm)
@@ -163,6 +172,7 @@ def gather(
         kl_coef=state["kl_coef"],
         value_head=networks.value_head,
     )
+    gap = compare_with_sampler(rollout.logprobs, rollout.sampled, precision=work.precision)
     greedy = sample_greedy(work, actors, prompts, filled.scored)
     estimates = estimate(
         rollout,
@@ -171,7 +181,7 @@ def gather(
         greedy_scores=scaled_greedy(greedy, algorithm, moments, job),
         positive_verifier=positive_verifier,
     )
-    return Gathered(filled, moments, rollout, greedy, estimates)
+    return Gathered(filled, moments, rollout, greedy, estimates, gap)
 
 
 def initial_state(job: StageJob, algorithm: Algorithm) -> dict[str, Any]:

@@ -33,6 +33,7 @@ from tasks.sampling.rollouts import (
     sample_and_score,
     shape,
 )
+from tasks.sampling.sampler_check import compare_with_sampler
 from tasks.training import progress
 from tasks.training.attempt import Attempt, weights_of
 from tasks.training.data_order import DataOrder
@@ -67,14 +68,13 @@ def run(job: StageJob) -> StageResult:
 
     # 1. The fixed policy, the policy stage's own reward, and a critic
     codec = codec_of(job, "policy")
-    frozen = frozen_dtype(work.precision)
-    policy = load_policy(job.inputs["policy"], dtype=frozen).to(device)
+    policy = load_policy(job.inputs["policy"]).to(device)
     actors = Actors(
         policy=policy,
-        reference=load_policy(job.inputs["reference"], dtype=frozen).to(device)
-        if work.returns.kl_coef
-        else None,
-        scorer=load_scorer(job, work.reward, tokenizer_of="policy", device=device, dtype=frozen),
+        reference=load_policy(job.inputs["reference"]).to(device) if work.returns.kl_coef else None,
+        scorer=load_scorer(
+            job, work.reward, tokenizer_of="policy", device=device, dtype=frozen_dtype(work.precision)
+        ),
         codec=codec,
         microbatch_size=work.microbatch_size,
         precision=work.precision,
@@ -110,12 +110,13 @@ def run(job: StageJob) -> StageResult:
             with attempt.unmoved():
                 scored = sample_and_score(actors, prompts, indices, seed=seed)
                 rollout = shape(actors, scored, returns=work.returns, moments=moments)
+                gap = compare_with_sampler(rollout.logprobs, rollout.sampled, precision=work.precision)
             returns = monte_carlo_returns(
                 rollout.rewards, rollout.sequences.response_mask, gamma=work.returns.gamma
             )
 
             # 4. Regress on them, without a value clip: the critic has far to go
-            metrics = regress(critic, optimizer, rollout, returns, job, work, iteration=iteration)
+            metrics = gap | regress(critic, optimizer, rollout, returns, job, work, iteration=iteration)
 
             # 5. Keep the critic that explains unseen prompts best; more steps are not always better
             if (iteration + 1) % work.validate_every == 0 or iteration + 1 == work.iterations:
@@ -165,13 +166,18 @@ def sample_moments(job: StageJob, work: ValuePretraining, actors: Actors, prompt
 def sample_held_out(
     job: StageJob, work: ValuePretraining, actors: Actors, moments: RunningMoments
 ) -> HeldOut:
-    """Responses to validation prompts; a pure function of the seed, so that a resumed stage samples the same."""
+    """Responses to validation prompts; a pure function of the seed, so that a resumed stage samples the same.
+
+    Raises:
+        SamplerDisagrees: the policy's log-probabilities are not those that it sampled with.
+    """
     assert work.returns is not None
     prompts = read_prompts(job.inputs["prompts"], VALIDATION, actors.codec)
     indices = [index % len(prompts) for index in range(work.validation_samples)]
     with progress.within("validation"):
         scored = sample_and_score(actors, prompts, indices, seed=derive_seed(job.seed, "validation sampling"))
         rollout = shape(actors, scored, returns=work.returns, moments=moments)
+    compare_with_sampler(rollout.logprobs, rollout.sampled, precision=work.precision)
     returns = monte_carlo_returns(rollout.rewards, rollout.sequences.response_mask, gamma=work.returns.gamma)
     return HeldOut(rollout=rollout, returns=returns)
 

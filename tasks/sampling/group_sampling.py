@@ -8,7 +8,7 @@ from torch import Tensor
 
 from models.sequences import join
 from tasks.rewards.scoring import Scores
-from tasks.sampling.rollouts import Sampled, Scored
+from tasks.sampling.rollouts import Sampled, Scored, padded
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,7 @@ def join_scored(parts: list[Scored], *, pad_token_id: int) -> Scored:
             responses=[response for each in sampled for response in each.responses],
             sequences=join([each.sequences for each in sampled], pad_token_id=pad_token_id),
             ended=torch.cat([each.ended for each in sampled]),
+            sampler_logprobs=padded(row for each in sampled for row in each.sampler_logprobs),
         ),
         scores=Scores(
             total=torch.cat([each.total for each in scores]),

@@ -1,6 +1,6 @@
 """Responses sampled from a policy, and the rewards that its critic and its update learn from."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -20,7 +20,7 @@ from tasks.data.examples import Codec, Prompts
 from tasks.rewards.scoring import Scorer, Scores, score
 from tasks.training import progress
 from tasks.training.data_order import DataOrder
-from tasks.training.optimization import autocast
+from tasks.training.optimization import Precision, autocast
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,21 @@ class Sampled:
     responses: list[str]
     sequences: Sequences
     ended: Tensor
+    sampler_logprobs: Tensor
+    """(B,T): what the sampler itself said of each token when it drew it, in nats; 0 outside the mask."""
+
+    def select(self, rows: Sequence[int]) -> "Sampled":
+        """The responses at ``rows``, in that order."""
+        places = torch.tensor(rows, device=self.ended.device)
+        sequences = self.sequences.select(places)
+        return Sampled(
+            prompts=[self.prompts[row] for row in rows],
+            answers=[self.answers[row] for row in rows],
+            responses=[self.responses[row] for row in rows],
+            sequences=sequences,
+            ended=self.ended[places],
+            sampler_logprobs=self.sampler_logprobs[places, : sequences.response_ids.shape[1]],
+        )
 
 
 @dataclass(frozen=True)
@@ -46,13 +61,7 @@ class Scored:
         """The responses at ``rows``, in that order."""
         places = torch.tensor(rows, device=self.sampled.ended.device)
         return Scored(
-            sampled=Sampled(
-                prompts=[self.sampled.prompts[row] for row in rows],
-                answers=[self.sampled.answers[row] for row in rows],
-                responses=[self.sampled.responses[row] for row in rows],
-                sequences=self.sampled.sequences.select(places),
-                ended=self.sampled.ended[places],
-            ),
+            sampled=self.sampled.select(rows),
             scores=Scores(
                 total=self.scores.total[places],
                 weighted_sum=self.scores.weighted_sum[places],
@@ -106,7 +115,8 @@ class Actors:
     scorer: Scorer
     codec: Codec
     microbatch_size: int | None
-    precision: str
+    precision: Precision
+    """Of the arithmetic that policy, sampler and reference share."""
 
 
 def prompts_of_iteration(
@@ -126,26 +136,32 @@ def sample_responses(
     seed: int,
     microbatch_size: int | None,
     greedy: bool = False,
+    precision: Precision = "float32",
 ) -> Sampled:
-    """One response to each of the prompts at ``indices``."""
+    """One response to each of the prompts at ``indices``.
+
+    Args:
+        precision: of the arithmetic; that of training where the policy learns from the responses.
+    """
     prompt_ids = [prompts.ids[index] for index in indices]
     limit = codec.generation.max_response_tokens
 
     def told(ended: int, token: int) -> None:
         progress.phase("sampling", ended, len(prompt_ids), note=f"token {token} of {limit}")
 
-    samples = sample(
-        policy,
-        prompt_ids,
-        max_new_tokens=limit,
-        temperature=codec.generation.temperature,
-        eos_token_ids=codec.stop_token_ids,
-        pad_token_id=codec.pad_token_id,
-        seed=seed,
-        greedy=greedy,
-        microbatch_size=microbatch_size,
-        told=told,
-    )
+    with autocast(precision, policy.device):
+        samples = sample(
+            policy,
+            prompt_ids,
+            max_new_tokens=limit,
+            temperature=codec.generation.temperature,
+            eos_token_ids=codec.stop_token_ids,
+            pad_token_id=codec.pad_token_id,
+            seed=seed,
+            greedy=greedy,
+            microbatch_size=microbatch_size,
+            told=told,
+        )
     sequences = collate(prompt_ids, samples.responses, pad_token_id=codec.pad_token_id)
     return Sampled(
         prompts=[prompts.texts[index] for index in indices],
@@ -153,7 +169,13 @@ def sample_responses(
         responses=decode_all(codec.tokenizer, samples.responses),
         sequences=sequences.to(policy.device),
         ended=torch.tensor(samples.ended, device=policy.device),
+        sampler_logprobs=padded(map(torch.tensor, samples.logprobs)).to(policy.device),
     )
+
+
+def padded(rows: Iterable[Tensor]) -> Tensor:
+    """Rows of any lengths as one (B,T), 0 behind the end of each."""
+    return nn.utils.rnn.pad_sequence(list(rows), batch_first=True)
 
 
 def sample_and_score(
@@ -168,6 +190,7 @@ def sample_and_score(
         seed=seed,
         microbatch_size=actors.microbatch_size,
         greedy=greedy,
+        precision=actors.precision,
     )
     scores = score(
         actors.scorer,

@@ -10,6 +10,7 @@ from torch import nn
 from schemas.recipe import Training
 
 Schedule = Literal["constant", "linear", "cosine"]
+Precision = Literal["float32", "bfloat16"]
 BETAS = (0.9, 0.95)
 
 
@@ -102,14 +103,16 @@ def take_step(
     return norm
 
 
-def frozen_dtype(precision: Literal["float32", "bfloat16"]) -> torch.dtype:
-    """Type in which a model that is not trained is held."""
+def frozen_dtype(precision: Precision) -> torch.dtype:
+    """Type in which a reward's models are held.
+
+    Not a reference: its embeddings and norms would compute in bfloat16 where autocast leaves the policy's in float32,
+    and equal weights would say different things.
+    """
     return torch.bfloat16 if precision == "bfloat16" else torch.float32
 
 
-def autocast(
-    precision: Literal["float32", "bfloat16"], device: torch.device
-) -> AbstractContextManager[object]:
+def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
     """Arithmetic in ``precision``; weights stay as they are."""
     if precision == "float32":
         return nullcontext()

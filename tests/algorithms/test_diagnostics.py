@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from algorithms.diagnostics import explained_variance, value_diagnostics
+from algorithms.diagnostics import explained_variance, sampler_gap, value_diagnostics
 
 
 def random_batch(seed):
@@ -124,9 +124,64 @@ def test_padding_and_row_order_change_nothing():
 
 def test_refusals():
     ones = torch.ones(2, 2)
-    with pytest.raises(ValueError, match="response_mask has no True element; explained variance needs"):
+    with pytest.raises(ValueError, match="response_mask has no True element; a diagnosis needs"):
         explained_variance(ones, ones, ~ones.bool())
     with pytest.raises(ValueError, match="num_positions=0 is below 1"):
         value_diagnostics(ones, ones, ones.bool(), num_positions=0)
     with pytest.raises(ValueError, match=r"returns has shape \(2, 3\); it must be \(2, 2\)"):
         explained_variance(ones, torch.ones(2, 3), ones.bool())
+
+
+def test_the_gap_between_trainer_and_sampler_by_hand():
+    """Δ = log 2, −log 4, 0: mean |Δ| = log 2; e^(−Δ) = ½, 4, 1, so k3 = (5.5 − 3 − log 2)/3."""
+    mask = torch.tensor([[True, True], [True, False]])
+    sampler = torch.tensor([[-1.0, -2.0], [-3.0, math.nan]], dtype=torch.float64)
+    deltas = torch.tensor([[math.log(2), -math.log(4)], [0.0, math.nan]], dtype=torch.float64)
+    gap = sampler_gap(sampler + deltas, sampler, mask)
+    assert gap.mean == pytest.approx(math.log(2))
+    assert gap.k3 == pytest.approx((5.5 - 3 - math.log(2)) / 3)
+    assert gap.worst == pytest.approx(math.log(4))
+    assert sampler_gap(sampler, sampler, mask) == type(gap)(0.0, 0.0, 0.0)
+
+
+@settings(deadline=None, max_examples=30)
+@given(seed=st.integers(0, 2**32 - 1), scale=st.sampled_from([1e-6, 1e-2, 1.0]))
+def test_the_gap_is_the_definition_whatever_stands_outside_the_mask(seed, scale):
+    sampler, noise, mask = random_batch(seed)
+    trainer = sampler + scale * noise
+    delta = [float(t) - float(s) for t, s in zip(trainer[mask], sampler[mask], strict=True)]
+    gap = sampler_gap(trainer, sampler, mask)
+    assert gap.mean == pytest.approx(sum(map(abs, delta)) / len(delta), rel=1e-9)
+    k3 = sum(math.exp(-d) - 1 + d for d in delta) / len(delta)
+    assert gap.k3 == pytest.approx(k3, rel=1e-9, abs=1e-15)
+    assert gap.k3 >= 0
+    assert gap.worst == pytest.approx(max(map(abs, delta)), rel=1e-9)
+
+
+def test_the_mean_ratio_hides_another_temperature_and_the_gap_does_not():
+    """20,000 tokens drawn at T = 0.7 and looked at with T = 1: the mean ratio's expectation is 1, the mean |Δ| is not 0."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(20_000, 50, generator=generator, dtype=torch.float64) * 2
+    sampler, trainer = ((logits / temperature).log_softmax(dim=-1) for temperature in (0.7, 1.0))
+    tokens = torch.multinomial(sampler.exp(), 1, generator=generator)
+    said, sampled = trainer.gather(1, tokens), sampler.gather(1, tokens)
+    ratio = (said - sampled).exp()
+    assert ratio.mean().item() == pytest.approx(1.0, abs=0.02)
+    assert (ratio - 1).abs().mean().item() > 0.3
+    gap = sampler_gap(said, sampled, torch.ones_like(said, dtype=torch.bool))
+    assert gap.mean > 0.3
+    assert gap.k3 > 0.05
+
+
+@pytest.mark.parametrize("value", [math.nan, -math.inf])
+def test_a_log_probability_that_is_no_number_leaves_no_small_gap(value):
+    trainer = torch.tensor([[value, -1.0]])
+    gap = sampler_gap(trainer, torch.tensor([[-1.0, -1.0]]), torch.ones(1, 2).bool())
+    assert not gap.mean <= 1e9
+    assert not gap.worst <= 1e9
+
+
+def test_a_gap_of_no_tokens_is_refused():
+    nothing = torch.zeros(1, 2)
+    with pytest.raises(ValueError, match="response_mask has no True element"):
+        sampler_gap(nothing, nothing, nothing.bool())

@@ -24,7 +24,7 @@ from tasks.data.examples import codec_of, read_prompts
 from tasks.ledger.journal import read
 from tasks.rewards.scoring import Scorer, Term, score
 from tasks.rewards.verifiers import VERIFIERS
-from tasks.sampling.rollouts import prompts_of_iteration, sample_responses
+from tasks.sampling.rollouts import Sampled, prompts_of_iteration, sample_responses
 from tasks.sampling.selection import Selection
 from tasks.training.scratch import JOURNAL
 from tasks.training.seeds import derive_seed
@@ -107,9 +107,9 @@ def test_an_iteration_learns_exactly_the_best_of_what_it_sampled(
     pipeline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sampled and scored once more from outside: by the reward model itself, a plain loop choosing."""
-    learnt: list[Sequences] = []
+    learnt: list[Sampled] = []
 
-    def remember(policy: Any, optimizer: Any, kept: Sequences, *args: Any, **kwargs: Any) -> dict[str, float]:
+    def remember(policy: Any, optimizer: Any, kept: Sampled, *args: Any, **kwargs: Any) -> dict[str, float]:
         learnt.append(kept)
         return {"nll": 0.0}
 
@@ -136,8 +136,10 @@ def test_an_iteration_learns_exactly_the_best_of_what_it_sampled(
     kept = [max(range(start, start + 4), key=total.__getitem__) for start in range(0, 16, 4)]
     assert len(set(indices)) == 4
     expected = sampled.sequences.select(kept)
-    assert torch.equal(learnt[0].input_ids, expected.input_ids)
-    assert torch.equal(learnt[0].response_mask, expected.response_mask)
+    assert torch.equal(learnt[0].sequences.input_ids, expected.input_ids)
+    assert torch.equal(learnt[0].sequences.response_mask, expected.response_mask)
+    of_kept = sampled.sampler_logprobs[kept, : expected.response_ids.shape[1]]
+    torch.testing.assert_close(learnt[0].sampler_logprobs, of_kept, atol=1e-5, rtol=0)
 
     [entry] = read(job.scratch / JOURNAL)
     assert entry.metrics["score_mean"] == pytest.approx(sum(total) / 16, rel=1e-4, abs=1e-5)
@@ -157,7 +159,7 @@ def gradient(
         [[30, 31, 2], [32, 2], [33, 34, 35, 36, 2], [30, 30], [31, 2]],
         pad_token_id=0,
     )
-    nll = accumulate_nll(
+    nll, _ = accumulate_nll(
         policy, minibatch, WORK.model_copy(update={"microbatch_size": microbatch_size}), temperature=0.8
     )
     return nll, torch.cat([p.grad.flatten() for p in policy.parameters()]), minibatch

@@ -27,6 +27,7 @@ def judged(
         responses=[f"r{index}" for index in range(len(judgements))],
         sequences=sequences,
         ended=torch.tensor(ended),
+        sampler_logprobs=torch.zeros(sequences.response_ids.shape),
     )
     return Judged(sampled=sampled, judgements=torch.tensor(judgements))
 

@@ -167,6 +167,7 @@ def scored_as(scores: list[float], *, ended: tuple[bool, bool] = (True, True)) -
             responses=["a", "b"],
             sequences=collate([[1, 5]] * 2, [[7, 2], [7, 8, 2]], pad_token_id=0),
             ended=torch.tensor(ended),
+            sampler_logprobs=over_tokens(OLD_LOGPROBS),
         ),
         scores=Scores(total=total, weighted_sum=total, by_term={"main": total}),
     )

@@ -7,7 +7,7 @@ import torch
 
 from models.sequences import collate
 from tasks.rewards.scoring import Scores
-from tasks.sampling.group_sampling import Filled, fill, uniform_groups
+from tasks.sampling.group_sampling import Filled, fill, join_scored, uniform_groups
 from tasks.sampling.rollouts import Sampled, Scored
 
 Draw = Callable[[int], Scored]
@@ -19,6 +19,7 @@ def drawn(rounds: list[list[tuple[float, ...]]], *, missing_eos: float = 0.0) ->
 
     Response s of group g in round r is called ``r.g.s``, has the single token 100·r + 10·g + s + 1, and its prompt
     is as many tokens long as its round's number says. Of each group, the last is cut off and loses ``missing_eos``.
+    The sampler's log-probability of a token is −1 times its id.
     """
     asked: list[int] = []
 
@@ -39,6 +40,7 @@ def drawn(rounds: list[list[tuple[float, ...]]], *, missing_eos: float = 0.0) ->
                     pad_token_id=PAD,
                 ),
                 ended=ended,
+                sampler_logprobs=torch.tensor([[-100.0 * number - 10 * g - s - 1] for g, s in named]),
             ),
             scores=Scores(
                 total=weighted - missing_eos * (~ended).float(),
@@ -71,9 +73,38 @@ def responses(result: Filled) -> list[str]:
         assert ids == [7] * (number + 1) + [100 * number + 10 * group + sample + 1]
         assert sampled.sequences.attention_mask[row].sum() == number + 2
         assert bool(sampled.ended[row]) == (sample == 0)
+        assert sampled.sampler_logprobs[row].tolist() == [-100.0 * number - 10 * group - sample - 1]
         assert scores.by_term["verifier"][row] == 10 * scores.weighted_sum[row]
     assert len(sampled.sequences) == len(scores.total) == len(sampled.responses)
     return sampled.responses
+
+
+def test_the_samplers_log_probabilities_stay_with_their_tokens_through_selecting_and_joining() -> None:
+    """Responses of other lengths: selected ones are trimmed, joined ones padded with 0."""
+
+    def scored(lengths: list[int], first: float) -> Scored:
+        ids = [list(range(3, 3 + length)) for length in lengths]
+        rows = [torch.arange(length) + first + 10 * row for row, length in enumerate(lengths)]
+        zeros = torch.zeros(len(lengths))
+        return Scored(
+            sampled=Sampled(
+                prompts=["p"] * len(lengths),
+                answers=[None] * len(lengths),
+                responses=["r"] * len(lengths),
+                sequences=collate([[1]] * len(lengths), ids, pad_token_id=PAD),
+                ended=zeros.bool(),
+                sampler_logprobs=torch.nn.utils.rnn.pad_sequence(rows, batch_first=True),
+            ),
+            scores=Scores(total=zeros, weighted_sum=zeros, by_term={}),
+        )
+
+    short = scored([4, 1, 2], 100.0).select([2, 1])
+    assert short.sampled.sampler_logprobs.tolist() == [[120.0, 121.0], [110.0, 0.0]]
+    joined = join_scored([short, scored([1, 3], 200.0)], pad_token_id=PAD).sampled
+    expected = [[120.0, 121.0, 0.0], [110.0, 0.0, 0.0], [200.0, 0.0, 0.0], [210.0, 211.0, 212.0]]
+    assert joined.sampler_logprobs.tolist() == expected
+    assert joined.sampler_logprobs.shape == joined.sequences.response_ids.shape
+    assert torch.equal(joined.sampler_logprobs != 0, joined.sequences.response_mask)
 
 
 def test_groups_of_one_score_are_uniform() -> None:

@@ -18,6 +18,7 @@ SAMPLED = Sampled(
     responses=["a3+4=7 #7", "a3+4=8 #8", "#3"],
     sequences=collate([[1, 5], [1, 6], [1, 7]], [[8, 9, 2], [9, 2], [8, 8, 8]], pad_token_id=0),
     ended=torch.tensor([True, True, False]),
+    sampler_logprobs=torch.zeros(3, 3),
 )
 
 

@@ -31,6 +31,7 @@ def scored(scores: list[float], lengths: list[int], *, ended: bool = True) -> Sc
             responses=["r"] * len(scores),
             sequences=collate([[1]] * len(scores), [[7] * length for length in lengths], pad_token_id=0),
             ended=torch.full((len(scores),), ended),
+            sampler_logprobs=torch.zeros(len(scores), max(lengths)),
         ),
         scores=Scores(total=total, weighted_sum=total, by_term={}),
     )
