@@ -59,6 +59,67 @@ def gae(
     return advantages
 
 
+def truncated_gae(
+    rewards: Tensor,
+    values: Tensor,
+    response_mask: Tensor,
+    *,
+    gamma: float,
+    lam: float | Tensor,
+    horizon: int,
+    final_values: Tensor | None = None,
+) -> Tensor:
+    """GAE whose sum stops after `horizon` response tokens, with V there: PPO, arXiv 1707.06347 eq. 11.
+
+        A_t = Σ_{k < horizon} (γ·λ)^k · δ_{t+k}        δ_t = r_t + γ·V_{t+1} − V_t
+
+    The paper cuts a trajectory into segments of T steps; here the window moves with t. Near the end of a response
+    the sum stops with the response, and from a `horizon` of its length on this is `gae`. A `horizon` of 1 gives δ.
+    Everything else is as for `gae`; summed in float64.
+
+    Raises ValueError as `gae`, and for a horizon below 1.
+    """
+    if horizon < 1:
+        raise ValueError(f"horizon={horizon} is below 1; it counts the steps that are summed")
+    exact_rewards, exact_values = rewards.to(torch.float64), values.to(torch.float64)
+    whole = gae(exact_rewards, exact_values, response_mask, gamma=gamma, lam=lam, final_values=final_values)
+    # A_t holds the sum from t + horizon on, (γλ)^horizon times: what is subtracted. Gaps do not count as steps, so
+    # the advantages stand without them first, with a 0 behind the last.
+    width = response_mask.shape[1]
+    rank = response_mask.cumsum(dim=1) - 1
+    row = whole.new_zeros(whole.shape[0], width + 1)
+    row = row.scatter(1, rank.where(response_mask, width), whole)
+    beyond = row.gather(1, (rank + horizon).clamp(0, width))
+    decay = (gamma * _one_per_row("lam", lam, whole)) ** horizon
+    dtype = torch.promote_types(_widened(rewards), values.dtype)
+    return keep(whole - decay[:, None] * beyond, response_mask).to(dtype)
+
+
+def n_step_advantages(
+    rewards: Tensor,
+    values: Tensor,
+    response_mask: Tensor,
+    *,
+    gamma: float,
+    num_steps: int,
+    final_values: Tensor | None = None,
+) -> Tensor:
+    """The n-step return less the value, A_t = Σ_{k<n} γ^k·r_{t+k} + γ^n·V_{t+n} − V_t: PPO, arXiv 1707.06347 eq. 10.
+
+    Where fewer than n tokens are left, their rewards and what stands after the last. It is `truncated_gae` at
+    λ = 1, where the values between telescope; shapes and errors are the same.
+    """
+    return truncated_gae(
+        rewards,
+        values,
+        response_mask,
+        gamma=gamma,
+        lam=1.0,
+        horizon=num_steps,
+        final_values=final_values,
+    )
+
+
 def returns_to_go(rewards: Tensor, response_mask: Tensor, *, gamma: float) -> Tensor:
     """Discounted reward from each token on, G_t = r_t + γ·G_{t+1}, over response tokens only.
 
