@@ -11,6 +11,7 @@ from schemas.job import ImportModel, ImportVerifier, PrepareData, StageJob, Work
 from schemas.recipe import MODEL, Gate, Recipe, Resources, Reward
 from schemas.references import content_of, reward_of
 from schemas.source_files import VERIFIER_LIMIT, data_limit, hash_file
+from schemas.splits import is_alone, shares_of
 from schemas.stage_key import key_parts
 
 DATA = "data."
@@ -45,7 +46,12 @@ def work_of(recipe: Recipe, step: str) -> Work:
         return ImportModel(model=recipe.model)
     if step.startswith(DATA):
         name = step.removeprefix(DATA)
-        return PrepareData(content=content_of(recipe, name), data=recipe.data[name])
+        return PrepareData(
+            content=content_of(recipe, name),
+            data=recipe.data[name],
+            shares=shares_of(recipe),
+            alone=is_alone(recipe, name),
+        )
     if step.startswith(VERIFIERS):
         return ImportVerifier(verifier=recipe.verifiers[step.removeprefix(VERIFIERS)])
     return recipe.stages[step]

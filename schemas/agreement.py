@@ -13,6 +13,7 @@ from schemas.recipe import (
     ValuePretraining,
 )
 from schemas.references import stage_reference
+from schemas.splits import share_problems, with_shares
 
 PolicyStages = Mapping[str, PolicyOptimization]
 
@@ -24,7 +25,7 @@ def resolve(recipe: Recipe) -> tuple[Recipe, list[Problem]]:
     ``Returns`` and, where KL is counted, reference. What its stage leaves open is taken from the policy stages that
     start from it. A critic or demonstrations that an algorithm does not read are left out.
     """
-    problems: list[Problem] = []
+    problems = share_problems(recipe)
     stages: dict[str, AnyStage] = {}
     for name, stage in recipe.stages.items():
         if isinstance(stage, ValuePretraining):
@@ -39,7 +40,8 @@ def resolve(recipe: Recipe) -> tuple[Recipe, list[Problem]]:
         if isinstance(stage, DirectPreferenceOptimization | ValuePretraining | PolicyOptimization):
             stage = stage.model_copy(update={"reference": stage_reference(stage)})
         stages[name] = stage
-    return recipe.model_copy(update={"stages": stages}), problems
+    recipe = recipe.model_copy(update={"stages": stages})
+    return recipe if problems else with_shares(recipe), problems
 
 
 def _unread(stage: PolicyOptimization) -> dict[str, None]:

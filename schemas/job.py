@@ -17,6 +17,7 @@ from schemas.recipe import (
     PreferenceCollection,
     Reward,
     RewardModelling,
+    Shares,
     SupervisedFineTuning,
     ValuePretraining,
     Verifier,
@@ -37,6 +38,10 @@ class PrepareData(Frozen):
     kind: Literal["prepare_data"] = "prepare_data"
     content: Literal["demonstrations", "preferences", "rankings", "prompts"]
     data: Data
+    shares: Shares = Shares()
+    """The recipe's, by which it is decided on which side a prompt is."""
+    alone: bool = False
+    """Whether no other dataset has to agree, so that a number of rows may reach beyond its share."""
 
 
 class ImportVerifier(Frozen):

@@ -74,6 +74,12 @@ METRICS: tuple[Metric, ...] = (
         headline=("prepare_data",),
     ),
     Metric(
+        "unused_rows", "rows",
+        "Usable rows beyond the number that the recipe asks for: of a held-out side, where they may not be trained on "
+        "either, or of training (rows).",
+        headline=("prepare_data",),
+    ),
+    Metric(
         "tied_share", "1",
         "Share of the prompts that gave no pair: all responses score the same, both sides are the same text, or "
         "responses are empty. Of the batch (curve), of all splits (headline; report.json has the reasons).",
@@ -185,10 +191,15 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "explained_variance", "1",
         "1 − Var(G − V)/Var(G) over all valid tokens at once, against Monte-Carlo returns G. value_pretraining: "
-        "on responses to validation prompts, of the critic that is kept (in the curve: of the critic so far); "
-        "policy_optimization: on the rollout, before it is trained on. "
+        "on responses to test prompts, of the critic that is kept; policy_optimization: on the rollout, before it is trained on. "
         "1 is a perfect critic, 0 a constant; undefined where returns do not vary.",
-        headline=("value_pretraining",), curve=("value_pretraining", "policy_optimization"),
+        headline=("value_pretraining",), curve=("policy_optimization",),
+    ),
+    Metric(
+        "validation_explained_variance", "1",
+        "The same on responses to validation prompts, by which the critic that is kept is chosen; no gate can ask for it. "
+        "Curve: of the critic so far.",
+        headline=("value_pretraining",), curve=("value_pretraining",),
     ),
     Metric(
         "return_variance", "reward²", "Var(G) over the same tokens: what there is to explain.",
@@ -196,13 +207,13 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric(
         "value_bias", "reward",
-        "Mean of value − target, which explained variance does not see: over the validation responses (headline), "
+        "Mean of value − target, which explained variance does not see: over the responses to test prompts (headline), "
         "or over the iteration's last minibatch, or all of them in policy_optimization (curve).",
         headline=("value_pretraining",), curve=("value_pretraining", "policy_optimization"),
     ),
     Metric(
         "value_mse", "reward²",
-        "Mean of (value − target)², never clipped: over the validation responses (headline), or over the "
+        "Mean of (value − target)², never clipped: over the responses to test prompts (headline), or over the "
         "iteration's minibatches (curve).",
         headline=("value_pretraining",), curve=("policy_optimization",),
     ),
@@ -413,14 +424,14 @@ METRICS: tuple[Metric, ...] = (
     Metric("learning_rate_critic", "1", "Learning rate of the critic.", curve=("policy_optimization",)),
     Metric(
         "validation_score", "reward",
-        "Mean score of responses to the validation prompts, by which the best policy is chosen.",
+        "Mean score of responses to the validation prompts, by which the best policy is chosen; no gate can ask for it.",
         headline=SAMPLING, curve=SAMPLING,
     ),
+    Metric("test_score", "reward", "Mean score of the kept policy's responses to the test prompts.", headline=SAMPLING),
     # -- evaluation
     Metric(
         "mean_response_length", "tokens",
-        "Mean length of responses, EOS included: of the kept policy to the validation prompts, or of the candidate "
-        "to the test prompts.",
+        "Mean length of responses to the test prompts, EOS included: of the kept policy, or of the candidate.",
         headline=(*SAMPLING, "evaluation"),
     ),
     Metric("baseline_mean_response_length", "tokens", "The same of the baseline.", headline=("evaluation",)),
@@ -435,8 +446,17 @@ METRICS: tuple[Metric, ...] = (
 )  # fmt: skip
 
 
+SELECTING = "validation_"
+"""What the names of metrics start with that are measured on the prompts (or pairs) that choose, so that no gate judges them."""
+
+
+def gated_by(kind: str, *, judge: str | None = None) -> frozenset[str]:
+    """Names of the headline metrics of a kind of stage that its gate can ask for."""
+    return frozenset(name for name in measured_by(kind, judge=judge) if not name.startswith(SELECTING))
+
+
 def measured_by(kind: str, *, judge: str | None = None) -> frozenset[str]:
-    """Names of the headline metrics of a kind of stage: what its gate can ask for.
+    """Names of the headline metrics of a kind of stage.
 
     ``judge`` (``verifier`` or ``reward``) narrows an evaluation's down to those of its judge.
     """

@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from schemas.metrics import measured_by
+from schemas.metrics import SELECTING, estimated_by, gated_by, measured_by
 from schemas.problems import MOST_PROBLEMS, Path, Problem, quote, suggest
 from schemas.recipe import EXACT_MATCH, MAX_NAMED, MODEL
 from schemas.references import (
@@ -292,7 +292,10 @@ def _gates(plain: Plain) -> Iterator[Problem]:
                 "metric",
             )
             metric = _mapping(gate).get("metric")
-            if isinstance(metric, str) and metric not in measured:
+            if isinstance(metric, str) and metric.startswith(SELECTING) and metric in measured:
+                message = f"{quote(metric)} is measured on what chose the best, so that it is optimistic"
+                yield Problem(path, message, f"use one of: {', '.join(sorted(gated_by(kind, judge=judge)))}")
+            elif isinstance(metric, str) and metric not in measured:
                 yield Problem(path, f"{by} does not measure {quote(metric)}", suggest(metric, measured))
             elif isinstance(metric, str) and _mapping(gate).get("confidence") is not None:
                 yield from _sure_of_nothing((*path[:-1], "confidence"), metric, kind, judge)

@@ -46,15 +46,35 @@ class Generation(Frozen):
     """Log-probabilities are those of the sampling distribution, so training divides logits by it too."""
 
 
-class Split(Frozen):
-    """Rows set apart, by prompt: ``validation`` selects, ``test`` is read by gates and evaluation alone.
+class Shares(Frozen):
+    """The shares of all prompts that are held out, the same in every dataset of a recipe."""
 
-    An integer is a number of rows, a fraction a share. The rows are chosen by a hash of the prompt, so the same
-    prompt falls on the same side in every dataset that is split by the same fractions.
+    validation: Fraction = 0.05
+    test: Fraction = 0.05
+
+
+class Split(Frozen):
+    """Rows held out, by prompt: ``validation`` selects, ``test`` is read by gates and evaluation alone.
+
+    Which side a prompt is on follows from a hash of the prompt and the recipe's ``Shares`` alone, so no prompt that one
+    dataset holds out is trained on in another.
     """
 
-    validation: Count | Fraction = 0.05
-    test: Count | Fraction = 0.05
+    validation: Count | Fraction | None = None
+    """A share of all prompts, which is then that of every dataset; or a number of rows, taken from that share, whose
+    other rows are not used. None: the share that other datasets name, else 0.05."""
+    test: Count | Fraction | None = None
+    """The same."""
+
+    @model_validator(mode="after")
+    def _something_is_left_to_train_on(self) -> Self:
+        held_out = sum(size for size in (self.validation, self.test) if isinstance(size, float))
+        if held_out >= 1.0:
+            raise ValueError(
+                f"validation={self.validation:g} and test={self.test:g} leave nothing to train on; "
+                "use shares that add up to less than 1"
+            )
+        return self
 
 
 Column = Literal["prompt", "response", "chosen", "rejected", "margin", "responses", "ranks", "answer"]
@@ -367,6 +387,8 @@ class ValuePretraining(Rollouts):
     """Iterations between two measurements on the validation prompts; the best measured critic is kept."""
     validation_samples: Count = 512
     """Responses to validation prompts, sampled once."""
+    test_samples: Count | None = None
+    """Responses to test prompts, by which gates judge the critic that was kept. None: as many as to validation prompts."""
     patience: Count = 3
     """Measurements in a row without a better explained variance after which the stage ends."""
 
@@ -395,6 +417,8 @@ class PolicyOptimization(Rollouts):
     validate_every: Count = 10
     """Iterations between two measurements of the mean score on the validation prompts; the best policy is kept."""
     validation_samples: Count = 256
+    test_samples: Count | None = None
+    """Responses to test prompts, by which gates judge the policy that was kept. None: as many as to validation prompts."""
 
     @rule
     def _groups_divide_the_batch(self) -> None:
@@ -453,6 +477,8 @@ class BestOfN(Rollouts):
     validate_every: Count = 2
     """Iterations between two measurements of the mean score on the validation prompts; the best policy is kept."""
     validation_samples: Count = 256
+    test_samples: Count | None = None
+    """Responses to test prompts, by which gates judge the policy that was kept. None: as many as to validation prompts."""
 
     @rule
     def _minibatches_divide_the_batch(self) -> None:

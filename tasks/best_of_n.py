@@ -12,7 +12,7 @@ from models.sequences import Sequences
 from schemas.job import StageJob, StageResult
 from schemas.recipe import BestOfN
 from tasks.data.examples import codec_of, read_prompts
-from tasks.data.splits import TRAIN, VALIDATION
+from tasks.data.splits import SPLITS
 from tasks.rewards.scoring import load_scorer
 from tasks.sampling.minibatches import minibatches
 from tasks.sampling.rollouts import Actors, Sampled, Scored, prompts_of_iteration, sample_and_score
@@ -28,7 +28,7 @@ from tasks.training.optimization import (
     training_device,
     update_weights,
 )
-from tasks.training.seeds import derive_seed
+from tasks.training.seeds import derive_seed, stage_seed
 
 
 def run(job: StageJob) -> StageResult:
@@ -51,8 +51,8 @@ def run(job: StageJob) -> StageResult:
         precision=work.precision,
     )
     optimizer = make_optimizer(policy, weight_decay=work.weight_decay)
-    train, validation = (read_prompts(job.inputs["prompts"], split, codec) for split in (TRAIN, VALIDATION))
-    selection = Selection(actors, validation, num_samples=work.validation_samples, seed=job.seed)
+    train, validation, test = (read_prompts(job.inputs["prompts"], split, codec) for split in SPLITS)
+    selection = Selection(actors, validation, num_samples=work.validation_samples, seed=stage_seed(job))
 
     with Attempt(
         job,
@@ -71,9 +71,9 @@ def run(job: StageJob) -> StageResult:
                 num_responses=work.batch_size,
                 samples_per_prompt=work.samples_per_prompt,
                 num_prompts=len(train),
-                seed=job.seed,
+                seed=stage_seed(job),
             )
-            seed = derive_seed(job.seed, "sampling", iteration)
+            seed = derive_seed(stage_seed(job), "sampling", iteration)
             with attempt.unmoved():
                 scored = sample_and_score(actors, train, indices, seed=seed)
 
@@ -96,11 +96,12 @@ def run(job: StageJob) -> StageResult:
         policy.load_state_dict(attempt.best)
 
     # 6. What the best policy is like
-    measured = selection.measure()
+    measured = selection.measure(test, num_samples=work.test_samples or work.validation_samples)
     save_policy(policy, codec.tokenizer, job.output)
     return StageResult(
         metrics={
             **measured,
+            "validation_score": attempt.state["best"],
             "best_iteration": attempt.state["best_iteration"],
             "prompts_too_long": train.num_too_long,
         },
@@ -132,7 +133,7 @@ def update(
     """
     work = job.work
     assert isinstance(work, BestOfN)
-    epochs = minibatches(kept.sequences, work, seed=job.seed, iteration=iteration)
+    epochs = minibatches(kept.sequences, work, seed=stage_seed(job), iteration=iteration)
     cut = [rows for epoch in epochs for rows in epoch]
     steps: list[dict[str, float]] = []
     gap: dict[str, float] = {}

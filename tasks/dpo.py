@@ -32,6 +32,7 @@ from tasks.training.optimization import (
     training_device,
     update_weights,
 )
+from tasks.training.seeds import stage_seed
 
 SIDES = ("chosen", "rejected")
 CURVES = {"pair_accuracy": "train_pair_accuracy", "nll": "chosen_nll"}
@@ -84,7 +85,7 @@ def run(job: StageJob) -> StageResult:
         read_completions(job.inputs["data"], split, SIDES, codec) for split in (TRAIN, VALIDATION, TEST)
     )
     optimizer = make_optimizer(models.policy, weight_decay=work.weight_decay)
-    order = order_of(train, work, job.seed)
+    order = order_of(train, work, stage_seed(job))
     num_steps = order.num_batches(work.epochs)
 
     # 2. Optimiser steps, from wherever an earlier attempt got to

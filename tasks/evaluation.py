@@ -19,7 +19,7 @@ from tasks.training.measured import clusters_of, defined, uncertainty_of, values
 from tasks.training.optimization import training_device
 from tasks.training.progress import RUNNING, Progress, within
 from tasks.training.scratch import PROGRESS
-from tasks.training.seeds import derive_seed
+from tasks.training.seeds import derive_seed, stage_seed
 
 NUM_SHOWN = 3
 """Prompts of which both models' responses are handed back to be shown."""
@@ -88,7 +88,7 @@ def respond(job: StageJob, role: str, *, greedy: bool) -> tuple[Judged, Prompts]
         prompts,
         [index for index in range(len(prompts)) for _ in range(copies)],
         # both models draw from the same stream, so that their difference carries less noise
-        seed=derive_seed(job.seed, "sampling"),
+        seed=derive_seed(stage_seed(job), "sampling"),
         microbatch_size=work.microbatch_size,
         greedy=greedy,
     )

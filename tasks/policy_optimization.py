@@ -19,7 +19,7 @@ from schemas.algorithm import Algorithm
 from schemas.job import StageJob, StageResult
 from schemas.recipe import PolicyOptimization
 from tasks.data.examples import Codec, Prompts, codec_of, read_completions, read_prompts
-from tasks.data.splits import TRAIN, VALIDATION
+from tasks.data.splits import SPLITS, TRAIN
 from tasks.rewards.scoring import load_scorer
 from tasks.rewards.verifier_file import Verifier
 from tasks.rewards.verifiers import load_verifier
@@ -40,7 +40,7 @@ from tasks.sampling.selection import Selection
 from tasks.training.attempt import Attempt
 from tasks.training.data_order import DataOrder
 from tasks.training.optimization import frozen_dtype, training_device
-from tasks.training.seeds import derive_seed
+from tasks.training.seeds import derive_seed, stage_seed
 from tasks.updates.actor_critic import ActorCritic, critic_folder, load_actor_critic
 from tasks.updates.estimates import Estimates, estimate
 from tasks.updates.policy_update import Ptx, kl_to_old, update
@@ -65,8 +65,8 @@ def run(job: StageJob) -> StageResult:
         microbatch_size=work.microbatch_size,
         precision=work.precision,
     )
-    train, validation = (read_prompts(job.inputs["prompts"], split, codec) for split in (TRAIN, VALIDATION))
-    selection = Selection(actors, validation, num_samples=work.validation_samples, seed=job.seed)
+    train, validation, test = (read_prompts(job.inputs["prompts"], split, codec) for split in SPLITS)
+    selection = Selection(actors, validation, num_samples=work.validation_samples, seed=stage_seed(job))
     ptx = read_ptx(job, work, codec)
     positive_verifier = load_positive_verifier(job, algorithm)
 
@@ -120,11 +120,12 @@ def run(job: StageJob) -> StageResult:
         networks.policy.load_state_dict(attempt.best)
 
     # 6. What the best policy is like
-    measured = selection.measure()
+    measured = selection.measure(test, num_samples=work.test_samples or work.validation_samples)
     save_policy(networks.policy, codec.tokenizer, job.output)
     return StageResult(
         metrics={
             **measured,
+            "validation_score": attempt.state["best"],
             "best_iteration": attempt.state["best_iteration"],
             "prompts_too_long": train.num_too_long,
         },
@@ -203,7 +204,7 @@ def read_ptx(job: StageJob, work: PolicyOptimization, codec: Codec) -> Ptx | Non
         return None
     examples = read_completions(job.inputs["ptx"], TRAIN, ["response"], codec)
     order = DataOrder(
-        num_examples=len(examples), batch_size=work.minibatch_size, seed=derive_seed(job.seed, "ptx")
+        num_examples=len(examples), batch_size=work.minibatch_size, seed=derive_seed(stage_seed(job), "ptx")
     )
     return Ptx(examples, order)
 
@@ -228,9 +229,11 @@ def sample_rollout(
             num_responses=work.batch_size,
             samples_per_prompt=group,
             num_prompts=len(prompts),
-            seed=job.seed,
+            seed=stage_seed(job),
         )
-        return sample_and_score(actors, prompts, indices, seed=derive_seed(job.seed, "sampling", batch))
+        return sample_and_score(
+            actors, prompts, indices, seed=derive_seed(stage_seed(job), "sampling", batch)
+        )
 
     if work.algorithm.drop_uniform_groups:
         return fill(

@@ -24,7 +24,7 @@ from tasks.sampling.judging import Judgement, load_judge
 from tasks.sampling.rollouts import Sampled, sample_responses
 from tasks.training.batch_files import BatchFiles
 from tasks.training.optimization import training_device
-from tasks.training.seeds import derive_seed
+from tasks.training.seeds import derive_seed, stage_seed
 
 SAME_SCORE = "all responses score the same"
 SAME_TEXT = "chosen equals rejected"
@@ -187,7 +187,7 @@ def sample_batch(
         codec,
         source.prompts,
         [index for index in batch.indices for _ in range(samples_of(work))],
-        seed=derive_seed(job.seed, "sampling", number),
+        seed=derive_seed(stage_seed(job), "sampling", number),
         microbatch_size=work.microbatch_size or work.batch_size,
     )
 

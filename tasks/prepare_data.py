@@ -6,6 +6,7 @@ What it writes is all that later stages read, so neither they nor an audit depen
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from tasks.data import arithmetic
 from tasks.data.columns import RowMapper, WrongValue
 from tasks.data.rows import Row, spool, write_marked
 from tasks.data.source_rows import Fault, SourceRow, UnreadableFile, read_rows_of
-from tasks.data.splits import SPLITS, TRAIN, assign_splits
+from tasks.data.splits import SPLITS, TEST, TRAIN, VALIDATION, side_of, split_alone, split_by_shares
 from tasks.training.progress import Progress
 from tasks.training.scratch import PROGRESS
 
@@ -41,13 +42,14 @@ class UnusableData(ValueError):
 def run(job: StageJob) -> StageResult:
     """Write ``train.parquet``, ``validation.parquet``, ``test.parquet`` and ``report.json`` into the output."""
     assert isinstance(job.work, PrepareData)
-    content, data = job.work.content, job.work.data
+    work = job.work
+    content, data = work.content, work.data
     is_builtin = data.source.startswith(BUILTIN)
     progress = Progress(job.scratch / PROGRESS, total=3, phase="reading")
 
     # 1. Map the source's rows to our columns, and leave out what cannot be used
     mapper = None if is_builtin else mapper_of(data, content)
-    batches = builtin_batches(data, content) if mapper is None else file_batches(data, content, mapper, job)
+    batches = builtin_batches(work) if mapper is None else file_batches(data, content, mapper, job)
     kept, report_of = usable(batches, content=content, allow_repeats=is_builtin)
     table = spool(kept, job.scratch / "kept.arrow")
     if mapper is not None:
@@ -57,11 +59,11 @@ def run(job: StageJob) -> StageResult:
     progress.update(1, phase="splitting")
 
     # 2. Set rows apart, by prompt
-    sides = sides_of(table, data)
+    sides = sides_of(table, work)
     progress.update(2, phase="writing")
 
     # 3. Write
-    counts = write_splits(table, sides, data, job.output)
+    counts = write_splits(table, sides, job.output, train_rows=data.rows)
     (job.output / "report.json").write_text(json.dumps(described(counts, report), indent=2) + "\n")
     progress.update(3)
     return StageResult(
@@ -70,6 +72,7 @@ def run(job: StageJob) -> StageResult:
             "source_rows": report.num_rows,
             "dropped_rows": report.num_dropped,
             "repeated_rows": report.num_repeated,
+            "unused_rows": len(sides) - sum(counts.values()),
         }
     )
 
@@ -80,8 +83,9 @@ def described(counts: dict[str, int], report: Report) -> dict[str, Any]:
     return {**counts, "dropped": report.dropped, **({"first_dropped": first} if first else {})}
 
 
-def builtin_batches(data: Data, content: str) -> Iterator[pa.Table]:
-    """Rows of ``builtin:NAME/KIND``, which come with the side that each belongs to."""
+def builtin_batches(work: PrepareData) -> Iterator[pa.Table]:
+    """Rows of ``builtin:NAME/KIND``."""
+    data, shares = work.data, work.shares
     name, _, kind = data.source.removeprefix(BUILTIN).partition("/")
     dial = arithmetic.DIALS.get(name)
     count = data.rows or BUILTIN_ROWS
@@ -94,13 +98,26 @@ def builtin_batches(data: Data, content: str) -> Iterator[pa.Table]:
     elif kind == "preferences":
         rows = arithmetic.preferences(seed=BUILTIN_SEED, count=count, dial=dial)
     elif kind == "prompts":
-        held_out = {side: number_of(getattr(data.split, side), count) for side in SPLITS if side != TRAIN}
-        rows = arithmetic.prompts(seed=BUILTIN_SEED, train=count, **held_out, dial=dial)
+        rows = arithmetic.prompts(
+            seed=BUILTIN_SEED,
+            wanted={
+                TRAIN: count,
+                VALIDATION: number_of(data.split.validation or shares.validation, count),
+                TEST: number_of(data.split.test or shares.test, count),
+            },
+            shares={
+                TRAIN: 1 - shares.validation - shares.test,
+                VALIDATION: shares.validation,
+                TEST: shares.test,
+            },
+            side_of=partial(side_of, shares=shares),
+            dial=dial,
+        )
     else:
         raise UnusableData(
             f"source={data.source!r} is not built in; {BUILTIN}{name} has demonstrations, preferences and prompts"
         )
-    columns = (*CONTENT_COLUMNS[content], "split")
+    columns = CONTENT_COLUMNS[work.content]
     yield pa.Table.from_pylist([{column: row[column] for column in columns} for row in rows])
 
 
@@ -196,23 +213,24 @@ def refuse_if_too_many_dropped(report: Report, *, name: str, max_dropped: float)
     )
 
 
-def sides_of(table: pa.Table, data: Data) -> list[str]:
-    """The side of every row. A source that says itself where a row belongs is believed."""
-    if "split" in table.column_names:
-        return list(table["split"].to_pylist())
-    return assign_splits(table["prompt"].to_pylist(), data.split)
+def sides_of(table: pa.Table, work: PrepareData) -> list[str | None]:
+    """The side of every row; None for a row that is on none: of a held-out side, beyond the number asked for."""
+    assign = split_alone if work.alone and not work.data.source.startswith(BUILTIN) else split_by_shares
+    return list(assign(table["prompt"].to_pylist(), work.data.split, work.shares))
 
 
-def write_splits(table: pa.Table, sides: Sequence[str], data: Data, output: Path) -> dict[str, int]:
-    """Write one file a side, cut to the sizes asked for; returns how many rows each has."""
-    if "split" in table.column_names:
-        table = table.drop_columns(["split"])
-    limits = {TRAIN: data.rows, "validation": data.split.validation, "test": data.split.test}
+def write_splits(
+    table: pa.Table, sides: Sequence[str | None], output: Path, *, train_rows: int | None
+) -> dict[str, int]:
+    """Write one file a side; returns how many rows each has.
+
+    Args:
+        train_rows: the most rows for training; None: all.
+    """
     counts = {}
     for side in SPLITS:
-        limit = limits[side]
         numbers = (number for number, name in enumerate(sides) if name == side)
-        chosen = set(islice(numbers, limit if isinstance(limit, int) else None))
+        chosen = set(islice(numbers, train_rows if side == TRAIN else None))
         write_marked(output, side, table, [number in chosen for number in range(len(sides))])
         counts[f"{side}_rows"] = len(chosen)
     return counts

@@ -33,7 +33,7 @@ from tasks.training.data_order import order_of
 from tasks.training.measured import uncertainty_of, values_of
 from tasks.training.metric_sums import MetricSums
 from tasks.training.optimization import autocast, make_optimizer, training_device, update_weights
-from tasks.training.seeds import derive_seed
+from tasks.training.seeds import derive_seed, stage_seed
 
 SIDES = ("chosen", "rejected")
 CURVES = {"pair_accuracy": "train_pair_accuracy", "nll": "chosen_nll", "pair_mean": "score_mean"}
@@ -51,11 +51,11 @@ def run(job: StageJob) -> StageResult:
     # 1. The policy's trunk with a fresh head, and every pair or ranking as ids
     codec = codec_of(job, "init")
     reward, language_head = reward_with_language_head(
-        job.inputs["init"], seed=derive_seed(job.seed, "init"), device=device
+        job.inputs["init"], seed=derive_seed(stage_seed(job), "init"), device=device
     )
     train, validation, test = (read_preferences(job, split, codec) for split in (TRAIN, VALIDATION, TEST))
     optimizer = make_optimizer(reward, weight_decay=work.weight_decay)
-    order = order_of(train, work, job.seed)
+    order = order_of(train, work, stage_seed(job))
     num_steps = order.num_batches(work.epochs)
 
     # 2. Optimiser steps, from wherever an earlier attempt got to

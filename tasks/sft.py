@@ -18,6 +18,7 @@ from tasks.training.attempt import Attempt
 from tasks.training.data_order import order_of
 from tasks.training.measured import uncertainty_of, values_of
 from tasks.training.optimization import autocast, make_optimizer, training_device, update_weights
+from tasks.training.seeds import stage_seed
 
 
 def run(job: StageJob) -> StageResult:
@@ -34,7 +35,7 @@ def run(job: StageJob) -> StageResult:
         for split in (TRAIN, VALIDATION, TEST)
     )
     optimizer = make_optimizer(policy, weight_decay=work.weight_decay)
-    order = order_of(train, work, job.seed)
+    order = order_of(train, work, stage_seed(job))
     num_steps = order.num_batches(work.epochs)
 
     # 2. Optimiser steps, from wherever an earlier attempt got to

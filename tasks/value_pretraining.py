@@ -21,7 +21,7 @@ from models.heads import ScalarModel, load_critic, save_value, values
 from schemas.job import StageJob, StageResult
 from schemas.recipe import ValuePretraining
 from tasks.data.examples import Prompts, codec_of, read_prompts
-from tasks.data.splits import TRAIN, VALIDATION
+from tasks.data.splits import TEST, TRAIN, VALIDATION
 from tasks.rewards.scoring import load_scorer
 from tasks.sampling.minibatches import minibatches
 from tasks.sampling.reward_moments import write_moments
@@ -45,7 +45,7 @@ from tasks.training.optimization import (
     training_device,
     update_weights,
 )
-from tasks.training.seeds import derive_seed
+from tasks.training.seeds import derive_seed, stage_seed
 
 POSITIONS = 4
 """Explained variance is also measured in so many equal parts of the response."""
@@ -53,7 +53,7 @@ POSITIONS = 4
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Responses to validation prompts, sampled once, with their Monte-Carlo returns (B,T)."""
+    """Responses to held-out prompts, sampled once, with their Monte-Carlo returns (B,T)."""
 
     rollout: Rollout
     returns: Tensor
@@ -79,13 +79,13 @@ def run(job: StageJob) -> StageResult:
         microbatch_size=work.microbatch_size,
         precision=work.precision,
     )
-    critic = load_critic(job.inputs["init"], seed=derive_seed(job.seed, "init")).to(device)
+    critic = load_critic(job.inputs["init"], seed=derive_seed(stage_seed(job), "init")).to(device)
     optimizer = make_optimizer(critic, weight_decay=work.weight_decay)
 
     # 2. Prompts to train on, and responses to others to be measured on
     prompts = read_prompts(job.inputs["prompts"], TRAIN, codec)
     moments = sample_moments(job, work, actors, prompts)
-    held_out = sample_held_out(job, work, actors, moments)
+    held_out = sample_held_out(job, work, actors, moments, VALIDATION)
 
     with Attempt(
         job,
@@ -104,9 +104,9 @@ def run(job: StageJob) -> StageResult:
                 num_responses=work.batch_size,
                 samples_per_prompt=work.samples_per_prompt,
                 num_prompts=len(prompts),
-                seed=job.seed,
+                seed=stage_seed(job),
             )
-            seed = derive_seed(job.seed, "sampling", iteration)
+            seed = derive_seed(stage_seed(job), "sampling", iteration)
             with attempt.unmoved():
                 scored = sample_and_score(actors, prompts, indices, seed=seed)
                 rollout = shape(actors, scored, returns=work.returns, moments=moments)
@@ -134,13 +134,15 @@ def run(job: StageJob) -> StageResult:
             )
         critic.load_state_dict(attempt.best)
 
-    measured = diagnose(critic, held_out, actors)
+    # 6. How well it explains prompts that have chosen nothing: the best of several measurements is optimistic
+    measured = diagnose(critic, sample_held_out(job, work, actors, moments, TEST), actors)
     save_value(critic, codec.tokenizer, job.output)
     if moments.count:
         write_moments(job.output, moments)
     return StageResult(
         metrics={
             **headline_metrics(measured),
+            "validation_explained_variance": attempt.state["best"],
             "best_iteration": attempt.state["best_iteration"],
             "prompts_too_long": prompts.num_too_long,
         },
@@ -157,25 +159,31 @@ def sample_moments(job: StageJob, work: ValuePretraining, actors: Actors, prompt
     if work.returns.reward_scaling == "none":
         return RunningMoments()
     order = DataOrder(
-        num_examples=len(prompts), batch_size=work.batch_size, seed=derive_seed(job.seed, "moments")
+        num_examples=len(prompts), batch_size=work.batch_size, seed=derive_seed(stage_seed(job), "moments")
     )
-    scored = sample_and_score(actors, prompts, order.batch(0), seed=derive_seed(job.seed, "moments sampling"))
+    scored = sample_and_score(
+        actors, prompts, order.batch(0), seed=derive_seed(stage_seed(job), "moments sampling")
+    )
     return RunningMoments().update(scored.scores.total)
 
 
 def sample_held_out(
-    job: StageJob, work: ValuePretraining, actors: Actors, moments: RunningMoments
+    job: StageJob, work: ValuePretraining, actors: Actors, moments: RunningMoments, split: str
 ) -> HeldOut:
-    """Responses to validation prompts; a pure function of the seed, so that a resumed stage samples the same.
+    """Responses to the prompts of a held-out split; a pure function of the seed, so that a resumed stage samples the same.
 
     Raises:
         SamplerDisagrees: the policy's log-probabilities are not those that it sampled with.
     """
     assert work.returns is not None
-    prompts = read_prompts(job.inputs["prompts"], VALIDATION, actors.codec)
-    indices = [index % len(prompts) for index in range(work.validation_samples)]
-    with progress.within("validation"):
-        scored = sample_and_score(actors, prompts, indices, seed=derive_seed(job.seed, "validation sampling"))
+    prompts = read_prompts(job.inputs["prompts"], split, actors.codec)
+    num_samples = work.validation_samples
+    if split == TEST and work.test_samples is not None:
+        num_samples = work.test_samples
+    indices = [index % len(prompts) for index in range(num_samples)]
+    seed = derive_seed(stage_seed(job), f"{split} sampling")
+    with progress.within(split):
+        scored = sample_and_score(actors, prompts, indices, seed=seed)
         rollout = shape(actors, scored, returns=work.returns, moments=moments)
     compare_with_sampler(rollout.logprobs, rollout.sampled, precision=work.precision)
     returns = monte_carlo_returns(rollout.rewards, rollout.sequences.response_mask, gamma=work.returns.gamma)
@@ -194,7 +202,7 @@ def regress(
 ) -> dict[str, float]:
     """All optimiser steps of one rollout; returns the metrics of the last."""
     metrics: dict[str, float] = {}
-    epochs = minibatches(rollout.sequences, work, seed=job.seed, iteration=iteration)
+    epochs = minibatches(rollout.sequences, work, seed=stage_seed(job), iteration=iteration)
     cut = [rows for epoch in epochs for rows in epoch]
     for number, rows in enumerate(cut):
         progress.phase("updating", number, len(cut))
@@ -241,7 +249,7 @@ def keep_if_best(
         attempt.best = weights_of(critic)
     else:
         attempt.state |= {"without_gain": attempt.state["without_gain"] + 1}
-    return {"explained_variance": measured}
+    return {"validation_explained_variance": measured}
 
 
 def headline_metrics(measured: ValueDiagnostics) -> dict[str, float | None]:

@@ -15,14 +15,13 @@ There are two sizes of it, which differ in their `Dial` alone: `SHORT` (``builti
 tokens) is learned in a minute; `LONG` (``builtin:arithmetic_long``, 5 to 14 steps, about 80 tokens) is long enough that
 it matters how a reward at the end reaches the first tokens.
 
-Everything is a pure function of the seed. The split of a problem is a function of its prompt alone, so that no
-problem of `validation` or `test` is ever trained on, in any of the three datasets.
+Everything is a pure function of the seed. Which side of a split a problem is on is decided by its prompt, as for any
+other data.
 """
 
-import hashlib
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from string import ascii_lowercase
 
@@ -93,8 +92,6 @@ PAIR_KINDS = {"one": 0.5, "many": 0.3, "sloppy": 0.2}
 SHORT_PAIR_SHARE = 0.5
 """Share of preference pairs with few steps: the place of their slip is easy to find, so they teach first."""
 
-SPLIT_SHARES = {"train": 0.8, "validation": 0.1, "test": 0.1}
-
 SLIP_DISTANCES = (4, 5)
 """By how many places of the dial a slipped digit is off. Few, so that there are few wrong pairs of neighbours to know:
 a reward model of this size learns 20 of them within its minute, and misses some of 50."""
@@ -130,26 +127,18 @@ class Problem:
         return f"{self.start}{steps}?"
 
 
-def split_of(prompt: str) -> str:
-    """`train`, `validation` or `test`, from the sha256 of the prompt's text alone."""
-    fraction = int.from_bytes(hashlib.sha256(prompt.encode()).digest()[:8]) / 2**64
-    if fraction < SPLIT_SHARES["train"]:
-        return "train"
-    return "validation" if fraction < SPLIT_SHARES["train"] + SPLIT_SHARES["validation"] else "test"
-
-
 def demonstrations(*, seed: int, count: int, dial: Dial = SHORT) -> Iterator[dict[str, str]]:
-    """Rows `{prompt, response, split}`; steps slip with the dial's `slip_rates`, answers with `ANSWER_SLIP_RATE`."""
+    """Rows `{prompt, response}`; steps slip with the dial's `slip_rates`, answers with `ANSWER_SLIP_RATE`."""
     rng = random.Random(f"{dial.name}/demonstrations/{seed}")
     for _ in range(count):
         problem = _draw_problem(rng, num_steps=rng.randint(dial.min_steps, dial.max_steps))
         slip_places = _draw_places(rng, rates=(*dial.slip_rates[: len(problem.changes)], ANSWER_SLIP_RATE))
         response = _write_response(problem, rng, slip_places=slip_places)
-        yield {"prompt": problem.prompt, "response": response, "split": split_of(problem.prompt)}
+        yield {"prompt": problem.prompt, "response": response}
 
 
 def preferences(*, seed: int, count: int, dial: Dial = SHORT) -> Iterator[dict[str, str]]:
-    """Rows `{prompt, chosen, rejected, split}`; the chosen side is clean, the rejected one has slips."""
+    """Rows `{prompt, chosen, rejected}`; the chosen side is clean, the rejected one has slips."""
     rng = random.Random(f"{dial.name}/preferences/{seed}")
     kinds, shares = list(PAIR_KINDS), list(PAIR_KINDS.values())
     for _ in range(count):
@@ -166,29 +155,34 @@ def preferences(*, seed: int, count: int, dial: Dial = SHORT) -> Iterator[dict[s
             rejected = _write_response(problem, rng, slip_places=drawn | forced)
         else:
             rejected = _write_false_digit(clean, rng)
-        yield {
-            "prompt": problem.prompt,
-            "chosen": clean,
-            "rejected": rejected,
-            "split": split_of(problem.prompt),
-        }
+        yield {"prompt": problem.prompt, "chosen": clean, "rejected": rejected}
 
 
 def prompts(
-    *, seed: int, train: int, validation: int, test: int, dial: Dial = SHORT
+    *,
+    seed: int,
+    wanted: Mapping[str, int],
+    shares: Mapping[str, float],
+    side_of: Callable[[str], str],
+    dial: Dial = SHORT,
 ) -> Iterator[dict[str, str]]:
-    """Rows `{prompt, split, answer}`: exactly so many different prompts of each split, in the order drawn.
+    """Rows `{prompt, answer}`: exactly so many different prompts of each side, in the order drawn.
 
-    Raises ValueError when a split is asked for more prompts than half of the problems that it has.
+    Args:
+        wanted: side of a split → number of prompts.
+        shares: side → about what share of all problems is on it.
+        side_of: from a prompt to its side.
+
+    Raises:
+        ValueError: a side is asked for more than half of the problems that it has.
     """
-    wanted = {"train": train, "validation": validation, "test": test}
-    for split, share in SPLIT_SHARES.items():
-        if wanted[split] > share * dial.num_problems / 2:
+    for side, number in wanted.items():
+        if number > shares[side] * dial.num_problems / 2:
             raise ValueError(
-                f"{split}={wanted[split]} prompts asked of the {dial.name} task, which has about "
-                f"{round(share * dial.num_problems)} for this split; ask for half of them at most"
+                f"{side}={number} prompts are asked of the {dial.name} task, which has about "
+                f"{round(shares[side] * dial.num_problems)} on this side; ask for half of them at most"
             )
-    return _draw_prompts(random.Random(f"{dial.name}/prompts/{seed}"), wanted, dial)
+    return _draw_prompts(random.Random(f"{dial.name}/prompts/{seed}"), dict(wanted), side_of, dial)
 
 
 def verify(prompt: str, response: str, *, dial: Dial = SHORT) -> bool:
@@ -223,16 +217,20 @@ def _draw_problem(rng: random.Random, *, num_steps: int) -> Problem:
     return Problem(start=rng.randint(0, 9), changes=changes)
 
 
-def _draw_prompts(rng: random.Random, wanted: dict[str, int], dial: Dial) -> Iterator[dict[str, str]]:
+def _draw_prompts(
+    rng: random.Random, wanted: dict[str, int], side_of: Callable[[str], str], dial: Dial
+) -> Iterator[dict[str, str]]:
     seen: set[str] = set()
     while any(wanted.values()):
         problem = _draw_problem(rng, num_steps=rng.randint(dial.min_steps, dial.max_steps))
         prompt = problem.prompt
-        split = split_of(prompt)
-        if wanted[split] and prompt not in seen:
-            seen.add(prompt)
-            wanted[split] -= 1
-            yield {"prompt": prompt, "split": split, "answer": str(problem.answer)}
+        if prompt in seen:
+            continue
+        seen.add(prompt)
+        side = side_of(prompt)
+        if wanted.get(side):
+            wanted[side] -= 1
+            yield {"prompt": prompt, "answer": str(problem.answer)}
 
 
 def _draw_places(rng: random.Random, *, rates: tuple[float, ...]) -> frozenset[int]:

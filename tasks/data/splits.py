@@ -2,9 +2,9 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from schemas.recipe import Split
+from schemas.recipe import Shares, Split
 
 TRAIN, VALIDATION, TEST = "train", "validation", "test"
 SPLITS = (TRAIN, VALIDATION, TEST)
@@ -20,30 +20,76 @@ def prompt_position(prompt: str) -> float:
     return int.from_bytes(hashlib.sha256(alike.encode()).digest()[:8], "big") / 2**64
 
 
-def assign_splits(prompts: Sequence[str], split: Split) -> list[str]:
-    """The side of every row: from position 0 up first ``test``, then ``validation``, the rest ``train``.
+def side_of(prompt: str, shares: Shares) -> str:
+    """The side of a prompt, whatever dataset it stands in: from position 0 up ``test``, then ``validation``, ``train``."""
+    position = prompt_position(prompt)
+    if position < shares.test:
+        return TEST
+    return VALIDATION if position < shares.test + shares.validation else TRAIN
 
-    A share is a stretch of the positions themselves, and therefore the same in every dataset; a number is reached
-    by taking whole prompts in the order of their positions.
+
+def split_by_shares(prompts: Sequence[str], split: Split, shares: Shares) -> list[str | None]:
+    """The side of every row by ``shares``; None for rows of a held-out side beyond the number that ``split`` asks for.
+
+    Those are neither measured on nor trained on: another dataset may hold them out. A number is reached by taking
+    whole prompts in the order of their positions.
+
+    Raises:
+        TooFewRows: a side has fewer rows than asked for, or none.
+    """
+    sides: list[str | None] = [side_of(prompt, shares) for prompt in prompts]
+    positions = [prompt_position(prompt) for prompt in prompts]
+    for side, size, share in (
+        (TEST, split.test, shares.test),
+        (VALIDATION, split.validation, shares.validation),
+    ):
+        if not isinstance(size, int):
+            continue
+        rows_at = Counter(position for position, of in zip(positions, sides, strict=True) if of == side)
+        if rows_at.total() < size:
+            raise TooFewRows(
+                f"split.{side}={size} is more than the {rows_at.total()} rows of {len(prompts)} that the {side} share of "
+                f"{share:g} holds; ask for fewer, or name a larger share as split.{side} of one of the datasets"
+            )
+        end = _end_of(size, start=0.0, ordered=sorted(rows_at), rows_at=rows_at)
+        sides = [
+            None if of == side and position >= end else of
+            for position, of in zip(positions, sides, strict=True)
+        ]
+    _refuse_empty_sides(sides, prompts, {TEST: shares.test, VALIDATION: shares.validation})
+    return sides
+
+
+def split_alone(prompts: Sequence[str], split: Split, shares: Shares) -> list[str]:
+    """The side of every row of a dataset that has no other to agree with, so that all its rows are used.
+
+    A share is a stretch of the positions; a number is reached by taking whole prompts in the order of their positions,
+    beyond its share if it must.
 
     Raises:
         TooFewRows: a side, or training, would be left without rows.
     """
+    sizes = {TEST: split.test or shares.test, VALIDATION: split.validation or shares.validation}
     positions = [prompt_position(prompt) for prompt in prompts]
     rows_at = Counter(positions)
     ordered = sorted(rows_at)
-    test_end = _end_of(split.test, start=0.0, ordered=ordered, rows_at=rows_at)
-    validation_end = _end_of(split.validation, start=test_end, ordered=ordered, rows_at=rows_at)
+    test_end = _end_of(sizes[TEST], start=0.0, ordered=ordered, rows_at=rows_at)
+    validation_end = _end_of(sizes[VALIDATION], start=test_end, ordered=ordered, rows_at=rows_at)
 
     sides = [TEST if p < test_end else VALIDATION if p < validation_end else TRAIN for p in positions]
-    present = Counter(sides)
-    for side, asked in ((TEST, split.test), (VALIDATION, split.validation), (TRAIN, "the rest")):
-        if not present[side]:
-            raise TooFewRows(
-                f"split.{side}={asked} leaves no row for {side}: there are {len(prompts)} rows with {len(ordered)} "
-                "different prompts; give more data, or other shares"
-            )
+    _refuse_empty_sides(sides, prompts, sizes)
     return sides
+
+
+def _refuse_empty_sides(
+    sides: Sequence[str | None], prompts: Sequence[str], sizes: Mapping[str, int | float]
+) -> None:
+    for side, asked in {**sizes, TRAIN: "the rest"}.items():
+        if side not in sides:
+            raise TooFewRows(
+                f"split.{side}={asked} leaves no row for {side}: there are {len(prompts)} rows with "
+                f"{len(set(map(prompt_position, prompts)))} different prompts; give more data, or other shares"
+            )
 
 
 def _end_of(size: int | float, *, start: float, ordered: Sequence[float], rows_at: Counter[float]) -> float:

@@ -16,13 +16,19 @@ class Selection:
 
     actors: Actors
     prompts: Prompts
+    """Of the validation split."""
     num_samples: int
     seed: int
 
-    def measure(self) -> dict[str, float]:
-        """Score, length (tokens), cut-off share and, against a reference, KL (nats) of the policy as it is now."""
-        scored = self._respond()
-        measured = {"validation_score": scored.scores.total.mean().item()}
+    def measure(self, test: Prompts, *, num_samples: int) -> dict[str, float]:
+        """Score, length (tokens), cut-off share and, against a reference, KL (nats) of the policy as it is now.
+
+        Args:
+            test: prompts that chose nothing: the best of several validation scores is optimistic.
+            num_samples: responses to them.
+        """
+        scored = self._respond(test, num_samples, stream="test sampling", phase="test")
+        measured = {"test_score": scored.scores.total.mean().item()}
         if self.actors.reference is not None:
             rollout = shape(self.actors, scored, returns=Returns())
             per_response = sequence_sums(rollout.log_ratios, rollout.sequences.response_mask)
@@ -34,8 +40,11 @@ class Selection:
         }
 
     def score(self) -> float:
-        """The score alone."""
-        return self._respond().scores.total.mean().item()
+        """The mean score of responses to the validation prompts."""
+        scored = self._respond(
+            self.prompts, self.num_samples, stream="validation sampling", phase="validation"
+        )
+        return scored.scores.total.mean().item()
 
     def keep_if_best(self, attempt: Attempt, *, iteration: int) -> dict[str, float]:
         """Score the policy; remember its weights when it scores best so far. Returns what to log."""
@@ -46,8 +55,7 @@ class Selection:
             attempt.best = weights_of(self.actors.policy)
         return {"validation_score": measured}
 
-    def _respond(self) -> Scored:
-        indices = [index % len(self.prompts) for index in range(self.num_samples)]
-        seed = derive_seed(self.seed, "validation sampling")
-        with progress.within("validation"):
-            return sample_and_score(self.actors, self.prompts, indices, seed=seed)
+    def _respond(self, prompts: Prompts, num_samples: int, *, stream: str, phase: str) -> Scored:
+        indices = [index % len(prompts) for index in range(num_samples)]
+        with progress.within(phase):
+            return sample_and_score(self.actors, prompts, indices, seed=derive_seed(self.seed, stream))

@@ -1,8 +1,19 @@
-"""Randomness as a pure function of (seed, stream, indices), so that a resumed stage needs no generator's state."""
+"""Randomness as a pure function of (seed, kind of stage, stream, indices).
+
+So a resumed stage needs no generator's state, and a critic never meets the draws of the policy that starts from it.
+Which streams stages share, and why: docs/decisions/0008.
+"""
 
 import hashlib
 
 import torch
+
+from schemas.job import StageJob
+
+
+def stage_seed(job: StageJob) -> int:
+    """What all streams of a stage derive from: the recipe's (or its own) seed and the kind of stage."""
+    return derive_seed(job.seed, job.work.kind)
 
 
 def derive_seed(seed: int, stream: str, *indices: int) -> int:

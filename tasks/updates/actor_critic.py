@@ -13,7 +13,7 @@ from schemas.job import StageJob
 from schemas.recipe import PolicyOptimization
 from tasks.sampling.rollouts import Actors, Rollout, rollout_values
 from tasks.training.optimization import make_optimizer
-from tasks.training.seeds import derive_seed
+from tasks.training.seeds import derive_seed, stage_seed
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class ActorCritic:
 
 def load_actor_critic(job: StageJob, work: PolicyOptimization, device: torch.device) -> ActorCritic:
     """The policy of ``init`` and the critic that the switches ask for, with their optimisers."""
-    seed = derive_seed(job.seed, "init")
+    seed = derive_seed(stage_seed(job), "init")
     policy = load_policy(job.inputs["init"]).to(device)
     critic, value_head = None, None
     modules: dict[str, nn.Module] = {"policy": policy}

@@ -15,6 +15,7 @@ from tasks.training import progress
 from tasks.training.data_order import DataOrder
 from tasks.training.metric_sums import means_of
 from tasks.training.optimization import update_weights
+from tasks.training.seeds import stage_seed
 from tasks.updates.actor_critic import ActorCritic
 from tasks.updates.estimates import Estimates
 from tasks.updates.policy_losses import Minibatch, accumulate_losses, minibatch_of, surrogate_and_old_kl
@@ -47,7 +48,7 @@ def update(
         TrainingDiverged: a loss or gradient is not finite.
         SamplerDisagrees: the ratios of the first step are not 1, token by token, but for rounding.
     """
-    epochs = minibatches(rollout.sequences, work, seed=job.seed, iteration=iteration)
+    epochs = minibatches(rollout.sequences, work, seed=stage_seed(job), iteration=iteration)
     per_iteration = work.epochs * (work.batch_size // work.minibatch_size)
     device = rollout.logprobs.device
     max_length = job.generation.max_response_tokens

@@ -23,6 +23,7 @@ from schemas.recipe import (
     Reward,
     RewardModelling,
     RewardTerm,
+    Shares,
     Split,
     SupervisedFineTuning,
     ValuePretraining,
@@ -34,18 +35,24 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 GENERATION = Generation(max_prompt_tokens=48, max_response_tokens=24)
 REWARDS = {"main": Reward(terms=(RewardTerm(model="reward"),), missing_eos=MissingEos(subtract=1.0))}
+SHARES = Shares(validation=0.1, test=0.1)
 
 WORK: dict[str, Work] = {
     "model": ImportModel(model=Model(source="builtin:tiny")),
     "demonstrations": PrepareData(
-        content="demonstrations", data=Data(source="builtin:arithmetic/demonstrations", rows=200)
+        content="demonstrations",
+        data=Data(source="builtin:arithmetic/demonstrations", rows=200),
+        shares=SHARES,
     ),
     "preferences": PrepareData(
-        content="preferences", data=Data(source="builtin:arithmetic/preferences", rows=200)
+        content="preferences",
+        data=Data(source="builtin:arithmetic/preferences", rows=200),
+        shares=SHARES,
     ),
     "prompts": PrepareData(
         content="prompts",
         data=Data(source="builtin:arithmetic/prompts", rows=64, split=Split(validation=16, test=8)),
+        shares=SHARES,
     ),
     "sft": SupervisedFineTuning(
         kind="sft", data="demonstrations", batch_size=16, epochs=0.5, learning_rate=1e-3, checkpoint_every=2

@@ -210,20 +210,25 @@ def learning_rate(work: Any, step: int, total_steps: int, *, peak: float | None 
 # -- the documented streams of random numbers
 
 
+def own_seed(job: Any) -> int:
+    """What all streams of a stage derive from: its seed and its kind."""
+    return derive_seed(job.seed, job.work.kind)
+
+
 def stream(job: Any, name: str, *indices: int) -> int:
     """The seed of one stream of a stage."""
-    return derive_seed(job.seed, name, *indices)
+    return derive_seed(own_seed(job), name, *indices)
 
 
-def shuffled(job: Any, count: int, name: str, *indices: int) -> list[int]:
-    """A permutation drawn from one stream of a stage."""
-    return torch.randperm(count, generator=generator(job.seed, name, *indices)).tolist()
+def shuffled(seed: int, count: int, name: str, *indices: int) -> list[int]:
+    """A permutation drawn from one named stream of a seed."""
+    return torch.randperm(count, generator=generator(seed, name, *indices)).tolist()
 
 
-def batch_of(job: Any, number: int, *, size: int, count: int) -> list[int]:
+def batch_of(seed: int, number: int, *, size: int, count: int) -> list[int]:
     """Batch ``number`` of the endless stream of examples, each epoch in an order of its own."""
     places = range(number * size, (number + 1) * size)
-    return [shuffled(job, count, "order", place // count)[place % count] for place in places]
+    return [shuffled(seed, count, "order", place // count)[place % count] for place in places]
 
 
 def state_of(module: nn.Module) -> dict[str, Tensor]:

@@ -70,7 +70,9 @@ class PolicyStage:
             for name, module in self.modules().items()
         }
         self.batches = 0
-        self.train, self.validation = rolls.questions(job, "train"), rolls.questions(job, "validation")
+        self.train, self.validation, self.test = (
+            rolls.questions(job, split) for split in ("train", "validation", "test")
+        )
 
     def _critic(self) -> nets.Scalar | None:
         seed = nets.stream(self.job, "init")
@@ -314,8 +316,9 @@ class PolicyStage:
     def ptx_loss(self, number: int) -> Tensor:
         job = self.job
         rows = rolls.rows_of(job.inputs["ptx"], "train")
-        seeded = job.model_copy(update={"seed": nets.stream(job, "ptx")})
-        indices = nets.batch_of(seeded, number, size=self.work.minibatch_size, count=len(rows))
+        indices = nets.batch_of(
+            nets.stream(job, "ptx"), number, size=self.work.minibatch_size, count=len(rows)
+        )
         prompts = [[rolls.BOS, *rolls.encode(rows[i]["prompt"])] for i in indices]
         responses = [[*rolls.encode(rows[i]["response"]), rolls.EOS] for i in indices]
         said = nets.distributions(self.policy, prompts, responses, 1.0)
@@ -416,12 +419,12 @@ class PolicyStage:
             metrics["explained_variance"] = rolls.explained(r.old_values, returns)
         return metrics
 
-    def measure(self, asked: rolls.Questions, seed: int) -> dict[str, float]:
-        indices = rolls.asked_again(asked, self.work.validation_samples)
+    def measure(self, asked: rolls.Questions, seed: int, count: int) -> dict[str, float]:
+        indices = rolls.asked_again(asked, count)
         batch = rolls.sample_and_score(self.job, self.policy, asked, indices, seed=seed)
         said, ref = (rolls.logprobs_of(m, batch, self.temperature) for m in (self.policy, self.reference))
         return {
-            "validation_score": mean(batch.scores),
+            "test_score": mean(batch.scores),
             "kl_to_reference": mean([(p - q).sum().item() for p, q in zip(said, ref, strict=True)]),
             "mean_response_length": mean(list(map(len, batch.responses))),
             "truncated_share": 1 - mean(batch.ended),
@@ -434,7 +437,8 @@ def run(job: Any) -> Outcome:
     first = {name: nets.state_of(module) for name, module in stage.modules().items()}
 
     def score() -> float:
-        return stage.measure(stage.validation, nets.stream(job, "validation sampling"))["validation_score"]
+        seed = nets.stream(job, "validation sampling")
+        return stage.measure(stage.validation, seed, work.validation_samples)["test_score"]
 
     best, best_iteration, weights = score(), 0, nets.state_of(stage.policy)
     journal = []
@@ -456,7 +460,10 @@ def run(job: Any) -> Outcome:
         journal.append(metrics)
     last = {name: nets.state_of(module) for name, module in stage.modules().items()}
     stage.policy.load_state_dict(weights)
-    measured = stage.measure(stage.validation, nets.stream(job, "validation sampling"))
+    count = work.test_samples or work.validation_samples
+    measured = stage.measure(stage.test, nets.stream(job, "test sampling"), count) | {
+        "validation_score": best
+    }
     return Outcome(weights, last, first, journal, best_iteration, measured)
 
 

@@ -217,12 +217,15 @@ def asked_again(asked: Questions, count: int) -> list[int]:
 
 
 def prompts_of_iteration(job: Any, number: int, *, group: int, count: int) -> list[int]:
-    indices = nets.batch_of(job, number, size=job.work.batch_size // group, count=count)
+    indices = nets.batch_of(nets.own_seed(job), number, size=job.work.batch_size // group, count=count)
     return [index for index in indices for _ in range(group)]
 
 
 def minibatches(job: Any, iteration: int, count: int) -> list[list[list[int]]]:
     """Rows of each optimiser step, by epoch."""
     size = job.work.minibatch_size
-    orders = [nets.shuffled(job, count, "minibatches", iteration, epoch) for epoch in range(job.work.epochs)]
+    orders = [
+        nets.shuffled(nets.own_seed(job), count, "minibatches", iteration, epoch)
+        for epoch in range(job.work.epochs)
+    ]
     return [[order[start : start + size] for start in range(0, count, size)] for order in orders]

@@ -60,8 +60,9 @@ class ValueStage:
         self.train = rolls.questions(job, "train")
         self.moments = Moments()
         if self.work.returns.reward_scaling != "none":
-            seeded = job.model_copy(update={"seed": nets.stream(job, "moments")})
-            indices = nets.batch_of(seeded, 0, size=self.work.batch_size, count=len(self.train.ids))
+            indices = nets.batch_of(
+                nets.stream(job, "moments"), 0, size=self.work.batch_size, count=len(self.train.ids)
+            )
             seed = nets.stream(job, "moments sampling")
             batch = rolls.sample_and_score(job, self.policy, self.train, indices, seed=seed)
             self.moments.add(batch.scores)
@@ -81,7 +82,10 @@ class ValueStage:
 
     def held_out(self, split: str, stream: str) -> Returned:
         asked = rolls.questions(self.job, split)
-        indices = rolls.asked_again(asked, self.work.validation_samples)
+        count = self.work.validation_samples
+        if split == "test" and self.work.test_samples is not None:
+            count = self.work.test_samples
+        indices = rolls.asked_again(asked, count)
         return self.returned(asked, indices, nets.stream(self.job, stream))
 
     def values(self, r: Returned, rows: Sequence[int]) -> list[Tensor]:
@@ -135,17 +139,25 @@ def pretrain_value(job: Any) -> Outcome:
             metrics |= _step(optimizer, work, loss, step, work.iterations * len(cut))
         metrics |= {"score_mean": mean(r.batch.scores), "return_mean": torch.cat(r.returns).mean().item()}
         if (iteration + 1) % work.validate_every == 0 or iteration + 1 == work.iterations:
-            metrics["explained_variance"] = stage.explained(held_out)
+            metrics["validation_explained_variance"] = stage.explained(held_out)
             without_gain += 1
-            if metrics["explained_variance"] > best:
-                best, best_iteration, without_gain = metrics["explained_variance"], iteration + 1, 0
+            if metrics["validation_explained_variance"] > best:
+                best, best_iteration, without_gain = (
+                    metrics["validation_explained_variance"],
+                    iteration + 1,
+                    0,
+                )
                 weights = nets.state_of(stage.critic)
         journal.append(metrics)
         if without_gain >= work.patience:
             break
     last = nets.state_of(stage.critic)
     stage.critic.load_state_dict(weights)
-    measured = {**stage.diagnose(held_out), "best_iteration": best_iteration}
+    measured = {
+        **stage.diagnose(stage.held_out("test", "test sampling")),
+        "validation_explained_variance": best,
+        "best_iteration": best_iteration,
+    }
     return Outcome(weights, before, journal, measured, last, stage.moments)
 
 
@@ -177,7 +189,7 @@ def fit(
     work, optimizer, journal = job.work, _optimizer(job, module), []
     total = max(1, -(-round(work.epochs * count) // work.batch_size))
     for number in range(total):
-        loss, metrics = loss_of(nets.batch_of(job, number, size=work.batch_size, count=count))
+        loss, metrics = loss_of(nets.batch_of(nets.own_seed(job), number, size=work.batch_size, count=count))
         journal.append({"loss": loss.item(), **metrics, **_step(optimizer, work, loss, number, total)})
     return journal
 
@@ -337,7 +349,7 @@ def reward_modelling(job: Any) -> Outcome:
 def best_of_n(job: Any) -> Outcome:
     work, policy = job.work, nets.language_model(job.inputs["init"])
     optimizer, before = _optimizer(job, policy), nets.state_of(policy)
-    train, validation = rolls.questions(job, "train"), rolls.questions(job, "validation")
+    train, validation, test = (rolls.questions(job, split) for split in ("train", "validation", "test"))
     temperature, group = job.generation.temperature, work.samples_per_prompt
 
     def validated() -> Batch:
@@ -375,9 +387,11 @@ def best_of_n(job: Any) -> Outcome:
         journal.append(metrics)
     last = nets.state_of(policy)
     policy.load_state_dict(weights)
-    batch = validated()
+    indices = rolls.asked_again(test, work.test_samples or work.validation_samples)
+    batch = rolls.sample_and_score(job, policy, test, indices, seed=nets.stream(job, "test sampling"))
     measured = {
-        "validation_score": mean(batch.scores),
+        "validation_score": best,
+        "test_score": mean(batch.scores),
         "mean_response_length": mean(list(map(len, batch.responses))),
         "truncated_share": 1 - mean(batch.ended),
         "best_iteration": best_iteration,

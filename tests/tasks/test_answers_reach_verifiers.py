@@ -77,7 +77,7 @@ def inputs(pipeline: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     )
     (folder / "parity.py").write_text(VERIFIER)
     return {
-        "prompts": made(pipeline, folder / "prompts", PrepareData(content="prompts", data=data)),
+        "prompts": made(pipeline, folder / "prompts", PrepareData(content="prompts", data=data, alone=True)),
         "verifier": made(
             pipeline,
             folder / "parity",
@@ -194,7 +194,9 @@ def test_one_prompt_with_two_answers_keeps_both_apart(
         columns={column: column for column in ("prompt", "response", "answer")},
         split=Split(validation=1, test=1),
     )
-    demonstrations = made(pipeline, tmp_path / "d", PrepareData(content="demonstrations", data=data))
+    demonstrations = made(
+        pipeline, tmp_path / "d", PrepareData(content="demonstrations", data=data, alone=True)
+    )
     job = policy_job(pipeline, {**inputs, "prompts": demonstrations}, {"preset": "remax"}, iterations=1)
     baselines: list[tuple[Scored, Any]] = []
     sample_greedy = policy_optimization.sample_greedy

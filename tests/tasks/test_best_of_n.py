@@ -27,7 +27,7 @@ from tasks.rewards.verifiers import VERIFIERS
 from tasks.sampling.rollouts import Sampled, prompts_of_iteration, sample_responses
 from tasks.sampling.selection import Selection
 from tasks.training.scratch import JOURNAL
-from tasks.training.seeds import derive_seed
+from tasks.training.seeds import derive_seed, stage_seed
 
 WORK = BestOfN(
     kind="best_of_n",
@@ -120,14 +120,14 @@ def test_an_iteration_learns_exactly_the_best_of_what_it_sampled(
     codec = codec_of(job, "init")
     prompts = read_prompts(job.inputs["prompts"], "train", codec)
     indices = prompts_of_iteration(
-        0, num_responses=16, samples_per_prompt=4, num_prompts=len(prompts), seed=job.seed
+        0, num_responses=16, samples_per_prompt=4, num_prompts=len(prompts), seed=stage_seed(job)
     )
     sampled = sample_responses(
         load_policy(job.inputs["init"]),
         codec,
         prompts,
         indices,
-        seed=derive_seed(job.seed, "sampling", 0),
+        seed=derive_seed(stage_seed(job), "sampling", 0),
         microbatch_size=None,
     )
     with torch.no_grad():

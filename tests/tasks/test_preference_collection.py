@@ -41,7 +41,7 @@ from tasks.sampling.rollouts import sample_responses
 from tasks.training import preemption
 from tasks.training.batch_files import BATCHES, BatchFiles
 from tasks.training.scratch import JOURNAL, read_committed
-from tasks.training.seeds import derive_seed
+from tasks.training.seeds import derive_seed, stage_seed
 
 JUDGED = PreferenceCollection(
     kind="preference_collection",
@@ -148,7 +148,7 @@ def test_a_reward_chooses_the_best_and_the_worst_of_each_prompt(
         codec,
         prompts,
         [index for index in range(8) for _ in range(3)],
-        seed=derive_seed(job.seed, "sampling", 0),
+        seed=derive_seed(stage_seed(job), "sampling", 0),
         microbatch_size=None,
     )
     with torch.no_grad():

@@ -11,12 +11,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from schemas.job import PrepareData, StageJob, StageResult
-from schemas.recipe import Data, Generation, Split
+from schemas.recipe import Data, Generation, Shares, Split
 from schemas.tables import UnusableTable
 from tasks.data import arithmetic
 from tasks.data.columns import MissingColumn
 from tasks.data.rows import read_rows
-from tasks.data.splits import SPLITS, TooFewRows
+from tasks.data.splits import SPLITS, TooFewRows, side_of
 from tasks.prepare_data import UnusableData, run
 
 ROWS = [
@@ -26,7 +26,7 @@ ROWS = [
 COLUMNS = {"prompt": "{instruction}\n{input}", "response": "output"}
 
 
-def prepare(folder: Path, content: Any, data: Data) -> tuple[StageResult, Path]:
+def prepare(folder: Path, content: Any, data: Data, **work: Any) -> tuple[StageResult, Path]:
     output, scratch = folder / "output", folder / "scratch"
     output.mkdir(parents=True)
     scratch.mkdir()
@@ -36,7 +36,7 @@ def prepare(folder: Path, content: Any, data: Data) -> tuple[StageResult, Path]:
         attempt=1,
         stage_key="0" * 64,
         seed=0,
-        work=PrepareData(content=content, data=data),
+        work=PrepareData(**{"content": content, "data": data, "alone": True, **work}),
         generation=Generation(),
         scratch=scratch,
         output=output,
@@ -82,6 +82,7 @@ def test_every_format_gives_the_same_rows(tmp_path: Path, suffix: str) -> None:
         "source_rows": 60,
         "dropped_rows": 0,
         "repeated_rows": 0,
+        "unused_rows": 0,
     }
 
 
@@ -321,12 +322,22 @@ def test_too_few_rows_for_the_splits_are_refused(tmp_path: Path) -> None:
 
 def test_no_prompt_of_the_built_in_test_split_is_trained_on(tmp_path: Path) -> None:
     sides: dict[str, dict[str, set[str]]] = {}
+    shares = Shares(validation=0.2, test=0.2)
     for content in ("demonstrations", "preferences", "prompts"):
         data = Data(source=f"builtin:arithmetic/{content}", rows=300, split=Split(validation=40, test=40))
-        _, output = prepare(tmp_path / content, content, data)
+        result, output = prepare(tmp_path / content, content, data, shares=shares)
+        # of 300 rows about 180 are trained on (four standard deviations are 34), and 40 of 60 held out on each side
+        assert result.metrics["train_rows"] == (300 if content == "prompts" else pytest.approx(180, abs=34))
         sides[content] = {side: {row["prompt"] for row in read_rows(output, side)} for side in SPLITS}
     trained_on = set.union(*(sides[content]["train"] for content in sides))
     assert len(sides["prompts"]["test"]) == 40
+    whole = [arithmetic.demonstrations, arithmetic.preferences]
+    assert not trained_on & {
+        row["prompt"]
+        for draw in whole
+        for row in draw(seed=0, count=300)
+        if side_of(row["prompt"], shares) != "train"
+    }
     for side in ("validation", "test"):
         assert not trained_on & sides["prompts"][side]
     first = sides["prompts"]["test"].pop()

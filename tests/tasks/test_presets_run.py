@@ -19,7 +19,7 @@ from tasks.ledger.journal import read
 from tasks.stages import run_stage
 from tasks.training import checkpoints, preemption
 from tasks.training.scratch import CHECKPOINTS, JOURNAL
-from tasks.training.seeds import derive_seed
+from tasks.training.seeds import derive_seed, stage_seed
 from tasks.updates.actor_critic import critic_folder
 
 BATCH = 8
@@ -47,14 +47,16 @@ def preset(name: str, **switches: Any) -> dict[str, Any]:
 PRESET_CASES = {name: Case(preset(name)) for name in get_args(PresetName)} | {
     # one that a reward model's scores never leave uniform, so that groups are dropped; and not for ever
     "dapo": Case(preset("dapo", max_sampling_rounds=3), reward=RIGHT_OR_WRONG),
+    # fast enough that KL(old‖new) leaves the band within which β stays
+    "ppo_kl_penalty": Case(preset("ppo_kl_penalty"), {"learning_rate": 2e-3}),
     "vapo": Case(preset("vapo", length_adaptive_alpha=1.0, positive_threshold=-10.0)),
 }
 OTHER_CASES = {
     "fresh critic": Case(preset("ppo"), {"critic": None, "fresh_critic": "sft", "epochs": 2}),
     "shared trunk": Case(preset("ppo", shared_trunk=True, entropy_coef=0.01), {"critic": None}),
     "trust region": Case(
-        preset("ppo", trust_region_kl=1e-3, trust_region_halvings=6),
-        {"learning_rate": 2e-3, "epochs": 2},
+        preset("ppo", trust_region_kl=1e-3, trust_region_halvings=9),
+        {"learning_rate": 1e-2, "epochs": 2},
     ),
     "steered KL to the reference": Case(
         preset("ppo", kl_target=0.5, kl_horizon=40), {"learning_rate": 1e-3, "epochs": 2}
@@ -136,7 +138,7 @@ def weights_at_first(job: StageJob) -> dict[str, Mapping[str, torch.Tensor]]:
     """What policy and critic start from, by the beginning of their names in a checkpoint."""
     switches = job.work.algorithm  # type: ignore[union-attr]
     policy = load_policy(job.inputs["init"]).state_dict()
-    seed = derive_seed(job.seed, "init")
+    seed = derive_seed(stage_seed(job), "init")
     if switches.shared_trunk:
         head = fresh_value_head(load_policy(job.inputs["init"]), seed=seed).state_dict()
         return {"policy.weights/policy.": policy, "policy.weights/value_head.": head}

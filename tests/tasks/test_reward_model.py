@@ -295,6 +295,7 @@ def learning(pipeline: Any, tmp_path_factory: pytest.TempPathFactory) -> Callabl
         update={
             "work": PrepareData(
                 content="rankings",
+                alone=True,
                 data=Data(
                     source=str(source),
                     columns={"prompt": "q", "responses": "all", "ranks": "places"},

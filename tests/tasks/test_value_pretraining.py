@@ -1,5 +1,6 @@
 """The critic is measured on prompts that it was not trained on, against returns worked out apart from it."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from tasks.sampling.reward_moments import read_moments
 from tasks.sampling.rollouts import Actors, sample_and_score, shape
 from tasks.stages import run_stage
 from tasks.training.scratch import JOURNAL
+from tasks.training.seeds import derive_seed
 from tasks.value_pretraining import (
     HeldOut,
     accumulate_value_loss,
@@ -42,13 +44,22 @@ def setting(pipeline: Any) -> tuple[Any, Actors, HeldOut]:
         microbatch_size=None,
         precision="float32",
     )
-    return job, actors, sample_held_out(job, job.work, actors, RunningMoments())
+    return job, actors, sample_held_out(job, job.work, actors, RunningMoments(), "test")
 
 
-def test_held_out_prompts_are_the_validation_prompts(setting: tuple[Any, Actors, HeldOut]) -> None:
-    job, _, held_out = setting
-    validation = {row["prompt"] for row in read_rows(job.inputs["prompts"], "validation")}
-    assert set(held_out.rollout.sampled.prompts) <= validation
+@pytest.mark.parametrize(
+    ("split", "asked", "number"), [("validation", 3, 16), ("test", 3, 3), ("test", None, 16)]
+)
+def test_held_out_prompts_are_those_of_the_split(
+    setting: tuple[Any, Actors, HeldOut], split: str, asked: int | None, number: int
+) -> None:
+    job, actors, _ = setting
+    work = job.work.model_copy(update={"test_samples": asked})
+    held_out = sample_held_out(job, work, actors, RunningMoments(), split)
+    assert set(held_out.rollout.sampled.prompts) <= {
+        row["prompt"] for row in read_rows(job.inputs["prompts"], split)
+    }
+    assert len(held_out.rollout.sampled.prompts) == number
 
 
 def test_returns_are_what_is_still_to_come(setting: tuple[Any, Actors, HeldOut]) -> None:
@@ -61,7 +72,7 @@ def test_returns_are_what_is_still_to_come(setting: tuple[Any, Actors, HeldOut])
 
 def test_held_out_responses_are_the_same_every_time(setting: tuple[Any, Actors, HeldOut]) -> None:
     job, actors, held_out = setting
-    again = sample_held_out(job, job.work, actors, RunningMoments())
+    again = sample_held_out(job, job.work, actors, RunningMoments(), "test")
     assert again.rollout.sampled.responses == held_out.rollout.sampled.responses
     assert torch.equal(again.returns, held_out.returns)
 
@@ -124,11 +135,45 @@ def test_the_critic_that_is_kept_is_the_best_that_was_measured(pipeline: Any, tm
     job = pipeline.job("value", folder=tmp_path)
     result = run_stage(job)
     measured = [
-        entry.metrics["explained_variance"]
+        entry.metrics["validation_explained_variance"]
         for entry in read(job.scratch / JOURNAL)
-        if "explained_variance" in entry.metrics
+        if "validation_explained_variance" in entry.metrics
     ]
-    assert result.metrics["explained_variance"] >= max(measured) - 1e-9
+    best = result.metrics["validation_explained_variance"]
+    assert best is not None
+    assert best >= max(measured) - 1e-9
+
+
+def test_the_gate_judges_responses_to_prompts_that_chose_nothing(pipeline: Any, tmp_path: Path) -> None:
+    """The headline is that of the critic in the artifact, on test prompts, by the definition in float64."""
+    job = pipeline.job("value", folder=tmp_path, test_samples=12)
+    result = run_stage(job)
+    policy = load_policy(job.inputs["policy"])
+    actors = Actors(
+        policy=policy,
+        reference=policy,
+        scorer=load_scorer(job, "main", tokenizer_of="policy", device=CPU),
+        codec=codec_of(job, "policy"),
+        microbatch_size=None,
+        precision="float32",
+    )
+    test_prompts = read_prompts(job.inputs["prompts"], "test", actors.codec)
+    seed = derive_seed(derive_seed(job.seed, "value_pretraining"), "test sampling")
+    scored = sample_and_score(
+        actors, test_prompts, [index % len(test_prompts) for index in range(12)], seed=seed
+    )
+    rewards = shape(actors, scored, returns=job.work.returns).rewards.double()
+    sequences = scored.sampled.sequences
+    mask = sequences.response_mask
+    returns = torch.stack([rewards[:, start:].sum(dim=1) for start in range(rewards.shape[1])], dim=1)
+    critic = load_critic(job.output, seed=0)
+    with torch.no_grad():
+        predicted = critic(
+            sequences.input_ids, sequences.attention_mask, sequences.response_positions
+        ).double()
+    error, target = (returns - predicted)[mask].numpy(), returns[mask].numpy()
+    assert result.metrics["explained_variance"] == pytest.approx(1 - error.var() / target.var(), abs=1e-4)
+    assert result.metrics["explained_variance"] != result.metrics["validation_explained_variance"]
 
 
 def test_kl_is_part_of_the_return(setting: tuple[Any, Actors, HeldOut], pipeline: Any) -> None:
@@ -163,7 +208,7 @@ def test_scaled_returns_are_scaled_by_moments_that_stay_and_are_handed_over(
         microbatch_size=None,
         precision="float32",
     )
-    held_out = sample_held_out(job, job.work, actors, moments)
+    held_out = sample_held_out(job, job.work, actors, moments, "validation")
     scores = held_out.rollout.scores.total.double()
     expected = ((scores - moments.mean) / moments.std).clamp(-0.8, 0.8)
     torch.testing.assert_close(held_out.returns[:, 0].double(), expected, atol=1e-5, rtol=1e-5)

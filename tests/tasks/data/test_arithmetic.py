@@ -20,12 +20,23 @@ from tasks.data.arithmetic import (
     parse_prompt,
     preferences,
     prompts,
-    split_of,
     verify,
 )
 
 PROMPT = "3 a+2 b-3?"
 CLEAN = "a+2:345 b-3:5432 #2"
+
+SHARES = {"train": 0.8, "validation": 0.1, "test": 0.1}
+
+
+def some_side(prompt: str) -> str:
+    """A side by the prompt alone, in about the shares."""
+    return (8 * ["train"] + ["validation", "test"])[sum(prompt.encode()) % 10]
+
+
+def draw_prompts(seed: int, counts: dict[str, int], dial: Dial = SHORT) -> list[dict[str, str]]:
+    return list(prompts(seed=seed, wanted=counts, shares=SHARES, side_of=some_side, dial=dial))
+
 
 of_both = pytest.mark.parametrize("dial", DIALS.values(), ids=DIALS)
 
@@ -136,8 +147,8 @@ def test_the_same_seed_gives_the_same_rows_and_another_seed_others(dial: Dial) -
         assert rows == list(islice(draw(seed=5, count=80, dial=dial), 50))
         assert rows != list(draw(seed=6, count=50, dial=dial))
     counts = {"train": 30, "validation": 10, "test": 10}
-    assert list(prompts(seed=5, **counts, dial=dial)) == list(prompts(seed=5, **counts, dial=dial))
-    assert list(prompts(seed=5, **counts, dial=dial)) != list(prompts(seed=6, **counts, dial=dial))
+    assert draw_prompts(5, counts, dial) == draw_prompts(5, counts, dial)
+    assert draw_prompts(5, counts, dial) != draw_prompts(6, counts, dial)
 
 
 def test_rows_that_artifacts_were_made_from_stay_as_they_are() -> None:
@@ -145,39 +156,10 @@ def test_rows_that_artifacts_were_made_from_stay_as_they_are() -> None:
     rows = [
         *demonstrations(seed=0, count=500),
         *preferences(seed=0, count=500),
-        *prompts(seed=0, train=300, validation=30, test=30),
+        *draw_prompts(0, {"train": 300, "validation": 30, "test": 30}),
     ]
     digest = hashlib.sha256(json.dumps(rows).encode()).hexdigest()
-    assert digest == "f4142f9f081cd587481c8ab4c0f82682931b308f356347fdc21b7476700a2a40"
-
-
-def test_a_prompt_is_on_one_side_in_all_datasets_and_seeds() -> None:
-    rows = [
-        row
-        for seed in (1, 2)
-        for dial in DIALS.values()
-        for row in (
-            *demonstrations(seed=seed, count=1500, dial=dial),
-            *preferences(seed=seed, count=1500, dial=dial),
-            *prompts(seed=seed, train=1000, validation=200, test=200, dial=dial),
-        )
-    ]
-    sides: dict[str, set[str]] = {}
-    for row in rows:
-        sides.setdefault(row["prompt"], set()).add(row["split"])
-        assert row["split"] == split_of(row["prompt"])
-    assert len(sides) < len(rows)  # some prompts do come up again
-    assert all(len(side) == 1 for side in sides.values())
-
-
-def test_shares_of_the_splits() -> None:
-    rows = list(demonstrations(seed=3, count=4000))
-    share = {
-        split: sum(row["split"] == split for row in rows) / len(rows) for split in ("validation", "test")
-    }
-    # 0.1 with a standard error of 0.005, and more because short problems come up again
-    assert share["validation"] == pytest.approx(0.1, abs=0.03)
-    assert share["test"] == pytest.approx(0.1, abs=0.03)
+    assert digest == "d47908f3b07c649b55c44d7e4b6522500291efa0b0796578b2201f1123effc46"
 
 
 @of_both
@@ -246,9 +228,12 @@ def test_short_problems_come_often_among_the_pairs(dial: Dial) -> None:
 
 @of_both
 def test_prompts_are_different_and_as_many_as_asked(dial: Dial) -> None:
-    rows = list(prompts(seed=10, train=700, validation=150, test=50, dial=dial))
+    rows = draw_prompts(10, {"train": 700, "validation": 150, "test": 50}, dial)
     assert len({row["prompt"] for row in rows}) == len(rows) == 900
-    count = {split: sum(row["split"] == split for row in rows) for split in ("train", "validation", "test")}
+    count = {
+        split: sum(some_side(row["prompt"]) == split for row in rows)
+        for split in ("train", "validation", "test")
+    }
     assert count == {"train": 700, "validation": 150, "test": 50}
     for row in rows:
         assert verify(row["prompt"], f"#{row['answer']}", dial=dial)
@@ -259,9 +244,9 @@ def test_more_prompts_than_there_are_is_refused() -> None:
     # 10 starts and 6 changes for each of up to 6 steps
     assert SHORT.num_problems == 10 * (6 + 36 + 216 + 1296 + 7776 + 46656)
     with pytest.raises(
-        ValueError, match="test=30000 prompts asked of the arithmetic task, which has about 55986"
+        ValueError, match="test=30000 prompts are asked of the arithmetic task, which has about 55986"
     ):
-        prompts(seed=1, train=10, validation=10, test=30_000)
+        draw_prompts(1, {"train": 10, "validation": 10, "test": 30_000})
 
 
 def test_the_texts_use_only_characters_of_the_tiny_model() -> None:
@@ -271,5 +256,5 @@ def test_the_texts_use_only_characters_of_the_tiny_model() -> None:
         for draw in (demonstrations, preferences)
         for row in draw(seed=11, count=500, dial=dial)
     ]
-    text = "".join(value for row in rows for key, value in row.items() if key != "split")
+    text = "".join(value for row in rows for value in row.values())
     assert set(text) <= set(CHARACTERS)

@@ -1,22 +1,29 @@
 """Sides are decided by prompt alone: no prompt on two sides, the same side in every dataset."""
 
+import hashlib
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.recipe import Split
-from tasks.data.splits import TooFewRows, assign_splits, prompt_position
+from schemas.recipe import Shares, Split
+from tasks.data.splits import TooFewRows, prompt_position, side_of, split_alone, split_by_shares
 
 PROMPTS = [f"What is {n} plus {n}?" for n in range(1000)]
 
 
+def sides_of(prompts: list[str], split: Split) -> list[str | None]:
+    return list(split_alone(prompts, split, Shares()))
+
+
 def test_numbers_of_rows_are_reached_exactly_where_prompts_are_all_different() -> None:
-    sides = assign_splits(PROMPTS, Split(validation=30, test=70))
+    sides = sides_of(PROMPTS, Split(validation=30, test=70))
     assert (sides.count("test"), sides.count("validation"), sides.count("train")) == (70, 30, 900)
 
 
 def test_shares_come_out_close_to_what_was_asked() -> None:
-    sides = assign_splits(PROMPTS, Split(validation=0.1, test=0.2))
+    sides = sides_of(PROMPTS, Split(validation=0.1, test=0.2))
     # Binomial with n = 1000: four standard deviations are 38 rows at 0.1 and 51 at 0.2.
     assert abs(sides.count("validation") - 100) < 38
     assert abs(sides.count("test") - 200) < 51
@@ -24,15 +31,15 @@ def test_shares_come_out_close_to_what_was_asked() -> None:
 
 def test_a_share_puts_a_prompt_on_the_same_side_of_another_dataset() -> None:
     split = Split(validation=0.1, test=0.1)
-    whole = dict(zip(PROMPTS, assign_splits(PROMPTS, split), strict=True))
+    whole = dict(zip(PROMPTS, sides_of(PROMPTS, split), strict=True))
     part = PROMPTS[::3]
-    assert assign_splits(part, split) == [whole[prompt] for prompt in part]
+    assert sides_of(part, split) == [whole[prompt] for prompt in part]
 
 
 @given(st.lists(st.sampled_from(["a", "A ", "b", "  b", "c", "d", "e", "f", "g", "h"]), min_size=30))
 def test_prompts_alike_but_for_case_and_space_never_stand_on_two_sides(prompts: list[str]) -> None:
     try:
-        sides = assign_splits(prompts, Split(validation=2, test=2))
+        sides = sides_of(prompts, Split(validation=2, test=2))
     except TooFewRows:
         return
     seen: dict[str, str] = {}
@@ -40,11 +47,55 @@ def test_prompts_alike_but_for_case_and_space_never_stand_on_two_sides(prompts: 
         assert seen.setdefault(prompt.strip().lower(), side) == side
 
 
-def test_the_order_of_rows_changes_nothing() -> None:
-    split = Split(validation=50, test=50)
-    forward = dict(zip(PROMPTS, assign_splits(PROMPTS, split), strict=True))
-    backward = dict(zip(PROMPTS[::-1], assign_splits(PROMPTS[::-1], split), strict=True))
+@pytest.mark.parametrize("assign", [split_alone, split_by_shares])
+def test_the_order_of_rows_changes_nothing(assign: Any) -> None:
+    split, shares = Split(validation=50, test=50), Shares(validation=0.1, test=0.1)
+    forward = dict(zip(PROMPTS, assign(PROMPTS, split, shares), strict=True))
+    backward = dict(zip(PROMPTS[::-1], assign(PROMPTS[::-1], split, shares), strict=True))
     assert forward == backward
+
+
+SHARES = Shares(validation=0.1, test=0.2)
+SIZES = st.one_of(st.none(), st.integers(1, 20))
+
+
+@given(
+    st.data(), st.builds(Split, validation=SIZES, test=SIZES), st.builds(Split, validation=SIZES, test=SIZES)
+)
+def test_no_dataset_trains_on_a_prompt_that_another_holds_out(data: Any, ours: Split, theirs: Split) -> None:
+    """Whatever each asks for, and whichever prompts each has: a hash of the prompt and the shares decide."""
+    sides: dict[str, set[str | None]] = {}
+    for split in (ours, theirs):
+        some = data.draw(st.sets(st.sampled_from(PROMPTS), min_size=400))
+        for prompt, side in zip(sorted(some), split_by_shares(sorted(some), split, SHARES), strict=True):
+            sides.setdefault(prompt, set()).add(side)
+    assert all(len(found - {None}) == 1 or found == {None} for found in sides.values())
+    assert all(None not in found or "train" not in found for found in sides.values())
+
+
+def test_a_side_follows_from_the_position_alone() -> None:
+    # sha256("What is 0 plus 0?" in lower case), its first 8 bytes over 2^64
+    digest = hashlib.sha256(b"what is 0 plus 0?").hexdigest()
+    position = int(digest[:16], 16) / 16**16
+    shares = Shares(validation=0.3, test=0.3)
+    expected = "test" if position < 0.3 else "validation" if position < 0.6 else "train"
+    assert side_of("What  is 0 PLUS 0?", shares) == expected
+    assert split_by_shares(PROMPTS, Split(), shares) == [side_of(prompt, shares) for prompt in PROMPTS]
+
+
+def test_a_number_is_taken_from_the_share_and_the_rest_of_the_share_is_not_used() -> None:
+    whole = split_by_shares(PROMPTS, Split(), SHARES)
+    some = split_by_shares(PROMPTS, Split(validation=30, test=70), SHARES)
+    assert (some.count("test"), some.count("validation")) == (70, 30)
+    assert some.count("train") == whole.count("train")
+    assert all(part in (side, None) for part, side in zip(some, whole, strict=True))
+
+
+def test_more_rows_than_the_share_holds_are_refused() -> None:
+    with pytest.raises(
+        TooFewRows, match=r"split.test=500 is more than the \d+ rows of 1000 that the test share of 0.2"
+    ):
+        split_by_shares(PROMPTS, Split(test=500), SHARES)
 
 
 def test_positions_are_spread_over_the_whole_unit_interval() -> None:
@@ -54,6 +105,6 @@ def test_positions_are_spread_over_the_whole_unit_interval() -> None:
 
 def test_a_side_without_rows_is_refused() -> None:
     with pytest.raises(TooFewRows, match=r"split.train=the rest leaves no row for train: there are 3 rows"):
-        assign_splits(["a", "b", "c"], Split(validation=1, test=2))
+        sides_of(["a", "b", "c"], Split(validation=1, test=2))
     with pytest.raises(TooFewRows, match="4 rows with 1 different prompts"):
-        assign_splits(["same"] * 4, Split(validation=1, test=1))
+        sides_of(["same"] * 4, Split(validation=1, test=1))
