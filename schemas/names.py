@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from schemas.metrics import SELECTING, estimated_by, gated_by, measured_by
+from schemas.metrics import SELECTING, gated_by, measured_by
 from schemas.problems import MOST_PROBLEMS, Path, Problem, quote, suggest
 from schemas.recipe import EXACT_MATCH, MAX_NAMED, MODEL
 from schemas.references import (

@@ -66,15 +66,14 @@ class Split(Frozen):
     test: Count | Fraction | None = None
     """The same."""
 
-    @model_validator(mode="after")
-    def _something_is_left_to_train_on(self) -> Self:
+    @rule
+    def _something_is_left_to_train_on(self) -> None:
         held_out = sum(size for size in (self.validation, self.test) if isinstance(size, float))
         if held_out >= 1.0:
             raise ValueError(
                 f"validation={self.validation:g} and test={self.test:g} leave nothing to train on; "
                 "use shares that add up to less than 1"
             )
-        return self
 
 
 Column = Literal["prompt", "response", "chosen", "rejected", "margin", "responses", "ranks", "answer"]

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import WORK
 
 from models.sampling import Samples, sample
 from schemas.job import StageJob
@@ -53,7 +52,7 @@ def test_the_critic_and_the_policy_meet_neither_the_same_prompts_in_order_nor_th
                 "test_samples": 8,
             }
             if name == "policy":
-                algorithm = WORK["policy"].algorithm.model_copy(update={"samples_per_prompt": 1})
+                algorithm = pipeline.job("policy").work.algorithm.model_copy(update={"samples_per_prompt": 1})
                 changes |= {"algorithm": algorithm, "epochs": 1}
             run_stage(pipeline.job(name, **changes))
     value, policy = asked["value"], asked["policy"]
