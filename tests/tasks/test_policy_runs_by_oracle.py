@@ -146,6 +146,7 @@ CASES = {
         reward=Reward(
             terms=(RewardTerm(verifier="last_digit", wrong=-0.5),), missing_eos=MissingEos(subtract=0.4)
         ),
+        seed=1,
     ),
     "greedy baseline, scaled": Case(
         {
