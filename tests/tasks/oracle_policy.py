@@ -29,6 +29,8 @@ class Outcome:
     """Of every network before the first."""
     journal: list[dict[str, float]]
     best_iteration: int
+    undone_because: set[str]
+    """Why the trust-region guard took steps back; ``given up`` where no shorter one was good either."""
     measured: dict[str, float] = field(default_factory=dict)
 
 
@@ -73,6 +75,7 @@ class PolicyStage:
         self.train, self.validation, self.test = (
             rolls.questions(job, split) for split in ("train", "validation", "test")
         )
+        self.undone_because: set[str] = set()
 
     def _critic(self) -> nets.Scalar | None:
         seed = nets.stream(self.job, "init")
@@ -343,9 +346,12 @@ class PolicyStage:
         for halvings in range(self.switches.trust_region_halvings + 1):
             norm = optimizer.step(gradients, rate / 2**halvings)
             now, kl = self.surrogate_and_kl(r, rows)
-            if kl <= most and now <= surrogate + SURROGATE_ROUNDING * abs(surrogate):
+            is_worse = now > surrogate + SURROGATE_ROUNDING * abs(surrogate)
+            if kl <= most and not is_worse:
                 return norm, rate / 2**halvings, halvings, True
+            self.undone_because.add("worse" if kl <= most else "too far")
             optimizer.go_back(before)
+        self.undone_because.add("given up")
         return norm, rate / 2**halvings, halvings + 1, False
 
     def update(self, r: Rollout, iteration: int) -> dict[str, float]:
@@ -464,7 +470,7 @@ def run(job: Any) -> Outcome:
     measured = stage.measure(stage.test, nets.stream(job, "test sampling"), count) | {
         "validation_score": best
     }
-    return Outcome(weights, last, first, journal, best_iteration, measured)
+    return Outcome(weights, last, first, journal, best_iteration, stage.undone_because, measured)
 
 
 def gae(rewards: Tensor, values: Tensor, gamma: float, lam: float) -> Tensor:
