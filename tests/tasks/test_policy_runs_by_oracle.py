@@ -74,7 +74,7 @@ CASES = {
         },
         {"schedule": "linear", "warmup_steps": 3, "weight_decay": 0.1, "ptx": "demonstrations"},
         happens=lambda o: steered_freely(o, target=KL_TARGET) and 0 < o.best_iteration < 3,
-        seed=4,
+        seed=1,
     ),
     "trust region and a penalty on KL(old‖new)": Case(
         {
@@ -93,7 +93,7 @@ CASES = {
             and varied(o, "kl_penalty_coef")
             and o.undone_because == {"too far", "worse", "given up"}
         ),
-        seed=6,
+        seed=1,
     ),
     "shared trunk, a penalty by k1, advantages of a minibatch clipped": Case(
         {
@@ -203,6 +203,7 @@ WORK = {
     "max_grad_norm": 0.5,
     "validate_every": 1,
     "validation_samples": 18,
+    "test_samples": 13,
     "checkpoint_every": 3,
 }
 INPUTS = {

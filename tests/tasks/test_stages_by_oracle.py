@@ -41,6 +41,7 @@ ROLLOUTS = {
     "iterations": 4,
     "validate_every": 1,
     "validation_samples": 18,
+    "test_samples": 13,
     "schedule": "linear",
     "checkpoint_every": 4,
 }
