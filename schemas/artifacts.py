@@ -18,6 +18,9 @@ class StoredArtifact(Frozen):
     """The object's folder, relative to the store (``objects/<digest>``)."""
     digest: Digest
     """Content digest: sha256 of the object's manifest, which lists every file with size and sha256."""
+    files_digest: Digest | None = None
+    """sha256 of the part of the manifest that leaves ``metrics.json`` out: equal where two artifacts hold the same model
+    or rows, whatever was measured of them. None: an earlier version did not say."""
     stage_key: Digest
     parents: dict[str, Digest]
     """Role (``init``, ``data``, ``reward.main.0`` …) → content digest of the input."""
@@ -25,6 +28,11 @@ class StoredArtifact(Frozen):
     """Headline metrics; None is a metric that is undefined for this stage's data."""
     uncertainty: dict[str, Uncertainty] = Field(default_factory=dict)
     """Metric → how sure it is, of those that are estimates over held-out prompts."""
+
+
+def is_same(one: StoredArtifact, other: StoredArtifact) -> bool:
+    """Whether two artifacts hold the same files: the same weights and tokenizer, or the same rows."""
+    return one.files_digest is not None and one.files_digest == other.files_digest
 
 
 class Dataset(StoredArtifact):

@@ -5,7 +5,6 @@ not rows.
 """
 
 import math
-from collections.abc import Mapping
 from typing import Annotated
 
 from pydantic import Field
@@ -117,11 +116,3 @@ def _t_quantile(probability: float, degrees: int) -> float:
     from scipy.special import stdtrit  # lazily: nothing else here takes a tenth of a second to load
 
     return float(stdtrit(degrees, probability))
-
-
-def as_json(metrics: Mapping[str, float | None], uncertainty: Mapping[str, Uncertainty]) -> dict[str, object]:
-    """Metrics and their uncertainty as they lie in an artifact's ``metrics.json``."""
-    return {
-        "metrics": dict(metrics),
-        "uncertainty": {name: each.model_dump(mode="json") for name, each in uncertainty.items()},
-    }

@@ -31,14 +31,10 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
-
 from schemas.artifacts import Artifact
-from schemas.frozen import Frozen
 from schemas.stage_key import canonical_json
 from schemas.stage_key import stage_key as hash_key_parts
 from tasks.storage.attempt_counter import count_on, read_count
@@ -52,9 +48,10 @@ from tasks.storage.durable_files import (
     sync_folder,
     try_lock,
 )
+from tasks.storage.measured_file import Sealed, contradictions, read_sealed, write_measured
+from tasks.storage.refs import DamagedRef, Lookup, Ref, describe, uri_of
 from tasks.storage.sealed_folders import find_problems, seal, stamp
 
-_ARTIFACT: TypeAdapter[Artifact] = TypeAdapter(Artifact)
 _SECONDS_BETWEEN_TRIES = 0.1
 _log = logging.getLogger(__name__)
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -66,33 +63,6 @@ class Fenced(RuntimeError):
 
 class Locked(TimeoutError):
     """Another process still works on the stage key."""
-
-
-class DamagedRef(ValueError):
-    """A ref that cannot be read, or does not say what its name says."""
-
-
-class Ref(Frozen):
-    """Which artifact a stage key stands for."""
-
-    artifact: Artifact
-    attempt: int
-    run_id: str
-    """The run that produced the artifact."""
-    key_parts: dict[str, Any]
-    """What was hashed into the stage key (``schemas.stage_key``)."""
-    provenance: dict[str, Any]
-    """What is recorded but not hashed: code, library versions, device, threads."""
-
-
-@dataclass(frozen=True)
-class Lookup:
-    """What the store has for a stage key: an intact artifact, nothing, or damage that has to be told."""
-
-    ref: Ref | None
-    """The artifact, every file of which is as it was committed; None: the stage has to run."""
-    damage: tuple[str, ...] = ()
-    """Why an artifact that was there cannot be used; empty where there was none, or it is intact."""
 
 
 class Store:
@@ -134,8 +104,8 @@ class Store:
         artifact = ref.artifact
         if artifact.stage_key != stage_key or key_of_parts != stage_key:
             raise DamagedRef(f"{path}: holds the ref of another stage key")
-        if artifact.uri != _uri(artifact.digest):
-            raise DamagedRef(f"{path}: artifact.uri={artifact.uri!r} is not {_uri(artifact.digest)!r}")
+        if artifact.uri != uri_of(artifact.digest):
+            raise DamagedRef(f"{path}: artifact.uri={artifact.uri!r} is not {uri_of(artifact.digest)!r}")
         return ref
 
     def verify(self, artifact: Artifact) -> list[str]:
@@ -164,8 +134,9 @@ class Store:
             return Lookup(None, (str(error),))
         if ref is None:
             return Lookup(None)
-        damage = tuple(f"{ref.artifact.uri}: {problem}" for problem in self.verify(ref.artifact))
-        return Lookup(None if damage else ref, damage)
+        damage = [f"{ref.artifact.uri}: {problem}" for problem in self.verify(ref.artifact)]
+        damage = damage or [f"refs/{stage_key}.json: {said}" for said in self._said_otherwise(ref.artifact)]
+        return Lookup(None if damage else ref, tuple(damage))
 
     def lookup(self, stage_key: str) -> Lookup:
         """Find and verify; what is damaged moves to ``quarantine/``, so that the stage can run again."""
@@ -176,7 +147,10 @@ class Store:
             try:
                 ref = self.find(stage_key)
             except DamagedRef:
-                os.rename(self._ref_path(stage_key), free_path(self._quarantine, f"ref-{stage_key}"))
+                self._quarantine_ref(stage_key)
+                return found
+            if ref is not None and not self.verify(ref.artifact) and self._said_otherwise(ref.artifact):
+                self._quarantine_ref(stage_key)
                 return found
         if ref is not None and os.path.lexists(self._object_path(ref.artifact.digest)):
             with self._object_lock(ref.artifact.digest):
@@ -184,6 +158,14 @@ class Store:
                 if problems:  # else another process has put an intact one there by now
                     self._quarantine_object(ref.artifact.digest, problems)
         return found
+
+    def sealed(self, digest: str) -> Sealed:
+        """What the files of an object say was measured, whatever any ref says.
+
+        Raises:
+            ValueError, OSError: it is not there, or not what the digest says.
+        """
+        return read_sealed(self._object_path(digest), digest=digest)
 
     def folder(self, artifact: Artifact) -> Path:
         """Where the artifact's files can be read."""
@@ -284,7 +266,7 @@ class Store:
     ) -> Artifact:
         """Make the files of ``staging_folder`` an artifact that the stage key stands for.
 
-        Seal the files and sync them → move the folder to ``objects/<digest>``, or adopt an equal object that is
+        Add ``metrics.json`` → seal the files and sync them → move the folder to ``objects/<digest>``, or adopt an equal object that is
         there → swap the ref, under a lock, if no newer attempt has begun. Calling again after a crash is safe.
 
         Args:
@@ -292,8 +274,8 @@ class Store:
             stage_key: must be the sha256 of ``key_parts``.
             attempt: what ``next_attempt`` gave.
             run_id: the run that produced the files.
-            description: the artifact's fields but ``uri``, ``digest`` and ``stage_key``: ``kind``, ``parents``,
-                ``metrics`` and, by kind, ``content`` or ``tokenizer_digest``.
+            description: the artifact's fields but those that the store sets: ``kind``, ``parents``, ``metrics``,
+                ``uncertainty`` and, by kind, ``content`` or ``tokenizer_digest``.
             key_parts: what the stage key was made of.
             provenance: what else is worth recording; JSON.
 
@@ -310,18 +292,21 @@ class Store:
                 f"key_parts do not hash to stage_key={stage_key[:12]}…; use schemas.stage_key.stage_key"
             )
         canonical_json(provenance)
-        _describe(description, stage_key=stage_key, digest="0" * 64)  # refused before anything is written
+        nameless = "0" * 64
+        described = describe(description, stage_key=stage_key, digest=nameless, files_digest=nameless)
         self._require_newest(stage_key, attempt)
 
         try:
+            write_measured(folder, described)
             digest = seal(folder)
+            files_digest = read_sealed(folder, digest=digest).files_digest
             self._require_newest(stage_key, attempt)
             self._place_object(folder, digest)
         except FileNotFoundError:
             self._require_newest(stage_key, attempt)  # a newer attempt removes what older ones have staged
             raise
         ref = Ref(
-            artifact=_describe(description, stage_key=stage_key, digest=digest),
+            artifact=describe(description, stage_key=stage_key, digest=digest, files_digest=files_digest),
             attempt=attempt,
             run_id=run_id,
             key_parts=dict(key_parts),
@@ -381,6 +366,17 @@ class Store:
         sync_folder(self._objects)
         _log.warning("object %s is damaged and not used (kept as %s): %s", digest, aside, "; ".join(problems))
 
+    def _quarantine_ref(self, stage_key: str) -> None:
+        """Move a ref aside that is not believed; the caller holds its lock."""
+        os.rename(self._ref_path(stage_key), free_path(self._quarantine, f"ref-{stage_key}"))
+
+    def _said_otherwise(self, artifact: Artifact) -> list[str]:
+        """What a ref says otherwise than the artifact's own files, which are intact."""
+        try:
+            return contradictions(artifact, self.sealed(artifact.digest))
+        except (ValueError, OSError) as error:
+            return [str(error)]
+
     def _attempt_seen(self, stage_key: str) -> int:
         """The newest attempt that the ref or a folder in staging knows of; 0: none."""
         try:
@@ -432,16 +428,3 @@ def _checked(digest: str) -> str:
     if not _DIGEST.fullmatch(digest):
         raise ValueError(f"{digest!r} is not a sha256 in lower-case hexadecimal")
     return digest
-
-
-def _uri(digest: str) -> str:
-    return f"objects/{digest}"
-
-
-def _describe(description: Mapping[str, Any], *, stage_key: str, digest: str) -> Artifact:
-    taken = {"uri", "digest", "stage_key"} & set(description)
-    if taken:
-        raise ValueError(f"description gives {', '.join(sorted(taken))}, which the store sets; leave it out")
-    return _ARTIFACT.validate_python(
-        {**description, "uri": _uri(digest), "digest": digest, "stage_key": stage_key}
-    )
