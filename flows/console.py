@@ -139,6 +139,8 @@ class Screen:
         if stage.reason:
             line.append(f": {stage.reason}")
         self.console.print(line, soft_wrap=True)
+        if stage.remark:
+            self.console.print(Text(f"      {stage.remark}", style="yellow"), soft_wrap=True)
         for verdict in stage.verdicts:
             self.console.print(Text("      gate ").append_text(verdict_text(verdict)), soft_wrap=True)
 
@@ -195,7 +197,7 @@ def show_end(console: Console, record: RunRecord, *, pages: Mapping[str, str]) -
         table.add_row(
             name,
             _status(stage.status),
-            Text(headline_of(stage)),
+            Text(outcome_of(stage)),
             (stage.digest or "")[:12],
             f"{stage.seconds:.1f}" if stage.seconds else "",
         )
@@ -235,7 +237,7 @@ def show_run(console: Console, view: RunView) -> None:
         table.add_column(column, no_wrap=column != "how far, or what came of it", overflow="fold")
     for name, stage in view.record.stages.items():
         report = view.progress.get(name)
-        told = facts_of(report) if report else stage.reason or headline_of(stage)
+        told = facts_of(report) if report else stage.reason or outcome_of(stage)
         table.add_row(name, _status(view.status_of(name)), Text(told), (stage.digest or "")[:12])
     console.print(table)
 
@@ -270,6 +272,12 @@ def headline_of(stage: StageRecord) -> str:
     """The gated metrics, or the first ones where there is no gate."""
     names = [verdict.metric for verdict in stage.verdicts] or list(stage.metrics)[:2]
     return "  ".join(f"{name} {_number(stage.metrics.get(name))}" for name in names)
+
+
+def outcome_of(stage: StageRecord) -> str:
+    """What came of a stage, in a cell: its gates' verdicts or its headline, and what a person must know of it."""
+    told = [str(verdict) for verdict in stage.verdicts] or [headline_of(stage)]
+    return "\n".join([*told, *([stage.remark] if stage.remark else [])])
 
 
 def facts_of(progress: StageProgress) -> str:

@@ -12,10 +12,13 @@ from flows.jobs import gates_of, key_parts_of, resources_of, threads_of, work_of
 from flows.machine import Share, available_cpus
 from flows.provenance import drift, provenance
 from flows.runs import RunRecord, StageRecord
+from schemas.artifacts import Artifact
 from schemas.recipe import Recipe
 from schemas.references import dependencies, order
 from schemas.stage_key import differences, stage_key
 from schemas.verdicts import Verdict, judge_artifact
+from tasks.ledger.operations import Input
+from tasks.ledger.sameness import compared_with_itself, remark_on
 from tasks.storage.store import Lookup, Store
 from tasks.training.scratch import read_committed
 
@@ -51,6 +54,8 @@ class PlannedStep:
     waits_for: tuple[str, ...] = ()
     stage_key: str | None = None
     digest: str | None = None
+    artifact: Artifact | None = None
+    """What is reused."""
     verdicts: tuple[Verdict, ...] = ()
     """What the step's gates say of the artifact that is reused."""
 
@@ -122,15 +127,26 @@ def _plan_step(
     found = store.inspect(key) if store else Lookup(None)
     if found.ref is not None:
         artifact = found.ref.artifact
-        verdicts = tuple(judge_artifact(gate, artifact) for gate in gates_of(recipe, name))
+        inputs = {
+            role: Input(stage=step.name, artifact=step.artifact)
+            for role, step in read.items()
+            if step.artifact is not None
+        }
+        equal, remark = compared_with_itself(inputs), remark_on(artifact, inputs)
+        verdicts = tuple(judge_artifact(gate, artifact, equal=equal) for gate in gates_of(recipe, name))
         return PlannedStep(
             name,
             kind,
             "reuse",
-            reasons=(f"made by run {found.ref.run_id}", *(f"gate {verdict}" for verdict in verdicts)),
+            reasons=(
+                f"made by run {found.ref.run_id}",
+                *([remark] if remark else []),
+                *(f"gate {verdict}" for verdict in verdicts),
+            ),
             drift=tuple(drift(found.ref.provenance, present)),
             stage_key=key,
             digest=artifact.digest,
+            artifact=artifact,
             verdicts=verdicts,
         )
     at_step = _checkpointed(store, key)

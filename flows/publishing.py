@@ -2,11 +2,16 @@
 
 from flows.runs import GOOD
 from flows.stage_life import StageLife
-from schemas.recipe import Publication
+from schemas.artifacts import is_same
+from schemas.recipe import PolicyEvaluation, Publication
 
 
 def publish(publication: Publication, life: StageLife) -> None:
-    """Register the stage's model, or say why not; the alias moves only if its own and ``after``'s gates passed."""
+    """Register the stage's model, or say why not; the alias moves only if its own and ``after``'s gates passed.
+
+    It never moves to a model that is, file by file, the one that its stage started from or that an evaluation measures
+    it against.
+    """
     stages = life.run.record.stages
     concerned = [publication.stage, *([publication.after] if publication.after else [])]
     for step in concerned:
@@ -19,7 +24,10 @@ def publish(publication: Publication, life: StageLife) -> None:
             return
     passed = all(verdict.passed for step in concerned for verdict in stages[step].verdicts)
     artifact = life.artifacts[publication.stage]
-    alias = publication.alias if passed else None
+    nothing_new = _nothing_new(publication.stage, life) if publication.alias else None
+    if nothing_new:
+        life.watcher.say(f"  {publication.alias} stays where it is: {nothing_new}", "yellow")
+    alias = publication.alias if passed and not nothing_new else None
     version = life.ledger.publish(
         publication.stage, artifact, life.store.folder(artifact), publication.registered_model, alias=alias
     )
@@ -27,3 +35,15 @@ def publish(publication: Publication, life: StageLife) -> None:
     life.watcher.say(
         f"  published {publication.stage} as {publication.registered_model}{f'@{alias}' if alias else ''}: {told}"
     )
+
+
+def _nothing_new(stage: str, life: StageLife) -> str | None:
+    """Why the stage's model is no other than one it came from or is measured against; None where it is another."""
+    same_as = [("which it started from", life.inputs[stage].get("init"))]
+    for name, other in life.recipe.stages.items():
+        if isinstance(other, PolicyEvaluation) and other.candidate == stage:
+            same_as.append((f"the baseline of {name}", life.inputs[name]["baseline"]))
+    for what, step in same_as:
+        if step in life.artifacts and is_same(life.artifacts[stage], life.artifacts[step]):
+            return f"{stage} holds the weights of {step}, {what}"
+    return None

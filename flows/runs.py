@@ -58,6 +58,8 @@ class StageRecord(Frozen):
     stage_key: str | None = None
     digest: str | None = None
     metrics: dict[str, float | None] = Field(default_factory=dict)
+    remark: str | None = None
+    """What a person must know of the artifact: that nothing was learned, or a model compared with itself."""
     verdicts: tuple[Verdict, ...] = ()
     seconds: float = 0.0
     """Wall time of the last attempt."""

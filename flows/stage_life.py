@@ -30,6 +30,7 @@ from schemas.stage_key import stage_key
 from schemas.verdicts import judge_artifact
 from tasks.ledger.operations import Input, StageOutcome
 from tasks.ledger.run_ledger import Ledger
+from tasks.ledger.sameness import compared_with_itself, remark_on
 from tasks.storage.store import Locked, Ref, Store
 from tasks.training.progress import StageProgress, read_progress
 from tasks.training.scratch import PROGRESS, read_committed
@@ -165,7 +166,10 @@ class StageLife:
                     obtained = self._make(step, key, parts, inputs, share)
                 artifact = self.artifacts[step] = obtained.artifact
                 # 3. What its gates say, recorded before anything follows from it
-                verdicts = tuple(judge_artifact(gate, artifact) for gate in gates_of(self.recipe, step))
+                equal = compared_with_itself(inputs)
+                verdicts = tuple(
+                    judge_artifact(gate, artifact, equal=equal) for gate in gates_of(self.recipe, step)
+                )
                 closed = any(not verdict.passed and verdict.on_fail == "stop" for verdict in verdicts)
                 if verdicts:
                     self.ledger.record_verdicts(step, verdicts)
@@ -175,6 +179,7 @@ class StageLife:
                     stage_key=key,
                     digest=artifact.digest,
                     metrics=artifact.metrics,
+                    remark=remark_on(artifact, inputs),
                     verdicts=verdicts,
                     seconds=0.0 if obtained.reused else time.monotonic() - began,
                     key_parts=parts,

@@ -4,8 +4,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from schemas.artifacts import Artifact
 from tasks.ledger.entries import RunEntry, StageEntry
 from tasks.ledger.operations import Input
+from tasks.ledger.sameness import remark_on
 
 
 @dataclass(frozen=True)
@@ -17,10 +19,19 @@ class Link:
     model: str | None = None
 
 
-def run_note(entry: RunEntry, pages: Mapping[str, str], makers: Mapping[str, Link]) -> str:
+Made = tuple[str, str]
+"""An artifact by its digest and the stage key that it was made under: two stages may come out the same."""
+
+
+def made(artifact: Artifact) -> Made:
+    """How the artifact and the work that made it are named together."""
+    return artifact.digest, artifact.stage_key
+
+
+def run_note(entry: RunEntry, pages: Mapping[str, str], makers: Mapping[Made, Link]) -> str:
     """The run's page: every stage with its outcome, artifact, gates and parents.
 
-    ``pages``: stage → page of its run; ``makers``: content digest → what made it.
+    ``pages``: stage → page of its run; ``makers``: artifact → what made it.
     """
     head = [f"Recipe **{_cell(entry.name)}** · {_words(entry.outcome)}"]
     for outcome in dict.fromkeys(stage.outcome for stage in entry.stages.values()):
@@ -39,13 +50,12 @@ def run_note(entry: RunEntry, pages: Mapping[str, str], makers: Mapping[str, Lin
         parents = " · ".join(
             f"{role}: {_linked(given.stage, pages.get(given.stage))}" for role, given in stage.inputs.items()
         )
-        lines.append(
-            f"| {page} | {_words(stage.outcome)} | {_artifact_cell(stage, makers)} | {gates} | {parents or '–'} |"
-        )
+        outcome = "<br>".join(each for each in (_words(stage.outcome), _remark(stage)) if each)
+        lines.append(f"| {page} | {outcome} | {_artifact_cell(stage, makers)} | {gates} | {parents or '–'} |")
     return "\n".join(lines)
 
 
-def stage_note(entry: RunEntry, name: str, run_page: str, makers: Mapping[str, Link]) -> str:
+def stage_note(entry: RunEntry, name: str, run_page: str, makers: Mapping[Made, Link]) -> str:
     """A stage's page: from what it was made, by whom, and what it gave.
 
     MLflow shows the first few lines and folds the rest away, so the parents stand in the second.
@@ -58,8 +68,10 @@ def stage_note(entry: RunEntry, name: str, run_page: str, makers: Mapping[str, L
         f"**Parents:** {_parents_line(stage.inputs, makers)}",
     ]
     if stage.outcome == "reused" and stage.artifact:
-        maker = _linked_run(makers.get(stage.artifact.digest, Link()))
+        maker = _linked_run(makers.get(made(stage.artifact), Link()))
         head.append(f"**Reused:** made by {maker}, where its curves are; nothing was trained here.")
+    if remark := _remark(stage):
+        head.append(remark)
     if stage.reason:
         head.append(_cell(stage.reason))
     lines = ["  \n".join(head), *_parents_table(stage.inputs, makers)]
@@ -67,46 +79,53 @@ def stage_note(entry: RunEntry, name: str, run_page: str, makers: Mapping[str, L
         lines += ["", "### Gates", "", *(f"- {verdict}" for verdict in stage.verdicts)]
     if stage.artifact:
         lines += ["", "### Artifact", "", f"- content digest `{stage.artifact.digest}`"]
-        model = makers.get(stage.artifact.digest, Link()).model
+        model = makers.get(made(stage.artifact), Link()).model
         if model:
             lines.append(f"- {_linked('its page under Models', model)}")
         lines.append(f"- stage key `{stage.stage_key}`")
     return "\n".join(lines)
 
 
-def artifact_note(stage: StageEntry, run_page: str, makers: Mapping[str, Link]) -> str:
+def artifact_note(stage: StageEntry, run_page: str, makers: Mapping[Made, Link]) -> str:
     """A model's page: which stage made it, and from what."""
     head = [
         f"Made by stage {_linked(stage.name, run_page)} ({_words(stage.kind)}).",
         f"**Parents:** {_parents_line(stage.inputs, makers)}",
     ]
+    if remark := _remark(stage):
+        head.append(remark)
     return "\n".join(["  \n".join(head), *_parents_table(stage.inputs, makers)])
 
 
-def _parents_line(inputs: Mapping[str, Input], makers: Mapping[str, Link]) -> str:
+def _remark(stage: StageEntry) -> str | None:
+    remark = remark_on(stage.artifact, stage.inputs) if stage.artifact else None
+    return f"**{_cell(remark)}**" if remark else None
+
+
+def _parents_line(inputs: Mapping[str, Input], makers: Mapping[Made, Link]) -> str:
     if not inputs:
         return "none; this stage reads a source from outside"
     return " · ".join(
-        f"{role}: {_linked(given.stage, makers.get(given.artifact.digest, Link()).run)}"
+        f"{role}: {_linked(given.stage, makers.get(made(given.artifact), Link()).run)}"
         for role, given in inputs.items()
     )
 
 
-def _parents_table(inputs: Mapping[str, Input], makers: Mapping[str, Link]) -> list[str]:
+def _parents_table(inputs: Mapping[str, Input], makers: Mapping[Made, Link]) -> list[str]:
     if not inputs:
         return []
     lines = ["", "### Parents", "", "| role | kind | made by | content digest |", "|---|---|---|---|"]
     for role, given in inputs.items():
-        link = makers.get(given.artifact.digest, Link())
+        link = makers.get(made(given.artifact), Link())
         kind = _linked(_words(given.artifact.kind), link.model)
         lines.append(f"| {role} | {kind} | {_linked_run(link)} | `{given.artifact.digest[:16]}` |")
     return lines
 
 
-def _artifact_cell(stage: StageEntry, makers: Mapping[str, Link]) -> str:
+def _artifact_cell(stage: StageEntry, makers: Mapping[Made, Link]) -> str:
     if stage.artifact is None:
         return "–"
-    link = makers.get(stage.artifact.digest, Link())
+    link = makers.get(made(stage.artifact), Link())
     kind = _linked(_words(stage.artifact.kind), link.model)
     made_by = f" made by {_linked_run(link)}" if stage.outcome == "reused" else ""
     return f"{kind} `{stage.artifact.digest[:12]}`{made_by}"

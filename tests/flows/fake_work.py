@@ -3,6 +3,7 @@
 A stage's "weights" are a hash chain over its configuration, its inputs' weights and its steps, so that a lost or
 doubled step, or a wrong input, shows in the artifact's digest. ``seconds.txt`` in the workspace says how long a
 step takes, ``lose.txt`` and ``refuse.txt`` which stage's first process is lost or which stage refuses its input,
+``idle.txt`` which stage ends with the weights that it started from,
 ``memory.txt`` that a stage has room for so many rows at once (``sft 32``), and ``hang.txt`` in how many attempts it
 hangs (``sft 1``), both in ``FATAL_STEP``; ``events.txt`` there gets a line for each computation that starts and that finishes.
 """
@@ -57,6 +58,8 @@ def run_stage(job: StageJob) -> StageResult:
         weights = digest(job.name)
     else:
         weights = train(job, seconds)
+        if _is_named(job, "idle.txt"):
+            weights = (job.inputs["init"] / WEIGHTS).read_text()
     (job.output / WEIGHTS).write_text(weights)
     samples = (
         ({"prompt": "1+1?", "baseline": "3", "candidate": "2"},) if job.work.kind == "evaluation" else ()

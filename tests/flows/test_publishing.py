@@ -1,5 +1,6 @@
 """When a model is registered, and when its alias moves; a recording stands in for the ledger."""
 
+import hashlib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -8,7 +9,8 @@ import pytest
 
 from flows.publishing import publish
 from flows.runs import StageRecord
-from schemas.recipe import Gate, Publication
+from schemas.artifacts import Evaluation
+from schemas.recipe import Gate, Judge, PolicyEvaluation, Publication
 from schemas.verdicts import judge
 
 
@@ -20,22 +22,52 @@ class Recorder:
         self.asked: list[tuple[str, str, str | None]] = []
 
     def publish(
-        self, stage: str, artifact: str, folder: Path, registered_model: str, *, alias: str | None
+        self, stage: str, artifact: Evaluation, folder: Path, registered_model: str, *, alias: str | None
     ) -> str | None:
         self.asked.append((stage, registered_model, alias))
         return self.version
 
 
-def life_with(ledger: Recorder, **stages: StageRecord) -> Any:
+EVALUATION = PolicyEvaluation(
+    kind="evaluation",
+    candidate="policy",
+    baseline="sft",
+    judge=Judge(verifier="arithmetic"),
+    prompts="prompts",
+)
+
+
+def life_with(ledger: Recorder, *, files: dict[str, str] | None = None, **stages: StageRecord) -> Any:
+    """A run whose stages have these records; ``files``: step → what its artifact holds, its own name if not given."""
     said: list[str] = []
+    steps = {"model", "sft", *stages}
     return SimpleNamespace(
         run=SimpleNamespace(record=SimpleNamespace(stages=stages)),
-        artifacts={name: name for name in stages},
-        store=SimpleNamespace(folder=lambda artifact: Path("objects") / artifact),
+        recipe=SimpleNamespace(stages={"policy": None, "evaluation": EVALUATION}),
+        inputs={
+            "sft": {"init": "model"},
+            "policy": {"init": "model"},
+            "evaluation": {"candidate": "policy", "baseline": "sft"},
+        },
+        artifacts={
+            name: Evaluation(
+                uri="objects/x",
+                digest=sha(f"{name} and its metrics"),
+                stage_key=sha(name),
+                parents={},
+                files_digest=sha((files or {}).get(name, name)),
+            )
+            for name in steps
+        },
+        store=SimpleNamespace(folder=lambda artifact: Path("objects") / artifact.digest),
         ledger=ledger,
         watcher=SimpleNamespace(say=lambda text, style="": said.append(text)),
         said=said,
     )
+
+
+def sha(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def gated(status: str, *, gain: float) -> StageRecord:
@@ -81,3 +113,26 @@ def test_a_dead_ledger_is_said() -> None:
     life = life_with(Recorder(version=None), policy=POLICY, evaluation=gated("completed", gain=0.1))
     publish(PUBLICATION, life)
     assert "MLflow does not answer" in life.said[0]
+
+
+@pytest.mark.parametrize(
+    ("files", "why"),
+    [
+        ({"policy": "model"}, "policy holds the weights of model, which it started from"),
+        ({"policy": "sft"}, "policy holds the weights of sft, the baseline of evaluation"),
+        ({"policy": "sft", "sft": "sft"}, "policy holds the weights of sft, the baseline of evaluation"),
+    ],
+)
+@pytest.mark.parametrize("after", ["evaluation", None])
+def test_an_alias_never_moves_to_a_model_that_is_not_new(
+    files: dict[str, str], why: str, after: str | None
+) -> None:
+    """Even where every gate has passed, and where none is waited for."""
+    ledger = Recorder()
+    life = life_with(ledger, files=files, policy=POLICY, evaluation=gated("completed", gain=0.1))
+    publish(PUBLICATION.model_copy(update={"after": after}), life)
+    assert ledger.asked == [("policy", "quickstart", None)]
+    assert life.said == [
+        f"  champion stays where it is: {why}",
+        "  published policy as quickstart: version 3",
+    ]

@@ -14,6 +14,7 @@ from lives import events, live_all, lives, pace
 
 from flows import stage_life
 from flows.exit_codes import ExitCode
+from flows.planning import plan
 from flows.runs import Workspace, read_run
 from flows.stage_life import StageLife
 from tasks.ledger.run_ledger import Ledger
@@ -116,6 +117,28 @@ def test_a_closed_gate_keeps_what_depends_on_it_from_starting(
     )
     assert not any(line.startswith(("policy", "evaluation")) for line in events(workspace))
     assert life.run.outcome() == "gate_closed"
+
+
+def test_a_policy_that_learned_nothing_is_said_to_and_passes_no_gate_on_a_difference(
+    workspace: Workspace, recipe_file: Path
+) -> None:
+    """The evaluation's gate asks for accuracy_gain >= 0, and 0.1 was measured: of one model against itself."""
+    workspace.root.mkdir(parents=True, exist_ok=True)
+    (workspace.root / "idle.txt").write_text("policy")
+    nothing = "learned nothing: the best weights are those of sft"
+    itself = "policy holds the weights of sft: a model is compared with itself"
+    for status in ("completed", "reused"):
+        with lives(workspace, recipe_file) as life:
+            stages = live_all(life)
+            life.run.update(status=life.run.outcome())
+        assert (stages["policy"].status, stages["policy"].remark) == (status, nothing)
+        assert (stages["evaluation"].status, stages["evaluation"].remark) == ("gate_closed", itself)
+        [verdict] = stages["evaluation"].verdicts
+        assert (verdict.passed, verdict.reason) == (False, itself)
+        assert stages["sft"].remark is stages["value"].remark is None
+    steps = {step.name: step for step in plan(life.recipe, life.store, [])}
+    assert nothing in steps["policy"].reasons
+    assert any("CLOSED" in reason and itself in reason for reason in steps["evaluation"].reasons)
 
 
 def test_the_verdict_is_recorded_before_the_stage_ends(workspace: Workspace, recipe_file: Path) -> None:

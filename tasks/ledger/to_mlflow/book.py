@@ -24,6 +24,7 @@ from tasks.ledger.operations import (
     RecordReuse,
     RecordVerdicts,
 )
+from tasks.ledger.sameness import remark_on
 from tasks.ledger.to_mlflow.lineage import Maker, Makers, link_to, log_inputs
 from tasks.ledger.to_mlflow.logged_models import MODELS, record_model
 from tasks.ledger.to_mlflow.registered_models import publish
@@ -158,13 +159,16 @@ class Book:
         self._client.set_terminated(run_id, _STAGE_STATUS[operation.outcome], operation.time)
 
     def _record_reuse(self, entry: RunEntry, operation: RecordReuse) -> None:
-        stage, digest = operation.stage, operation.artifact.digest
+        stage = operation.stage
         run_id = self.runs.of_stage(stage, operation.time)
         tags = log_inputs(self._client, run_id, entry.stages[stage], self._makers)
         outcome = entry.stages[stage].outcome
-        maker = self._makers.find(digest)
+        maker = self._makers.find(operation.artifact)
         if outcome == "reused" and maker is not None and maker.run.info.run_id != run_id:
-            tags |= {"vantage.reused_from": maker.run.info.run_id, "vantage.digest": digest}
+            tags |= {
+                "vantage.reused_from": maker.run.info.run_id,
+                "vantage.digest": operation.artifact.digest,
+            }
         else:
             # Our own earlier attempt made it, or someone whom this server never heard of: here it is recorded.
             self._record_artifact(entry, stage, operation.artifact)
@@ -181,7 +185,7 @@ class Book:
 
     def _publish(self, entry: RunEntry, operation: Publish) -> None:
         name, digest = operation.registered_model, operation.artifact.digest
-        maker, stage = self._makers.find(digest), entry.stages.get(operation.stage)
+        maker, stage = self._makers.find(operation.artifact), entry.stages.get(operation.stage)
         note = None
         if maker is not None and stage is not None:
             note = artifact_note(stage, link_to(maker).run or "", self._makers.links(entry))
@@ -225,11 +229,14 @@ class Book:
         ]
         write(self._client, run_id, tags=tags)
         write_metrics(self._client, run_id, metrics)
-        self._makers.remember(artifact.digest, Maker(self._client.get_run(run_id), model_id))
+        self._makers.remember(artifact, Maker(self._client.get_run(run_id), model_id))
 
     def _write_stage(
         self, entry: RunEntry, stage: str, tags: Mapping[str, str], *, params: Mapping[str, str] | None = None
     ) -> None:
         """The stage's tags and params, and its page as it reads with them."""
         note = stage_note(entry, stage, self.runs.page(None) or "", self._makers.links(entry))
+        told = entry.stages[stage]
+        if told.artifact and (remark := remark_on(told.artifact, told.inputs)):
+            tags = {**tags, "vantage.remark": remark}
         write(self._client, self.runs.ids[stage], params=params, tags={**tags, NOTE: note})

@@ -6,9 +6,9 @@ from typing import NamedTuple
 from mlflow import entities
 from mlflow.tracking import MlflowClient
 
-from schemas.artifacts import Dataset
+from schemas.artifacts import Artifact, Dataset
 from tasks.ledger.entries import RunEntry, StageEntry
-from tasks.ledger.notes import Link
+from tasks.ledger.notes import Link, Made, made
 from tasks.ledger.operations import Input
 from tasks.ledger.to_mlflow.runs import page_of, search
 from tasks.ledger.to_mlflow.server import Server
@@ -30,39 +30,44 @@ class Makers:
         self._server = server
         self._run_id = run_id
         self._experiments: list[str] = []
-        self._found: dict[str, Maker] = {}
+        self._found: dict[Made, Maker] = {}
 
     def forget(self) -> None:
         """Look again next time."""
         self._experiments = []
         self._found.clear()
 
-    def remember(self, digest: str, maker: Maker) -> None:
+    def remember(self, artifact: Artifact, maker: Maker) -> None:
         """This run has made the artifact."""
-        self._found[digest] = maker
+        self._found[made(artifact)] = maker
 
-    def find(self, digest: str) -> Maker | None:
-        """The earliest run that made the artifact; this run's own, where it did."""
-        if digest not in self._found:
+    def find(self, artifact: Artifact) -> Maker | None:
+        """The earliest run that made the artifact under its stage key; this run's own, where it did.
+
+        By its digest alone it could be another stage that came out the same: a policy that learned nothing is, file by
+        file, the model that it started from.
+        """
+        name = made(artifact)
+        if name not in self._found:
             self._experiments = self._experiments or self._server.experiment_ids()
-            made = [
+            makers = [
                 run
-                for run in search(self._server.client, self._experiments, "vantage.digest", digest)
+                for run in search(self._server.client, self._experiments, "vantage.digest", artifact.digest)
                 if "vantage.reused_from" not in run.data.tags
+                and run.data.tags.get("vantage.stage_key") == artifact.stage_key
             ]
-            if not made:
+            if not makers:
                 return None
-            run = next((run for run in made if run.data.tags.get("vantage.run_id") == self._run_id), made[0])
-            self._found[digest] = Maker(run, run.data.tags.get("vantage.model"))
-        return self._found[digest]
+            ours = (run for run in makers if run.data.tags.get("vantage.run_id") == self._run_id)
+            run = next(ours, makers[0])
+            self._found[name] = Maker(run, run.data.tags.get("vantage.model"))
+        return self._found[name]
 
-    def links(self, entry: RunEntry) -> dict[str, Link]:
-        """Content digest → where its maker stands, for every artifact that the run knows of."""
-        digests = {
-            given.artifact.digest for stage in entry.stages.values() for given in stage.inputs.values()
-        }
-        digests |= {stage.artifact.digest for stage in entry.stages.values() if stage.artifact}
-        return {digest: link_to(maker) for digest in digests if (maker := self.find(digest))}
+    def links(self, entry: RunEntry) -> dict[Made, Link]:
+        """Where its maker stands, for every artifact that the run knows of."""
+        artifacts = [given.artifact for stage in entry.stages.values() for given in stage.inputs.values()]
+        artifacts += [stage.artifact for stage in entry.stages.values() if stage.artifact]
+        return {made(artifact): link_to(maker) for artifact in artifacts if (maker := self.find(artifact))}
 
 
 def link_to(maker: Maker) -> Link:
@@ -81,7 +86,7 @@ def log_inputs(client: MlflowClient, run_id: str, stage: StageEntry, makers: Mak
     datasets, models = [], []
     for role, given in stage.inputs.items():
         tags[f"vantage.parent.{role}"] = given.artifact.digest
-        maker = makers.find(given.artifact.digest)
+        maker = makers.find(given.artifact)
         if maker is not None:
             tags[f"vantage.parent.{role}.run"] = maker.run.info.run_id
             if maker.model_id is not None:

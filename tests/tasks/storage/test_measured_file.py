@@ -72,7 +72,9 @@ def test_metrics_and_uncertainty_lie_among_the_files_that_the_digest_names(store
     assert list(held["metrics"]) == list(METRICS), "in the stage's order"
     listed = {record["path"]: record for record in json.loads((folder / MANIFEST).read_bytes())["files"]}
     assert listed.keys() == {"metrics.json", "rows.txt"}
-    assert listed["metrics.json"]["sha256"] == hashlib.sha256((folder / "metrics.json").read_bytes()).hexdigest()
+    assert (
+        listed["metrics.json"]["sha256"] == hashlib.sha256((folder / "metrics.json").read_bytes()).hexdigest()
+    )
     assert produce(store, seed=2, metrics={**METRICS, "accuracy_gain": 0.9}).digest != artifact.digest
 
 

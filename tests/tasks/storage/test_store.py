@@ -102,7 +102,12 @@ def test_a_committed_artifact_is_found_with_all_that_was_recorded(store: Store) 
     )
     assert artifact.uri == f"objects/{artifact.digest}"
     assert store.folder(artifact) == store.root / artifact.uri
-    assert sorted(os.listdir(store.folder(artifact))) == [MANIFEST, "metrics.json", "tokenizer", "weights.bin"]
+    assert sorted(os.listdir(store.folder(artifact))) == [
+        MANIFEST,
+        "metrics.json",
+        "tokenizer",
+        "weights.bin",
+    ]
     assert hashlib.sha256((store.folder(artifact) / MANIFEST).read_bytes()).hexdigest() == artifact.digest
     assert list(ref.artifact.metrics.items()) == [("loss", 0.1), ("accuracy", None)], "in the stage's order"
     assert store.stage_keys() == [KEY]
