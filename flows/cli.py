@@ -191,11 +191,13 @@ def status(
 
 
 @app.command()
-def schema() -> None:
+def schema(
+    of_sweep: Annotated[bool, typer.Option("--sweep", help="That of a sweep.")] = False,
+) -> None:
     """Print the JSON schema of a recipe, for editors."""
-    from schemas.recipe import Recipe
+    from schemas.json_schema import recipe_schema, sweep_schema
 
-    _print_json(Recipe.model_json_schema(), indent=2)
+    _print_json(sweep_schema() if of_sweep else recipe_schema(), indent=2)
 
 
 @app.command()

@@ -6,7 +6,7 @@ therefore a recipe override, and an ablation is a list of overrides.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from schemas.frozen import Frozen, rule
 
@@ -40,6 +40,21 @@ Number = Annotated[float, Field(strict=True)]
 Probability = Annotated[float, Field(ge=0.0, le=1.0, strict=True)]
 NonNegative = Annotated[float, Field(ge=0.0, strict=True)]
 Positive = Annotated[float, Field(gt=0.0, strict=True)]
+_WORDS = {"yes": True, "on": True, "no": False, "off": False}
+_WRITTEN = {form: value for word, value in _WORDS.items() for form in (word, word.title(), word.upper())}
+
+
+def _read_word(value: Any) -> Any:
+    return _WRITTEN.get(value, value) if isinstance(value, str) else value
+
+
+Switch = Annotated[
+    bool,
+    Field(strict=True),
+    BeforeValidator(_read_word),
+    WithJsonSchema({"anyOf": [{"type": "boolean"}, {"enum": list(_WRITTEN)}]}),
+]
+"""``true`` or ``false``, or a word of YAML 1.1 for one of them, which our reading leaves as a text."""
 MAX_COUNT = 2**31 - 1
 """Largest number of anything that is counted; torch and its kernels index with no more than 32 or 64 bits."""
 _Count = Annotated[int, Field(ge=1, le=MAX_COUNT, strict=True)]
@@ -72,6 +87,7 @@ class Algorithm(Returns):
     """
 
     preset: PresetName
+    """The method whose switches are the starting point."""
 
     # -- advantages
     advantage: AdvantageKind = "gae"
@@ -83,31 +99,32 @@ class Algorithm(Returns):
     """α of λ_policy(l) = 1 − 1/(α·l) for a response of l tokens (VAPO, arXiv 2504.05118 eq. 4-5)."""
     lambda_value: Probability = 0.95
     """λ of the critic's targets; 1 makes them Monte-Carlo returns (VC-PPO's decoupled GAE)."""
-    whiten_advantages: bool = False
+    whiten_advantages: Switch = False
     """Shift and scale the advantages of a rollout to mean 0 and standard deviation 1 over the tokens that the policy
     learns from: without those that ``overlong_filter`` leaves out."""
-    normalise_advantages: bool = False
+    normalise_advantages: Switch = False
     """The same within each minibatch."""
     advantage_clip: Positive | None = None
     """±δ to which advantages are clipped, after any of the two (arXiv 2307.04964: 0.12, 0.5 or 0.8)."""
     samples_per_prompt: _Count = 1
     """Responses sampled for each prompt of a rollout."""
-    drop_uniform_groups: bool = False
+    drop_uniform_groups: Switch = False
     """Put other prompts in the place of those whose responses all have one score, before any shaping (DAPO)."""
     max_sampling_rounds: _Count = 10
     """Rollouts sampled at most to fill one; what is still missing is filled with dropped groups."""
 
     # -- the surrogate
-    importance_ratio: bool = True
+    importance_ratio: Switch = True
     """False: −log π · A instead of −ρ·A, for one optimiser step on each rollout."""
     clip_range_low: Annotated[float, Field(gt=0.0, le=1.0, strict=True)] | None = 0.2
+    """How far below 1 the ratio may fall; None: as far as it likes."""
     clip_range_high: Positive | None = 0.2
     """The ratio is clipped to [1 − low, 1 + high]; None leaves that side open. high > low is clip-higher."""
     dual_clip: Annotated[float, Field(gt=1.0, strict=True)] | None = None
     """c: where A < 0, a token's loss is at most −c·A (arXiv 1912.09729: 3)."""
     aggregation: Aggregation = "token"
     """What the policy loss is a mean over."""
-    overlong_filter: bool = False
+    overlong_filter: Switch = False
     """Leave responses that were cut off out of the policy's loss (DAPO)."""
 
     # -- KL as a controller, as a loss, as a bound
@@ -134,7 +151,7 @@ class Algorithm(Returns):
     # -- what stands beside the surrogate
     value_clip_range: Positive | None = None
     """How far, in units of reward, a new value may move from the rollout's before its loss is clipped."""
-    shared_trunk: bool = False
+    shared_trunk: Switch = False
     """One network: the critic is a fresh head on the policy's trunk, and one optimiser steps on the joint loss."""
     value_coef: Positive = 0.5
     """Weight of the value loss in that joint loss (c1 of PPO, eq. 9)."""

@@ -9,7 +9,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints, field_validator
 
-from schemas.algorithm import MAX_COUNT, Algorithm, NonNegative, Number, Positive, Probability, Returns
+from schemas.algorithm import (
+    MAX_COUNT,
+    Algorithm,
+    NonNegative,
+    Number,
+    Positive,
+    Probability,
+    Returns,
+    Switch,
+)
 from schemas.frozen import Frozen, rule
 
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]{0,62}$")]
@@ -33,7 +42,7 @@ class Model(Frozen):
 
     source: str
     """``builtin:tiny``, a Hugging Face folder, ``gguf:FILE``, ``package:NAME`` or ``hub:org/name@revision``."""
-    chat: bool | None = None
+    chat: Switch | None = None
     """Wrap prompts in the tokenizer's chat template; None: where it has one."""
 
 
@@ -41,7 +50,9 @@ class Generation(Frozen):
     """What every stage agrees on about sampled text."""
 
     max_prompt_tokens: Count = 512
+    """Longest prompt, in tokens; longer ones are dropped and counted."""
     max_response_tokens: Count = 512
+    """Longest response, in tokens, with its end-of-sequence token; sampling is cut off there."""
     temperature: Positive = 1.0
     """Log-probabilities are those of the sampling distribution, so training divides logits by it too."""
 
@@ -64,7 +75,7 @@ class Split(Frozen):
     """A share of all prompts, which is then that of every dataset; or a number of rows, taken from that share, whose
     other rows are not used. None: the share that other datasets name, else 0.05."""
     test: Count | Fraction | None = None
-    """The same."""
+    """The same of the rows that gates and evaluation read."""
 
     @rule
     def _something_is_left_to_train_on(self) -> None:
@@ -91,6 +102,7 @@ class Data(Frozen):
     ``answer`` is what a verifier is given beside a prompt. Text has to be text: a number in its place makes the row
     unusable, but in an ``answer`` and in a template it is written out. Cells of CSV are text, empty ones are missing."""
     split: Split = Split()
+    """How many rows are set apart for validation and test."""
     rows: Count | None = None
     """At most so many rows for training; None: all that the source has."""
     max_dropped: Probability = 0.01
@@ -148,9 +160,11 @@ class RewardTerm(Frozen):
     """One summand of a reward: a trained reward model or a verifier."""
 
     model: Name | None = None
+    """A reward_model stage, whose score is the summand."""
     verifier: str | None = None
     """One of the recipe's ``verifiers``, or a built-in one (as ``verifier`` is everywhere)."""
     weight: Number = 1.0
+    """What the summand is multiplied by."""
     wrong: Number = 0.0
     """What a verifier's term gives a wrong response; a right one gets 1. VC-PPO and DAPO use −1."""
 
@@ -173,7 +187,9 @@ class MissingEos(Frozen):
     """What happens to the score of a response that was cut off before its end-of-sequence token."""
 
     subtract: Positive | None = None
+    """So much is taken off the score."""
     replace: Number | None = None
+    """This becomes the score."""
 
     @rule
     def _one_of_two(self) -> None:
@@ -185,7 +201,9 @@ class Reward(Frozen):
     """A reward, defined once and read by every stage that scores responses."""
 
     terms: Annotated[tuple[RewardTerm, ...], Field(min_length=1, max_length=MAX_NAMED)]
+    """What the reward is the weighted sum of."""
     missing_eos: MissingEos | None = None
+    """What a response without an end-of-sequence token loses; None: nothing."""
 
     @rule
     def _terms_have_names_of_their_own(self) -> None:
@@ -199,8 +217,11 @@ class Gate(Frozen):
     """A threshold that a stage's measured metric has to meet; never part of the stage's key."""
 
     metric: str
+    """One of those that the stage measures (docs/metrics.md)."""
     at_least: Number | None = None
+    """The least that passes."""
     at_most: Number | None = None
+    """The most that passes."""
     confidence: Confidence | None = None
     """What is judged: None, the measured number; else the bound of its two-sided interval at this confidence that lies
     nearer to failing (the lower one for ``at_least``, the upper one for ``at_most``). Say 0.95."""
@@ -243,6 +264,7 @@ class Stage(Frozen):
     seed: Seed | None = None
     """None: the recipe's."""
     resources: Resources = Resources()
+    """What it occupies on its machine while it runs."""
 
     @field_validator("gate", mode="before")
     @classmethod
@@ -254,13 +276,15 @@ class Training(Stage):
     """What every stage that trains a network has."""
 
     learning_rate: Positive | None = None
-    """None: chosen by the width of the recipe's model (``schemas.learning_rates``), and written out before anything runs."""
+    """Of AdamW, after the warm-up. None: chosen by the width of the recipe's model (``schemas.learning_rates``), and written out before anything runs."""
     warmup_steps: CountOrZero = 0
     """Optimiser steps over which the learning rate rises linearly from 0."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """How the learning rate goes on after the warm-up; linear and cosine end at 0."""
     weight_decay: NonNegative = 0.0
+    """Of AdamW, decoupled."""
     max_grad_norm: Positive = 1.0
+    """Gradients of a larger norm are scaled down to it."""
     microbatch_size: Count | None = None
     """Sequences in one forward pass; changes memory, never the gradient. None: the whole minibatch, and where responses
     are sampled and scored, the whole rollout."""
@@ -276,11 +300,14 @@ class SupervisedFineTuning(Training):
 
     kind: Literal["sft"]
     init: Name = MODEL
+    """The policy that training starts from: a stage, or ``model``."""
     data: Name
+    """A dataset of demonstrations."""
     epochs: Positive = 1.0
+    """Passes over the data; may be a fraction."""
     batch_size: Count = 64
     """Demonstrations in one optimiser step."""
-    group_by_length: bool = True
+    group_by_length: Switch = True
     """Batches of demonstrations of like length, in random order: less padding."""
 
 
@@ -289,18 +316,20 @@ class RewardModelling(Training):
 
     kind: Literal["reward_model"]
     init: Name
+    """The policy whose trunk training starts from: a stage, or ``model``."""
     data: Name | None = None
     """Preference pairs: a dataset, or a ``preference_collection`` stage."""
     rankings: Name | None = None
     """Instead of ``data``: a dataset of prompts with several ranked responses each."""
     epochs: Positive = 1.0
+    """Passes over the data; may be a fraction."""
     batch_size: Count = 64
     """Pairs (prompts, of rankings) in one optimiser step."""
     centre_coef: NonNegative = 0.0
     """Weight of (chosen + rejected)², which keeps scores around 0 (arXiv 2312.09244)."""
     lm_coef: NonNegative = 0.0
     """Weight of the NLL of chosen responses, which keeps the trunk a language model (MOSS, arXiv 2401.06080 eq. 2)."""
-    group_by_length: bool = True
+    group_by_length: Switch = True
     """Batches of pairs of like length, in random order: less padding."""
     centre_on: Name | None = None
     """A dataset of demonstrations on which the scores are shifted to mean 0 after training."""
@@ -323,6 +352,7 @@ class DirectPreferenceOptimization(Training):
 
     kind: Literal["dpo"]
     init: Name
+    """The policy that training starts from: a stage, or ``model``."""
     reference: Name | None = None
     """What the policy is held to; None: ``init``."""
     data: Name
@@ -330,9 +360,10 @@ class DirectPreferenceOptimization(Training):
     beta: Positive = 0.1
     """β: how strongly it is held, per nat."""
     epochs: Positive = 1.0
+    """Passes over the data; may be a fraction."""
     batch_size: Count = 64
     """Pairs in one optimiser step."""
-    group_by_length: bool = True
+    group_by_length: Switch = True
     """Batches of pairs of like length, in random order: less padding."""
 
 
@@ -340,7 +371,9 @@ class Rollouts(Training):
     """What both stages that sample from a policy and score with a reward have."""
 
     reward: Name
+    """One of the recipe's rewards, which scores the responses."""
     prompts: Name
+    """The dataset whose prompts are answered."""
     batch_size: Count = 256
     """Responses in one rollout (an iteration samples one)."""
     minibatch_size: Count = 128
@@ -382,6 +415,7 @@ class ValuePretraining(Rollouts):
     iterations: Count = 50
     """The most rollouts; patience may end the stage before."""
     samples_per_prompt: Count = 1
+    """Responses to each prompt of a rollout; a divisor of ``batch_size``."""
     validate_every: Count = 10
     """Iterations between two measurements on the validation prompts; the best measured critic is kept."""
     validation_samples: Count = 512
@@ -401,7 +435,9 @@ class PolicyOptimization(Rollouts):
 
     kind: Literal["policy_optimization"]
     algorithm: Algorithm
+    """A preset's name, or a mapping of ``preset`` and the switches that differ from it."""
     init: Name
+    """The policy that training starts from: a stage, or ``model``."""
     reference: Name | None = None
     """Where KL is measured against; None: ``init``."""
     critic: Name | None = None
@@ -411,11 +447,13 @@ class PolicyOptimization(Rollouts):
     ptx: Name | None = None
     """A dataset of demonstrations, for ``ptx_coef``; as many of them as the minibatch has responses."""
     iterations: Count = 50
+    """Rollouts, each of which is sampled, scored and learned from."""
     critic_learning_rate: Positive | None = None
     """As ``learning_rate``, where ``algorithm`` has a critic."""
     validate_every: Count = 10
     """Iterations between two measurements of the mean score on the validation prompts; the best policy is kept."""
     validation_samples: Count = 256
+    """Responses to validation prompts in one such measurement."""
     test_samples: Count | None = None
     """Responses to test prompts, by which gates judge the policy that was kept. None: as many as to validation prompts."""
 
@@ -468,14 +506,17 @@ class BestOfN(Rollouts):
 
     kind: Literal["best_of_n"]
     init: Name
+    """The policy that training starts from: a stage, or ``model``."""
     samples_per_prompt: Annotated[int, Field(ge=2, le=MAX_COUNT, strict=True)] = 8
     """Responses of which the best is kept."""
     minibatch_size: Count = 32
     """Kept responses in one optimiser step; a divisor of ``batch_size / samples_per_prompt``."""
     iterations: Count = 10
+    """Rollouts, each of which is sampled, scored and learned from."""
     validate_every: Count = 2
     """Iterations between two measurements of the mean score on the validation prompts; the best policy is kept."""
     validation_samples: Count = 256
+    """Responses to validation prompts in one such measurement."""
     test_samples: Count | None = None
     """Responses to test prompts, by which gates judge the policy that was kept. None: as many as to validation prompts."""
 
@@ -495,7 +536,9 @@ class Judge(Frozen):
     """Who says which response is good: a verifier (right or wrong) or a named reward (which scores higher)."""
 
     verifier: str | None = None
+    """One of the recipe's verifiers, or a built-in one: right or wrong."""
     reward: Name | None = None
+    """One of the recipe's rewards: which of two responses scores higher."""
 
     @rule
     def _one_of_two(self) -> None:
@@ -508,10 +551,15 @@ class PolicyEvaluation(Stage):
 
     kind: Literal["evaluation"]
     candidate: Name
+    """The policy that is measured: a stage, or ``model``."""
     baseline: Name
+    """The policy that it is compared with."""
     judge: Judge
+    """Who says which response is good."""
     prompts: Name
+    """The dataset whose test prompts are answered."""
     samples_per_prompt: Count = 1
+    """Responses of each policy to each prompt."""
     microbatch_size: Count | None = None
     """Responses sampled or scored at once; None: all."""
 
@@ -525,9 +573,13 @@ class PreferenceCollection(Stage):
 
     kind: Literal["preference_collection"]
     policy: Name
+    """The policy that is sampled from: a stage, or ``model``."""
     prompts: Name | None = None
+    """The dataset whose prompts are answered."""
     demonstrations: Name | None = None
+    """A dataset of demonstrations, each of which is preferred to the policy's response."""
     judge: Judge | None = None
+    """Who says which of the responses is better."""
     samples_per_prompt: Count | None = None
     """Responses to each prompt; None: 2 for a judge to choose among, 1 against a demonstration."""
     batch_size: Count = 256
@@ -565,8 +617,11 @@ class Publication(Frozen):
     """A stage's model that becomes a version of an MLflow registered model."""
 
     stage: Name
+    """The stage whose model is published."""
     registered_model: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
+    """The model's name in MLflow."""
     alias: Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]{0,62}$")] | None = None
+    """The alias that is moved to the new version; None: none is."""
     after: Name | None = None
     """The alias moves only after this stage's gate has passed."""
 
@@ -582,10 +637,18 @@ class Recipe(Frozen):
     recipe: Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]{0,62}$")]
     """The recipe's own name."""
     seed: Seed = 0
+    """What every stage without a seed of its own derives its random numbers from."""
     model: Model
+    """The model that the pipeline starts from."""
     generation: Generation = Generation()
+    """What every stage agrees on about sampled text."""
     data: Annotated[dict[Name, Data], Field(max_length=MAX_NAMED)]
+    """Datasets, by the names under which stages read them."""
     verifiers: dict[Name, Verifier] = Field(default_factory=dict, max_length=MAX_NAMED)
+    """Rules of your own that say whether a response is right, by name."""
     rewards: dict[Name, Reward] = Field(default_factory=dict, max_length=MAX_NAMED)
+    """Rewards, by the names under which stages read them."""
     stages: Annotated[dict[Name, AnyStage], Field(min_length=1, max_length=MAX_NAMED)]
+    """The stages, by the names under which others refer to them; the order is that of what they read."""
     publish: Annotated[tuple[Publication, ...], Field(max_length=MAX_NAMED)] = ()
+    """Models that become versions of registered models at the end of the run."""

@@ -27,8 +27,10 @@ BUILTIN_DATA = (
     "builtin:arithmetic_long/prompts",
 )
 
-_HUB = re.compile(r"hub:[A-Za-z0-9._-]+/[A-Za-z0-9._-]+@[A-Za-z0-9._/-]+")
-_PACKAGE = re.compile(r"package:[A-Za-z0-9][A-Za-z0-9._-]*")
+HUB = r"hub:[A-Za-z0-9._-]+/[A-Za-z0-9._-]+@[A-Za-z0-9._/-]+"
+"""How a model of the Hugging Face hub is named."""
+PACKAGE = r"package:[A-Za-z0-9][A-Za-z0-9._-]*"
+"""How a model in a Python package is named."""
 
 
 class NoPlace(ValueError):
@@ -131,10 +133,10 @@ def _model_source(path: Path, source: str, start: File) -> tuple[str, list[Probl
         return source, [] if known else [problem]
     if scheme == "hub":
         problem = Problem(path, f"{quote(source)} names no revision", "write hub:ORGANISATION/NAME@REVISION")
-        return source, [] if _HUB.fullmatch(source) else [problem]
+        return source, [] if re.fullmatch(HUB, source) else [problem]
     if scheme == "package":
         problem = Problem(path, f"{quote(source)} is not the name of a package", "write package:NAME")
-        return source, [] if _PACKAGE.fullmatch(source) else [problem]
+        return source, [] if re.fullmatch(PACKAGE, source) else [problem]
     if scheme == "gguf":
         file = absolute(rest, start)
         problem = Problem(path, f"there is no file {file}", "name a .gguf file")

@@ -35,8 +35,11 @@ class Measure(Frozen):
     """A headline metric of a stage, by which arms are compared."""
 
     stage: Name
+    """The stage that measures it."""
     metric: str
+    """One of those that the stage measures (docs/metrics.md)."""
     better: Literal["higher", "lower"] = "higher"
+    """Which side counts as better."""
 
     @property
     def name(self) -> str:
@@ -75,6 +78,7 @@ class Sweep(Frozen):
     arms: Annotated[dict[Name, dict[str, Any]], Field(min_length=2, max_length=MAX_NAMED)]
     """Arm → its overrides: dotted key → value."""
     published: Published | None = None
+    """A paper's numbers of the same arms."""
 
     @field_validator("measure", mode="before")
     @classmethod

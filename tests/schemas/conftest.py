@@ -1,10 +1,13 @@
 """A small recipe of every stage kind, as text with known lines and as a plain mapping."""
 
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import yaml
+
+from tests.schemas import by_schema
 
 RECIPE = """\
 recipe: small
@@ -49,6 +52,12 @@ stages:
 publish:
   - {stage: policy, registered_model: small, alias: champion, after: evaluation}
 """
+
+
+@pytest.fixture(autouse=True)
+def _same_by_schema(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Whatever recipe or sweep a test loads, the JSON schema says of it what the loader does."""
+    yield from by_schema.watch(monkeypatch)
 
 
 @pytest.fixture

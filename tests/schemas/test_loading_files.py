@@ -144,8 +144,8 @@ def test_a_source_that_a_recipe_leaves_open_says_how_to_give_it(tmp_path: Path) 
     assert [str(problem) for problem in refused.value.problems] == [
         f"instruct:{line}: {field}: is left open by this recipe; give it with --set {field}=…"
         for line, field in (
-            (14, "model.source"),
-            (18, "data.demonstrations.source"),
-            (23, "data.preferences.source"),
+            (15, "model.source"),
+            (19, "data.demonstrations.source"),
+            (24, "data.preferences.source"),
         )
     ]

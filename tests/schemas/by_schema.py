@@ -1,0 +1,155 @@
+"""The loader's word beside the JSON schema's, for every recipe and sweep that a test of ``tests/schemas`` loads.
+
+What the loader takes, the schema takes. What it refuses for one field by itself (its type, its range, an unknown or missing
+key), the schema refuses. What it refuses for another reason, no schema has to know; ``RULES`` and ``NO_FIELDS`` name these.
+"""
+
+import copy
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any
+
+import jsonschema
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from schemas import loading, sweep
+from schemas.json_schema import recipe_schema, sweep_schema
+from schemas.problems import RecipeError
+from schemas.recipe import Recipe
+from schemas.sweep import Sweep
+
+SAID = {
+    "RewardTerm._one_of_two",
+    "MissingEos._one_of_two",
+    "Gate._one_bound",
+    "RewardModelling._pairs_or_rankings",
+    "Judge._one_of_two",
+    "PreferenceCollection._one_way_to_choose",
+    "Publication._something_to_hold_back",
+}
+"""Rules over several fields that the schema says too, at least where a field is there that should not be, or is not."""
+
+RULES = {
+    "Split._something_is_left_to_train_on": "a sum of numbers",
+    "Data._templates_make_text": "what a text of one field means for another",
+    "Verifier._one_group": "the groups of a regular expression",
+    "Verifier._nothing_unread": "a field that another's value leaves without a reader",
+    "Reward._terms_have_names_of_their_own": "equal values in different items",
+    "Rollouts._minibatches_divide_the_batch": "one number divides another",
+    "ValuePretraining._groups_divide_the_batch": "one number divides another",
+    "PolicyOptimization._groups_divide_the_batch": "one number divides another",
+    "BestOfN._minibatches_divide_the_batch": "one number divides another",
+    "PolicyOptimization._one_critic_where_one_is_read": "what a preset's name stands for",
+    "PolicyOptimization._one_step_without_a_ratio": "what a preset's name stands for",
+    "PolicyOptimization._the_controller_takes_small_steps": "one number times five",
+    "PolicyOptimization._ptx_needs_data": "what a preset's name stands for",
+    "Algorithm._positive_examples_need_a_rule": "what a preset's name stands for",
+    "Algorithm._k1_is_no_loss": "what a preset's name stands for",
+    "Algorithm._a_controller_needs_something_to_multiply": "what a preset's name stands for",
+    "Algorithm._groups_of_one_are_uniform": "what a preset's name stands for",
+    "Algorithm._a_shared_trunk_is_for_values": "what a preset's name stands for",
+}
+"""Rules that no schema can say (or none that an editor could explain) → why."""
+
+NO_FIELDS = (
+    "names that other parts of the recipe give (schemas.names), and rings of them",
+    "metrics, which depend on the judge",
+    "agreement of a critic with its policy stages (schemas.agreement)",
+    "files: whether they are there, and of what kind; `?`, which is to be given by --set",
+    "what YAML alone can write: tags, anchors, a key twice",
+    "2.0 for a whole number: JSON knows no difference between 2.0 and 2",
+    "the sweep's arms, which are overrides of a recipe",
+)
+"""What else the loader knows and no schema."""
+
+
+@cache
+def validator(of: type[BaseModel]) -> Any:
+    """The validator of recipes or of sweeps."""
+    schema = recipe_schema() if of is Recipe else sweep_schema()
+    jsonschema.Draft7Validator.check_schema(schema)
+    return jsonschema.Draft7Validator(schema)
+
+
+def wrong_fields(of: type[BaseModel], plain: Any) -> list[str]:
+    """What pydantic says of single fields, less what JSON cannot tell apart."""
+    try:
+        of.model_validate(plain)
+    except ValidationError as error:
+        return [
+            f"{each['loc']}: {each['type']}"
+            for each in error.errors(include_url=False)
+            if each["type"] != "value_error" and not _is_whole(each) and not _counts_valid_items(each)
+        ]
+    return []
+
+
+def _counts_valid_items(error: Any) -> bool:
+    """pydantic says that a list is too short when an item of it breaks a rule."""
+    return error["type"] == "too_short" and len(error["input"]) >= error["ctx"]["min_length"]
+
+
+def _is_whole(error: Any) -> bool:
+    value = error["input"]
+    return error["type"].startswith("int") and isinstance(value, float) and value.is_integer()
+
+
+def compare(of: type[BaseModel], plain: Any, *, loads: bool) -> None:
+    """Fail where loader and schema differ about plain values."""
+    if not isinstance(plain, dict):
+        return
+    wrong = wrong_fields(of, plain)
+    accepts = validator(of).is_valid(plain)
+    if loads:
+        assert accepts, f"the schema refuses what loads: {_told(of, plain)}"
+    if wrong:
+        assert not accepts, f"the schema accepts what is refused: {wrong}"
+    told = [] if loads or wrong or accepts else list(validator(of).iter_errors(plain))
+    for error in told:  # only its sources, and what it says of rules
+        assert error.absolute_path, f"the schema refuses what has no wrong field: {_told(of, plain)}"
+
+
+def _told(of: type[BaseModel], plain: Any) -> list[str]:
+    return [
+        f"{list(error.absolute_path)}: {error.message[:300]}" for error in validator(of).iter_errors(plain)
+    ]
+
+
+def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Compare whatever is loaded until the generator goes on."""
+    last: list[Any] = []
+
+    def noted(apply: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*arguments: Any) -> Any:
+            result = apply(*arguments)
+            last[:] = [copy.deepcopy(result[0])]
+            return result
+
+        return run
+
+    def compared(parse: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*arguments: Any, **named: Any) -> Any:
+            try:
+                recipe = parse(*arguments, **named)
+            except RecipeError:
+                compare(Recipe, last[0], loads=False)
+                raise
+            compare(Recipe, last[0], loads=True)
+            return recipe
+
+        return run
+
+    def compared_sweep(validate: Callable[..., Any]) -> Callable[..., Any]:
+        def run(place: Any) -> Any:
+            value, problems = validate(place)
+            compare(Sweep, place.reading.value, loads=not problems)
+            return value, problems
+
+        return run
+
+    with monkeypatch.context() as patched:
+        patched.setattr(loading, "apply_overrides", noted(loading.apply_overrides))
+        patched.setattr(loading, "_parse", compared(loading._parse))
+        patched.setattr(sweep, "_validate", compared_sweep(sweep._validate))
+        yield
