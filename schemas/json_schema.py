@@ -101,12 +101,14 @@ def _subclasses(model: type[Frozen]) -> list[type[Frozen]]:
 
 
 def _describe(definition: Schema, model: type[BaseModel]) -> None:
-    """Give ``kind`` the description of its class, and take out titles, which say a name again."""
+    """Give every field its description, ``kind`` that of its class; take out titles, which say a name again."""
     definition.pop("title", None)
     for field, described in definition.get("properties", {}).items():
         described.pop("title", None)
         if field == "kind":
             described["description"] = inspect.cleandoc(model.__doc__ or "").splitlines()[0]
+        elif "description" not in described:  # pydantic leaves it out where its class has the same
+            described["description"] = model.model_fields[field].description
 
 
 def _allow_one_item(described: Schema) -> None:
