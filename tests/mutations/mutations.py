@@ -161,49 +161,57 @@ def _in_the_copy(folder: Path, tests: Sequence[str], log: Path) -> int:
     return int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *tests]))
 
 
-def try_mutation(mutation: Mutation | None, tests: Sequence[str]) -> tuple[str, str]:
-    """What became of it, and the last lines that pytest wrote; None: the unchanged tree."""
+@dataclass(frozen=True)
+class Tried:
+    """What became of a mutation."""
+
+    outcome: str
+    seconds: float
+    told: str
+    """The test that noticed it, or the end of what pytest wrote."""
+
+
+def try_mutation(mutation: Mutation | None, tests: Sequence[str], original: Path) -> Tried:
+    """Run the tests on a copy of ``original`` with the mutation; None: without any."""
+    start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="mutation-") as temporary:
         folder = Path(temporary).resolve() / "tree"
-        copy_tree(folder)
+        shutil.copytree(original, folder)
         if mutation is not None:
-            (folder / mutation.file).write_text(mutated(mutation), encoding="utf-8")
+            try:
+                (folder / mutation.file).write_text(mutated(mutation, original), encoding="utf-8")
+            except (ValueError, SyntaxError) as error:
+                return Tried(BROKEN, 0.0, str(error))
         log = Path(temporary) / "log"
         code = run_tests(folder, tests, log)
-        text = log.read_text(errors="replace") if log.exists() else ""
+        lines = log.read_text(errors="replace").splitlines() if log.exists() else []
     # 1: a test failed; −1: it hung; all else but 0 says that the tests never ran
     outcome = {0: SURVIVED, 1: KILLED, -1: KILLED}.get(code, BROKEN)
-    return outcome, "\n".join(text.splitlines()[-12:])
+    failed = [line.removeprefix("FAILED ").split(" - ")[0] for line in lines if line.startswith("FAILED ")]
+    told = "\n".join([*failed, *([] if outcome == KILLED else lines[-12:])])
+    return Tried(outcome, time.monotonic() - start, told or f"nothing after {SECONDS} s")
 
 
 def run_all(mutations: Sequence[Mutation], *, jobs: int) -> int:
     """Exit code: 0 where every mutation is killed."""
     warm_up()
-    tests = list(dict.fromkeys(test for mutation in mutations for test in mutation.tests))
-    outcome, told = try_mutation(None, tests)
-    if outcome != SURVIVED:
-        print(f"the tests fail without any mutation:\n{told}", file=sys.stderr)
-        return 1
     left: list[str] = []
-    with ThreadPoolExecutor(jobs) as workers:
-        tried = workers.map(_told, mutations)
-        for mutation, (outcome, seconds, told) in zip(mutations, tried, strict=True):
-            print(f"{outcome:8} {seconds:5.0f} s  {mutation.name}", flush=True)
-            if outcome == BROKEN:
-                print(told, flush=True)
-            if outcome != KILLED:
-                left.append(mutation.name)
+    with tempfile.TemporaryDirectory(prefix="mutations-") as temporary:
+        original = Path(temporary).resolve()
+        copy_tree(original)  # once: who goes on working on the tree changes nothing here
+        tests = list(dict.fromkeys(test for mutation in mutations for test in mutation.tests))
+        without = try_mutation(None, tests, original)
+        if without.outcome != SURVIVED:
+            print(f"the tests fail without any mutation:\n{without.told}", file=sys.stderr)
+            return 1
+        with ThreadPoolExecutor(jobs) as workers:
+            tried = workers.map(lambda mutation: try_mutation(mutation, mutation.tests, original), mutations)
+            for mutation, each in zip(mutations, tried, strict=True):
+                print(f"{each.outcome:8} {each.seconds:5.0f} s  {mutation.name}  {each.told}", flush=True)
+                if each.outcome != KILLED:
+                    left.append(mutation.name)
     print(f"{len(mutations) - len(left)} of {len(mutations)} mutations killed")
     return 1 if left else 0
-
-
-def _told(mutation: Mutation) -> tuple[str, float, str]:
-    start = time.monotonic()
-    try:
-        outcome, told = try_mutation(mutation, mutation.tests)
-    except (ValueError, SyntaxError) as error:
-        outcome, told = BROKEN, str(error)
-    return outcome, time.monotonic() - start, told
 
 
 def selected(mutations: Iterable[Mutation], patterns: Sequence[str]) -> list[Mutation]:

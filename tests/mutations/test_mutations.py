@@ -68,7 +68,7 @@ def test_the_script_tells_what_is_noticed_from_what_is_not(tmp_path: Path) -> No
     (tmp_path / "tests/test_small.py").write_text(test)
     subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
     ran = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True)
-    outcomes = {line.split()[-1]: line.split()[0] for line in ran.stdout.splitlines() if " small/" in line}
+    outcomes = {line.split()[3]: line.split()[0] for line in ran.stdout.splitlines() if " small/" in line}
     assert outcomes == {
         "small/small/noticed": "killed",
         "small/small/unnoticed": "SURVIVED",
@@ -76,4 +76,5 @@ def test_the_script_tells_what_is_noticed_from_what_is_not(tmp_path: Path) -> No
         "small/small/gone": "BROKEN",
     }, ran.stdout + ran.stderr
     assert ran.returncode == 1
+    assert "small/small/noticed  tests/test_small.py::test_small\n" in ran.stdout
     assert "1 of 4 mutations killed" in ran.stdout
