@@ -143,7 +143,8 @@ class PolicyStage:
         targets = None
         if old_values is not None:
             targets = [
-                gae(r, v, a.gamma, a.lambda_value) + v for r, v in zip(rewards, old_values, strict=True)
+                gae(r, v, a.gamma, a.lambda_value, final=f, horizon=getattr(a, "gae_horizon", None)) + v
+                for r, v, f in zip(rewards, old_values, self.final_values(batch), strict=True)
             ]
         if not a.positive_nll_coef:
             positive = [False] * len(batch)
@@ -177,8 +178,15 @@ class PolicyStage:
         a, group = self.switches, self.switches.samples_per_prompt
         if a.advantage == "gae":
             return [
-                gae(r, v, a.gamma, self.lambda_policy(len(r)))
-                for r, v in zip(rewards, old_values or [], strict=True)
+                gae(
+                    r,
+                    v,
+                    a.gamma,
+                    self.lambda_policy(len(r)),
+                    final=f,
+                    horizon=getattr(a, "gae_horizon", None),
+                )
+                for r, v, f in zip(rewards, old_values or [], self.final_values(batch), strict=True)
             ]
         if a.advantage == "returns_to_go":
             return [rolls.discounted(r, a.gamma) for r in rewards]
@@ -205,6 +213,13 @@ class PolicyStage:
                 better = list((totals - totals.mean()) / (totals.std() + 1e-6))
             found += [torch.full_like(rewards[start + i], better[i].item()) for i in range(group)]
         return found
+
+    def final_values(self, batch: Batch) -> list[float]:
+        """What would follow each response: of one that was cut off, where the switch says so, the critic's value of it."""
+        if not getattr(self.switches, "bootstrap_truncated", False):
+            return [0.0] * len(batch)
+        whole = nets.scores(self.critic, batch.prompts, batch.responses)
+        return [0.0 if end else value.item() for value, end in zip(whole, batch.ended, strict=True)]
 
     def lambda_policy(self, length: int) -> float:
         alpha = self.switches.length_adaptive_alpha
@@ -473,11 +488,17 @@ def run(job: Any) -> Outcome:
     return Outcome(weights, last, first, journal, best_iteration, stage.undone_because, measured)
 
 
-def gae(rewards: Tensor, values: Tensor, gamma: float, lam: float) -> Tensor:
-    """A_t = Σ_k (γλ)^k δ_{t+k},  δ_t = r_t + γ·V_{t+1} − V_t, and V after the end is 0."""
-    following = [*values[1:], torch.zeros((), dtype=torch.float64)]
+def gae(
+    rewards: Tensor, values: Tensor, gamma: float, lam: float, *, final: Any = 0.0, horizon: int | None = None
+) -> Tensor:
+    """A_t = Σ_k (γλ)^k δ_{t+k} over ``horizon`` steps at most,  δ_t = r_t + γ·V_{t+1} − V_t; ``final`` is V after the end."""
+    following = [*values[1:], torch.as_tensor(final, dtype=torch.float64)]
     deltas = torch.stack([r + gamma * f - v for r, f, v in zip(rewards, following, values, strict=True)])
-    return rolls.discounted(deltas, gamma * lam)
+    if horizon is None:
+        return rolls.discounted(deltas, gamma * lam)
+    return torch.stack(
+        [rolls.discounted(deltas[t : t + horizon], gamma * lam)[0] for t in range(len(deltas))]
+    )
 
 
 def _standardised(advantages: Sequence[Tensor], over: Tensor) -> list[Tensor]:

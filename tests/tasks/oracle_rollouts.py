@@ -82,6 +82,12 @@ def sample_and_score(
         max_tokens=job.generation.max_response_tokens,
         greedy=greedy,
     )
+    return scored(job, prompts, answers, responses)
+
+
+@torch.no_grad()
+def scored(job: Any, prompts: list[list[int]], answers: list[str], responses: list[list[int]]) -> Batch:
+    """What the responses are worth under the job's reward."""
     ended = [response[-1] == EOS for response in responses]
     [reward] = job.rewards.values()
     by_term: dict[str, list[float]] = {}

@@ -399,44 +399,77 @@ def best_of_n(job: Any) -> Outcome:
     return Outcome(weights, before, journal, measured, last)
 
 
-# -- evaluation
+# -- evaluation and preferences
+
+
+def judged(
+    job: Any, asked: rolls.Questions, indices: Sequence[int], responses: list[list[int]]
+) -> list[float]:
+    """Right or wrong by the verifier, or scores by the reward."""
+    prompts, answers = [asked.ids[i] for i in indices], [asked.answers[i] for i in indices]
+    if job.work.judge.verifier is not None:
+        return [float(rolls.is_right(r, a)) for r, a in zip(responses, answers, strict=True)]
+    return rolls.scored(job, prompts, answers, responses).scores
+
+
+def answers_of(
+    job: Any, role: str, asked: rolls.Questions, indices: Sequence[int], **how: Any
+) -> list[list[int]]:
+    """The responses of the model in ``role``."""
+    return nets.sample(
+        nets.language_model(job.inputs[role]),
+        [asked.ids[i] for i in indices],
+        temperature=job.generation.temperature,
+        max_tokens=job.generation.max_response_tokens,
+        **how,
+    )
 
 
 def evaluation(job: Any) -> Metrics:
-    """Judged by the verifier: both models on every test prompt, from one stream."""
+    """Both models on every test prompt, from one stream."""
     asked, copies = rolls.questions(job, "test"), job.work.samples_per_prompt
-    right: dict[str, list[float]] = {}
-    greedy: dict[str, float] = {}
-    lengths: dict[str, float] = {}
-    for role in ("candidate", "baseline"):
-        policy = nets.language_model(job.inputs[role])
+    name = "accuracy" if job.work.judge.verifier is not None else "score"
+    found: dict[str, list[float]] = {}
+    metrics: Metrics = {}
+    for role, prefix in (("candidate", ""), ("baseline", "baseline_")):
         for times, is_greedy in ((copies, False), (1, True)):
             indices = [index for index in range(len(asked.ids)) for _ in range(times)]
-            responses = nets.sample(
-                policy,
-                [asked.ids[i] for i in indices],
-                seed=nets.stream(job, "sampling"),
-                temperature=job.generation.temperature,
-                max_tokens=job.generation.max_response_tokens,
-                greedy=is_greedy,
-            )
-            judged = [
-                float(rolls.is_right(r, asked.answers[i])) for r, i in zip(responses, indices, strict=True)
-            ]
+            seed = nets.stream(job, "sampling")
+            responses = answers_of(job, role, asked, indices, seed=seed, greedy=is_greedy)
+            verdicts = judged(job, asked, indices, responses)
             if is_greedy:
-                greedy[role] = mean(judged)
+                metrics[f"{prefix}greedy_{name}"] = mean(verdicts)
             else:
-                right[role], lengths[role] = judged, mean(list(map(len, responses)))
-    gains = [c - b for c, b in zip(right["candidate"], right["baseline"], strict=True)]
+                found[role] = verdicts
+                metrics[f"{prefix}{name}"] = mean(verdicts)
+                metrics[f"{prefix}mean_response_length"] = mean(list(map(len, responses)))
+    gains = [c - b for c, b in zip(found["candidate"], found["baseline"], strict=True)]
     by_prompt = torch.tensor(gains, dtype=torch.float64).view(-1, copies).mean(dim=1)
-    return {
-        "accuracy": mean(right["candidate"]),
-        "baseline_accuracy": mean(right["baseline"]),
-        "accuracy_gain": mean(gains),
-        "accuracy_gain_standard_error": (by_prompt.std() / len(by_prompt) ** 0.5).item(),
+    return metrics | {
+        f"{name}_gain": mean(gains),
+        f"{name}_gain_standard_error": (by_prompt.std() / len(by_prompt) ** 0.5).item(),
         "win_rate": mean([float(g > 0) + 0.5 * float(g == 0) for g in gains]),
-        "mean_response_length": lengths["candidate"],
-        "baseline_mean_response_length": lengths["baseline"],
-        "greedy_accuracy": greedy["candidate"],
-        "baseline_greedy_accuracy": greedy["baseline"],
     }
+
+
+def preferences(job: Any) -> dict[str, list[tuple[str, str, str]]]:
+    """Split → (prompt, best response, worst response), where the two differ in score and text."""
+    work, number = job.work, 0
+    size = max(1, work.batch_size // work.samples_per_prompt)
+    pairs: dict[str, list[tuple[str, str, str]]] = {}
+    for split in ("test", "validation", "train"):
+        asked, pairs[split] = rolls.questions(job, split), []
+        texts = [row["prompt"] for row in rolls.rows_of(job.inputs["prompts"], split)]
+        for start in range(0, len(texts), size):
+            of_batch = range(start, min(start + size, len(texts)))
+            indices = [index for index in of_batch for _ in range(work.samples_per_prompt)]
+            seed = nets.stream(job, "sampling", number)
+            responses = answers_of(job, "policy", asked, indices, seed=seed)
+            scores, said = judged(job, asked, indices, responses), list(map(rolls.decode, responses))
+            number += 1
+            for index in of_batch:
+                rows = [i for i, of in enumerate(indices) if of == index and said[i].strip()]
+                best, worst = (pick(rows, key=scores.__getitem__, default=None) for pick in (max, min))
+                if len(rows) > 1 and scores[best] != scores[worst] and said[best] != said[worst]:
+                    pairs[split].append((texts[index], said[best], said[worst]))
+    return pairs

@@ -12,6 +12,7 @@ import oracle_stages
 import pytest
 import torch
 from oracle_networks import assert_moved_alike
+from oracle_rollouts import rows_of
 from oracle_stages import Outcome
 from safetensors.torch import load_file
 from unequal_inputs import job_of, write_inputs
@@ -21,6 +22,7 @@ from schemas.recipe import (
     BestOfN,
     DirectPreferenceOptimization,
     PolicyEvaluation,
+    PreferenceCollection,
     RewardModelling,
     SupervisedFineTuning,
     ValuePretraining,
@@ -131,6 +133,32 @@ def test_value_pretraining(patience: int, folders: dict[str, Path], tmp_path: Pa
     assert (moments["m2"] / moments["count"]) ** 0.5 == pytest.approx(outcome.moments.std, abs=1e-5)
 
 
+def test_value_pretraining_of_a_fresh_critic(folders: dict[str, Path], tmp_path: Path) -> None:
+    """From a policy, on plain discounted scores: no KL, so no reference, and no moments to hand on."""
+    work = ValuePretraining.model_validate(
+        {
+            **ROLLOUTS,
+            "kind": "value_pretraining",
+            "policy": "reference",
+            "init": "fresh",
+            "reference": "reference",
+            "returns": {"gamma": 0.8},
+            "minibatch_size": 4,
+            "epochs": 1,
+            "iterations": 3,
+            "validate_every": 2,
+            "schedule": "cosine",
+        }
+    )
+    inputs = inputs_of(folders, policy="reference", init="fresh", reference="reference", **SCORED)
+    job = job_of(work, tmp_path, inputs, seed=3)
+    outcome = run_both(
+        job, oracle_stages.pretrain_value, lambda o: all(m["value_bias"] > -1 for m in o.journal)
+    )
+    assert_moved_alike(last_weights(job, "critic"), outcome.last, outcome.before)
+    assert not (job.output / "reward_moments.json").exists()
+
+
 def test_best_of_n(folders: dict[str, Path], tmp_path: Path) -> None:
     work = BestOfN.model_validate(
         {**ROLLOUTS, "kind": "best_of_n", "init": "init", "samples_per_prompt": 3, "minibatch_size": 2}
@@ -205,22 +233,50 @@ def test_reward_modelling(learns: str, folders: dict[str, Path], tmp_path: Path)
     assert shift == pytest.approx(outcome.metrics["score_shift"], rel=1e-3, abs=1e-5)
 
 
-def test_evaluation(folders: dict[str, Path], tmp_path: Path) -> None:
+JUDGES = {"by a verifier": {"verifier": "last_digit"}, "by a reward": {"reward": "main"}}
+
+
+@pytest.mark.parametrize("judge", JUDGES)
+def test_evaluation(judge: str, folders: dict[str, Path], tmp_path: Path) -> None:
     work = PolicyEvaluation.model_validate(
         {
             "kind": "evaluation",
             "candidate": "init",
             "baseline": "reference",
-            "judge": {"verifier": "last_digit"},
+            "judge": JUDGES[judge],
             "prompts": "prompts",
             "samples_per_prompt": 6,
+            "microbatch_size": 5,
         }
     )
-    inputs = inputs_of(folders, candidate="init", baseline="reference", prompts="prompts", judge="last_digit")
-    job = job_of(work, tmp_path, inputs, seed=3, rewards={})
+    inputs = inputs_of(folders, candidate="init", baseline="reference", judge="last_digit", **SCORED)
+    job = job_of(work, tmp_path, inputs, seed=3)
     expected = oracle_stages.evaluation(job)
-    assert expected["accuracy"] != expected["baseline_accuracy"]
-    assert expected["accuracy_gain_standard_error"] > 0
+    [error] = [value for name, value in expected.items() if name.endswith("_standard_error")]
+    assert error > 0
+    assert len(set(expected.values())) == len(expected)
     metrics = run_stage(job).metrics
     for name, value in expected.items():
         assert metrics[name] == pytest.approx(value, rel=1e-3, abs=1e-5), name
+
+
+def test_preference_collection(folders: dict[str, Path], tmp_path: Path) -> None:
+    """Pairs of the best and the worst by a reward of a model and a verifier, in batches of two prompts."""
+    work = PreferenceCollection.model_validate(
+        {
+            "kind": "preference_collection",
+            "policy": "init",
+            "prompts": "prompts",
+            "judge": {"reward": "main"},
+            "samples_per_prompt": 3,
+            "batch_size": 6,
+            "microbatch_size": 4,
+        }
+    )
+    job = job_of(work, tmp_path, inputs_of(folders, policy="init", **SCORED), seed=3)
+    expected = oracle_stages.preferences(job)
+    run_stage(job)
+    for split, pairs in expected.items():
+        assert pairs
+        rows = rows_of(job.output, split)
+        assert [(row["prompt"], row["chosen"], row["rejected"]) for row in rows] == pairs
