@@ -9,7 +9,7 @@ from flows.machine import Share, available_cpus
 from models.source_digest import source_digest
 from schemas.job import ImportModel, ImportVerifier, PrepareData, StageJob, Work
 from schemas.recipe import MODEL, Gate, Recipe, Resources, Reward
-from schemas.references import content_of, reward_of
+from schemas.references import content_of, dependencies, reward_of
 from schemas.source_files import VERIFIER_LIMIT, data_limit, hash_file
 from schemas.splits import is_alone, shares_of
 from schemas.stage_key import key_parts
@@ -109,6 +109,7 @@ def job_for(
         chat=recipe.model.chat,
         rewards=rewards_of(recipe, step),
         inputs=dict(inputs),
+        max_dropped=max_dropped_of(recipe, step),
         source_sha256=source_sha256,
         scratch=scratch,
         output=output,
@@ -133,6 +134,16 @@ def rewards_of(recipe: Recipe, step: str) -> dict[str, Reward]:
     """The reward that the step scores with, by its name; empty where it scores with none."""
     name = reward_of(recipe.stages[step]) if step in recipe.stages else None
     return {} if name is None else {name: recipe.rewards[name]}
+
+
+def max_dropped_of(recipe: Recipe, step: str) -> dict[str, float]:
+    """Role → the share of rows that may be unusable, of each of the recipe's datasets that the step reads."""
+    read = dependencies(recipe)[step]
+    return {
+        role: recipe.data[source.removeprefix(DATA)].max_dropped
+        for role, source in read.items()
+        if source.startswith(DATA)
+    }
 
 
 def _seed_in_key(recipe: Recipe, work: Work) -> int | None:

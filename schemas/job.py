@@ -87,6 +87,8 @@ class StageJob(Frozen):
     """Role → folder of the input's files. Roles are the fields' names (``init``, ``data``, ``prompts`` …), among them
     ``judge`` and ``positive_verifier`` where one of the recipe's verifiers is named there; term i of reward r that is a
     model or one of those has the role ``reward.r.i``."""
+    max_dropped: dict[str, float] = Field(default_factory=dict)
+    """Role of a dataset of the recipe → the share of its rows that may be unusable: ``data.NAME.max_dropped``."""
     source_sha256: str | None = None
     """Of an implicit step: the digest in its key of what it reads from outside; None: of built-in content, or unknown."""
     scratch: Path

@@ -22,6 +22,10 @@ TRAINING = ("sft", "reward_model", "dpo", "value_pretraining", "policy_optimizat
 DATA = ("prepare_data", "preference_collection")
 SAMPLING = ("policy_optimization", "best_of_n")
 SCORED = ("value_pretraining", *SAMPLING)
+READING = (*TRAINING, "preference_collection", "evaluation")
+"""Turn text of the data into ids."""
+COMPLETING = ("sft", "reward_model", "dpo")
+"""Read responses beside prompts."""
 
 
 @dataclass(frozen=True)
@@ -117,9 +121,35 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric(
         "prompts_too_long", "rows",
-        "Rows left out because their prompt exceeds generation.max_prompt_tokens: of training, of the test "
-        "prompts in an evaluation, of all splits in a preference_collection.",
-        headline=(*TRAINING, "preference_collection", "evaluation"),
+        "Rows left out because their prompt exceeds generation.max_prompt_tokens, of all splits that the stage reads "
+        "(value_pretraining: of training; evaluation: of test). More than the dataset's max_dropped are refused.",
+        headline=READING,
+    ),
+    Metric("prompts_too_long_share", "1", "The same as a share of the rows.", headline=READING),
+    Metric(
+        "responses_cut", "responses",
+        "Responses of the data that were cut off at generation.max_response_tokens, so that nothing says where they "
+        "end; of all splits.",
+        headline=COMPLETING,
+    ),
+    Metric("responses_cut_share", "1", "The same as a share of the responses.", headline=COMPLETING),
+    Metric(
+        "alike_after_cut", "rows",
+        "Pairs left out because both sides are the same tokens, mostly after a cut, and rankings with such responses, "
+        "of which only the best-ranked is compared; of all splits. They count for max_dropped.",
+        headline=("reward_model", "dpo"),
+    ),
+    Metric(
+        "unknown_token_share", "1",
+        "Share of the tokens of prompts and of the data's responses that stand for text unknown to the tokenizer "
+        "(<unk>).",
+        headline=READING,
+    ),
+    Metric(
+        "byte_token_share", "1",
+        "Share of the same tokens that are single bytes (<0x41>), into which a tokenizer breaks what it has no "
+        "pieces for.",
+        headline=READING,
     ),
     # -- sft
     Metric(

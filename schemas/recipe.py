@@ -106,7 +106,9 @@ class Data(Frozen):
     rows: Count | None = None
     """At most so many rows for training; None: all that the source has."""
     max_dropped: Probability = 0.01
-    """The share of rows that may be unusable (empty, doubled, chosen equal to rejected) before the data is refused."""
+    """The share of rows that may be unusable before the data is refused: rows that cannot be read, are empty, or have
+    equal sides; and, in a stage that reads them, rows whose prompt is too long or whose sides are equal once cut.
+    Doubled rows are left out and told, and do not count."""
 
     @rule
     def _templates_make_text(self) -> None:

@@ -11,6 +11,7 @@ from models.logprobs import response_logprobs
 from models.sequences import Sequences
 from schemas.job import StageJob, StageResult
 from schemas.recipe import BestOfN
+from tasks.data.encoding_counts import encoding_metrics
 from tasks.data.examples import codec_of, read_prompts
 from tasks.data.splits import SPLITS
 from tasks.rewards.scoring import load_scorer
@@ -52,6 +53,7 @@ def run(job: StageJob) -> StageResult:
     )
     optimizer = make_optimizer(policy, weight_decay=work.weight_decay)
     train, validation, test = (read_prompts(job.inputs["prompts"], split, codec) for split in SPLITS)
+    encoding = encoding_metrics(job, "prompts", [train, validation, test])
     selection = Selection(actors, validation, num_samples=work.validation_samples, seed=stage_seed(job))
 
     with Attempt(
@@ -103,7 +105,7 @@ def run(job: StageJob) -> StageResult:
             **measured,
             "validation_score": attempt.state["best"],
             "best_iteration": attempt.state["best_iteration"],
-            "prompts_too_long": train.num_too_long,
+            **encoding,
         },
         tokenizer_digest=tokenizer_digest(job.output),
     )

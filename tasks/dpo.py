@@ -17,6 +17,7 @@ from models.logprobs import response_logprobs
 from models.sequences import Sequences
 from schemas.job import StageJob, StageResult
 from schemas.recipe import DirectPreferenceOptimization
+from tasks.data.encoding_counts import comparison_metrics
 from tasks.data.examples import Completions, codec_of, read_completions
 from tasks.data.splits import TEST, TRAIN, VALIDATION
 from tasks.rewards.scoring import TokenizersDiffer
@@ -84,6 +85,7 @@ def run(job: StageJob) -> StageResult:
     train, validation, test = (
         read_completions(job.inputs["data"], split, SIDES, codec) for split in (TRAIN, VALIDATION, TEST)
     )
+    encoding = comparison_metrics(job, "data", [train, validation, test])
     optimizer = make_optimizer(models.policy, weight_decay=work.weight_decay)
     order = order_of(train, work, stage_seed(job))
     num_steps = order.num_batches(work.epochs)
@@ -103,7 +105,7 @@ def run(job: StageJob) -> StageResult:
     save_policy(models.policy, codec.tokenizer, job.output)
     measured = {**held_out, **{f"validation_{name}": value for name, value in selected.items()}}
     return StageResult(
-        metrics={**values_of(measured), "prompts_too_long": train.num_too_long},
+        metrics={**values_of(measured), **encoding},
         uncertainty=uncertainty_of(measured),
         tokenizer_digest=tokenizer_digest(job.output),
     )

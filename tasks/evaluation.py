@@ -9,6 +9,7 @@ from algorithms.uncertainty import Estimate, clustered_mean
 from models.folders import load_policy
 from schemas.job import StageJob, StageResult
 from schemas.recipe import PolicyEvaluation
+from tasks.data.encoding_counts import encoding_metrics
 from tasks.data.examples import Prompts, codec_of, read_prompts
 from tasks.data.rows import write_rows
 from tasks.data.splits import TEST
@@ -62,7 +63,7 @@ def run(job: StageJob) -> StageResult:
     metrics = {
         **values_of(estimates),
         f"{gain}_standard_error": defined(estimates[gain].standard_error),
-        "prompts_too_long": float(prompts_of["candidate"].num_too_long),
+        **encoding_metrics(job, "prompts", [prompts_of["candidate"]]),
     }
 
     # 3. Keep every response

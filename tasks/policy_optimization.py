@@ -18,6 +18,7 @@ from models.folders import load_policy, save_policy, tokenizer_digest
 from schemas.algorithm import Algorithm
 from schemas.job import StageJob, StageResult
 from schemas.recipe import PolicyOptimization
+from tasks.data.encoding_counts import encoding_metrics
 from tasks.data.examples import Codec, Prompts, codec_of, read_completions, read_prompts
 from tasks.data.splits import SPLITS, TRAIN
 from tasks.rewards.scoring import load_scorer
@@ -66,6 +67,7 @@ def run(job: StageJob) -> StageResult:
         precision=work.precision,
     )
     train, validation, test = (read_prompts(job.inputs["prompts"], split, codec) for split in SPLITS)
+    encoding = encoding_metrics(job, "prompts", [train, validation, test])
     selection = Selection(actors, validation, num_samples=work.validation_samples, seed=stage_seed(job))
     ptx = read_ptx(job, work, codec)
     positive_verifier = load_positive_verifier(job, algorithm)
@@ -127,7 +129,7 @@ def run(job: StageJob) -> StageResult:
             **measured,
             "validation_score": attempt.state["best"],
             "best_iteration": attempt.state["best_iteration"],
-            "prompts_too_long": train.num_too_long,
+            **encoding,
         },
         tokenizer_digest=tokenizer_digest(job.output),
     )

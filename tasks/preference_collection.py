@@ -17,6 +17,7 @@ from models.prompts import decode_all, encode_responses
 from schemas.frozen import Frozen
 from schemas.job import StageJob, StageResult
 from schemas.recipe import PreferenceCollection
+from tasks.data.encoding_counts import encoding_metrics
 from tasks.data.examples import Codec, Prompts, codec_of, read_prompts
 from tasks.data.rows import read_rows, write_rows
 from tasks.data.splits import SPLITS
@@ -115,6 +116,8 @@ def run(job: StageJob) -> StageResult:
             microbatch_size=work.microbatch_size or work.batch_size,
         )
     sources = {split: read_source(job, split, codec) for split in SPLITS}
+    role = "prompts" if "prompts" in job.inputs else "demonstrations"
+    encoding = encoding_metrics(job, role, [source.prompts for source in sources.values()])
     batches = list(cut_batches(sources, work))
 
     # 2. Pairs, batch by batch, from wherever an earlier attempt got to
@@ -145,9 +148,8 @@ def run(job: StageJob) -> StageResult:
     counts = {f"{split}_rows": sum(len(part.pairs) for part in parts) for split, parts in by_split.items()}
     report = {**counts, "dropped": without_pair(everything)}
     (job.output / "report.json").write_text(json.dumps(report, indent=2) + "\n")
-    too_long = sum(source.prompts.num_too_long for source in sources.values())
     first = {"train_rows": counts["train_rows"], **describe(everything)}  # what a person is shown
-    return StageResult(metrics={**first, **counts, "prompts_too_long": too_long})
+    return StageResult(metrics={**first, **counts, **encoding})
 
 
 def samples_of(work: PreferenceCollection) -> int:

@@ -25,6 +25,7 @@ from models.heads import (
 from models.output_head import OutputHead
 from schemas.job import StageJob, StageResult
 from schemas.recipe import RewardModelling
+from tasks.data.encoding_counts import comparison_metrics
 from tasks.data.examples import Codec, Completions, Rankings, codec_of, read_completions, read_rankings
 from tasks.data.splits import TEST, TRAIN, VALIDATION
 from tasks.training import progress
@@ -54,6 +55,9 @@ def run(job: StageJob) -> StageResult:
         job.inputs["init"], seed=derive_seed(stage_seed(job), "init"), device=device
     )
     train, validation, test = (read_preferences(job, split, codec) for split in (TRAIN, VALIDATION, TEST))
+    encoding = comparison_metrics(
+        job, "rankings" if "rankings" in job.inputs else "data", [train, validation, test]
+    )
     optimizer = make_optimizer(reward, weight_decay=work.weight_decay)
     order = order_of(train, work, stage_seed(job))
     num_steps = order.num_batches(work.epochs)
@@ -83,7 +87,7 @@ def run(job: StageJob) -> StageResult:
 
     save_reward(reward, codec.tokenizer, job.output, score_shift=score_shift)
     return StageResult(
-        metrics={**values_of(measured), "score_shift": score_shift, "prompts_too_long": train.num_too_long},
+        metrics={**values_of(measured), "score_shift": score_shift, **encoding},
         uncertainty=uncertainty_of(measured),
         tokenizer_digest=tokenizer_digest(job.output),
     )

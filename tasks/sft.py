@@ -11,6 +11,7 @@ from models.logprobs import response_logprobs
 from models.sequences import Sequences
 from schemas.job import StageJob, StageResult
 from schemas.recipe import SupervisedFineTuning
+from tasks.data.encoding_counts import encoding_metrics
 from tasks.data.examples import Completions, codec_of, read_completions
 from tasks.data.splits import TEST, TRAIN, VALIDATION
 from tasks.training import progress
@@ -34,6 +35,7 @@ def run(job: StageJob) -> StageResult:
         read_completions(job.inputs["data"], split, ["response"], codec)
         for split in (TRAIN, VALIDATION, TEST)
     )
+    encoding = encoding_metrics(job, "data", [train, validation, test])
     optimizer = make_optimizer(policy, weight_decay=work.weight_decay)
     order = order_of(train, work, stage_seed(job))
     num_steps = order.num_batches(work.epochs)
@@ -58,7 +60,7 @@ def run(job: StageJob) -> StageResult:
     }
     save_policy(policy, codec.tokenizer, job.output)
     return StageResult(
-        metrics={**values_of(measured), "prompts_too_long": train.num_too_long},
+        metrics={**values_of(measured), **encoding},
         uncertainty=uncertainty_of(measured),
         tokenizer_digest=tokenizer_digest(job.output),
     )

@@ -20,6 +20,7 @@ from models.folders import load_policy, tokenizer_digest
 from models.heads import ScalarModel, load_critic, save_value, values
 from schemas.job import StageJob, StageResult
 from schemas.recipe import ValuePretraining
+from tasks.data.encoding_counts import encoding_metrics
 from tasks.data.examples import Prompts, codec_of, read_prompts
 from tasks.data.splits import TEST, TRAIN, VALIDATION
 from tasks.rewards.scoring import load_scorer
@@ -84,6 +85,7 @@ def run(job: StageJob) -> StageResult:
 
     # 2. Prompts to train on, and responses to others to be measured on
     prompts = read_prompts(job.inputs["prompts"], TRAIN, codec)
+    encoding = encoding_metrics(job, "prompts", [prompts])
     moments = sample_moments(job, work, actors, prompts)
     held_out = sample_held_out(job, work, actors, moments, VALIDATION)
 
@@ -144,7 +146,7 @@ def run(job: StageJob) -> StageResult:
             **headline_metrics(measured),
             "validation_explained_variance": attempt.state["best"],
             "best_iteration": attempt.state["best_iteration"],
-            "prompts_too_long": prompts.num_too_long,
+            **encoding,
         },
         tokenizer_digest=tokenizer_digest(job.output),
     )

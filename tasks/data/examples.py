@@ -14,6 +14,7 @@ from models.prompts import encode_responses, stop_token_ids
 from models.sequences import Sequences, collate
 from schemas.job import StageJob
 from schemas.recipe import Generation
+from tasks.data.encoding_counts import NOT_COUNTED, EncodingCounts, count_tokens
 from tasks.data.rows import Row, read_rows
 from tasks.training.measured import clusters_of
 
@@ -56,6 +57,7 @@ class Prompts:
     """What a verifier may compare a response with; None where the row has none."""
     num_too_long: int
     """Prompts that did not fit and were left out."""
+    counts: EncodingCounts = NOT_COUNTED
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -71,6 +73,7 @@ class Completions:
     pad_token_id: int
     num_too_long: int
     """Rows whose prompt did not fit and that were left out."""
+    counts: EncodingCounts = NOT_COUNTED
     margins: list[float] | None = None
     """Of preferences whose rows say so: by how much the chosen response should at least outscore the other."""
 
@@ -126,6 +129,7 @@ class Rankings:
     pad_token_id: int
     num_too_long: int
     """Rows whose prompt did not fit and that were left out."""
+    counts: EncodingCounts = NOT_COUNTED
 
     def __len__(self) -> int:
         return len(self.prompt_ids)
@@ -167,49 +171,80 @@ def read_prompts(folder: Path, split: str, codec: Codec) -> Prompts:
         ids=[ids[i] for i in fits],
         answers=[rows[i].get("answer") for i in fits],
         num_too_long=len(rows) - len(fits),
+        counts=_count(codec, ids, []),
     )
 
 
 def read_completions(folder: Path, split: str, columns: Sequence[str], codec: Codec) -> Completions:
-    """Prompts and responses of one split as ids. Long prompts are left out, long responses are cut off (no EOS)."""
+    """Prompts and responses of one split as ids.
+
+    Long prompts are left out, long responses are cut off (no EOS), and pairs whose sides are then the same are left out.
+    """
     rows = read_rows(folder, split)
     ids, fits = _encode_prompts(rows, codec)
-    responses = {
-        column: encode_responses(
-            codec.tokenizer,
-            [rows[i][column] for i in fits],
-            max_tokens=codec.generation.max_response_tokens,
-            chat=codec.chat,
-        )
-        for column in columns
-    }
+    responses = {column: _encode_responses([rows[i][column] for i in fits], codec) for column in columns}
+    sides = list(zip(*responses.values(), strict=True))
+    kept = [place for place, side in enumerate(sides) if len(side) < 2 or any(_differ(side))]
+    if not kept:
+        raise _nothing_differs(len(fits), codec)
     return Completions(
-        prompt_ids=[ids[i] for i in fits],
-        response_ids={column: [row for row, _ in encoded] for column, encoded in responses.items()},
+        prompt_ids=[ids[fits[place]] for place in kept],
+        response_ids={column: [encoded[place][0] for place in kept] for column, encoded in responses.items()},
         pad_token_id=codec.pad_token_id,
         num_too_long=len(rows) - len(fits),
-        margins=[rows[i]["margin"] or 0.0 for i in fits] if "margin" in rows[0] else None,
+        counts=_count(codec, ids, [each for side in sides for each in side], num_alike=len(fits) - len(kept)),
+        margins=[rows[fits[place]]["margin"] or 0.0 for place in kept] if "margin" in rows[0] else None,
     )
 
 
 def read_rankings(folder: Path, split: str, codec: Codec) -> Rankings:
-    """Prompts and ranked responses of one split as ids, cut and left out as in ``read_completions``."""
+    """Prompts and ranked responses of one split as ids, cut and left out as in ``read_completions``.
+
+    Of responses that are the same tokens on different ranks only the best-ranked is kept.
+    """
     rows = read_rows(folder, split)
     ids, fits = _encode_prompts(rows, codec)
-    encoded = iter(
-        encode_responses(
-            codec.tokenizer,
-            [response for i in fits for response in rows[i]["responses"]],
-            max_tokens=codec.generation.max_response_tokens,
-            chat=codec.chat,
-        )
-    )
+    encoded = _encode_responses([response for i in fits for response in rows[i]["responses"]], codec)
+    waiting = iter(encoded)
+    rankings = [
+        _ranked([next(waiting)[0] for _ in rows[i]["responses"]], _places(rows[i]["ranks"])) for i in fits
+    ]
+    kept = [place for place, (_, ranks, _) in enumerate(rankings) if len(set(ranks)) > 1]
+    if not kept:
+        raise _nothing_differs(len(fits), codec)
     return Rankings(
-        prompt_ids=[ids[i] for i in fits],
-        response_ids=[[next(encoded)[0] for _ in rows[i]["responses"]] for i in fits],
-        ranks=[_places(rows[i]["ranks"]) for i in fits],
+        prompt_ids=[ids[fits[place]] for place in kept],
+        response_ids=[rankings[place][0] for place in kept],
+        ranks=[rankings[place][1] for place in kept],
         pad_token_id=codec.pad_token_id,
         num_too_long=len(rows) - len(fits),
+        counts=_count(codec, ids, encoded, num_alike=sum(is_alike for _, _, is_alike in rankings)),
+    )
+
+
+def _ranked(responses: list[list[int]], ranks: list[int]) -> tuple[list[list[int]], list[int], bool]:
+    """The responses and ranks without those that equal a better-ranked response; and whether there were any."""
+    best: dict[tuple[int, ...], int] = {}
+    for response, rank in zip(responses, ranks, strict=True):
+        best[tuple(response)] = min(rank, best.get(tuple(response), rank))
+    kept = [i for i, response in enumerate(responses) if ranks[i] == best[tuple(response)]]
+    return (
+        [responses[i] for i in kept],
+        _places([ranks[i] for i in kept]),
+        len(kept) < len(responses),
+    )
+
+
+def _differ(side: Sequence[tuple[list[int], bool]]) -> list[bool]:
+    first, _ = side[0]
+    return [ids != first for ids, _ in side[1:]]
+
+
+def _nothing_differs(num_rows: int, codec: Codec) -> NothingLeft:
+    limit = codec.generation.max_response_tokens
+    return NothingLeft(
+        f"each of the {num_rows} rows has responses that are the same tokens, so there is nothing to compare: either "
+        f"generation.max_response_tokens={limit} cuts off what differs, or the model's tokenizer does not know it"
     )
 
 
@@ -230,3 +265,30 @@ def _encode_prompts(rows: Sequence[Row], codec: Codec) -> tuple[list[list[int]],
             f"{min(map(len, ids))} tokens); raise it, or shorten the template in data.*.columns"
         )
     return ids, fits
+
+
+def _encode_responses(texts: list[str], codec: Codec) -> list[tuple[list[int], bool]]:
+    """Ids of every response, and whether it ended."""
+    limit = codec.generation.max_response_tokens
+    return encode_responses(codec.tokenizer, texts, max_tokens=limit, chat=codec.chat)
+
+
+def _count(
+    codec: Codec,
+    prompts: Sequence[list[int]],
+    responses: Sequence[tuple[list[int], bool]],
+    *,
+    num_alike: int = 0,
+) -> EncodingCounts:
+    """The counts of one split, all of its prompts and the responses of those that fit."""
+    tokens = count_tokens(codec.tokenizer, [*prompts, *(ids for ids, _ in responses)])
+    return EncodingCounts(
+        num_rows=len(prompts),
+        longest_prompt=max(map(len, prompts)),
+        num_responses=len(responses),
+        num_cut=sum(not ended for _, ended in responses),
+        num_alike=num_alike,
+        num_tokens=tokens.num_tokens,
+        num_unknown=tokens.num_unknown,
+        num_bytes=tokens.num_bytes,
+    )

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.jobs import job_for, key_parts_of, resources_of, seed_of, threads_of, work_of
+from flows.jobs import job_for, key_parts_of, max_dropped_of, resources_of, seed_of, threads_of, work_of
 from flows.machine import Share
 from schemas.loading import load_recipe
 from schemas.recipe import Recipe
@@ -128,3 +128,10 @@ def test_a_terabyte_is_refused_while_a_key_is_made(recipe_file: Path) -> None:
     recipe = load_recipe(recipe_file, [f"data.prompts.source={rows}"])
     with pytest.raises(SourceTooLarge, match="rows.jsonl has 931.3 GiB, and at most 16 GiB are read"):
         key_parts_of(recipe, "data.prompts", {})
+
+
+def test_a_job_knows_what_share_of_its_rows_may_be_unusable(recipe_file: Path) -> None:
+    recipe = load_recipe(recipe_file, ["data.preferences.max_dropped=0.07", "data.prompts.max_dropped=0.2"])
+    assert max_dropped_of(recipe, "reward") == {"data": 0.07}
+    assert max_dropped_of(recipe, "value") == {"prompts": 0.2}
+    assert max_dropped_of(recipe, "model") == {}

@@ -1,0 +1,133 @@
+"""What of a dataset's text a network never sees: counted while text becomes ids, and refused beyond ``max_dropped``."""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from transformers import PreTrainedTokenizerBase
+
+from schemas.job import StageJob
+
+_BYTE = re.compile(r"<0x[0-9A-F]{2}>")
+
+
+class TooManyLeftOut(ValueError):
+    """More rows than ``max_dropped`` allows cannot be used with this tokenizer and these limits."""
+
+
+@dataclass(frozen=True)
+class EncodingCounts:
+    """What became of the rows of one split."""
+
+    num_rows: int = 0
+    """Rows that were read."""
+    longest_prompt: int = 0
+    """Tokens of the longest prompt, whether it fits or not."""
+    num_responses: int = 0
+    """Responses of the rows whose prompt fits."""
+    num_cut: int = 0
+    """Those that were cut off at ``generation.max_response_tokens``, and so have no end."""
+    num_alike: int = 0
+    """Pairs whose two sides are the same tokens, and rankings with two responses that are: not compared."""
+    num_tokens: int = 0
+    """Of prompts and responses."""
+    num_unknown: int = 0
+    """Those that stand for text which the tokenizer does not know."""
+    num_bytes: int = 0
+    """Those that stand for a single byte of it."""
+
+
+NOT_COUNTED = EncodingCounts()
+"""Of ids that were not read from a dataset."""
+
+
+class Encoded(Protocol):
+    """One split as ids."""
+
+    @property
+    def counts(self) -> EncodingCounts: ...
+
+    @property
+    def num_too_long(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class TokenCounts:
+    """How many tokens there are, and how many of them tell nothing, or little, of the text."""
+
+    num_tokens: int
+    num_unknown: int
+    num_bytes: int
+
+
+def count_tokens(tokenizer: PreTrainedTokenizerBase, rows: Iterable[Sequence[int]]) -> TokenCounts:
+    """Count the unknown tokens and the byte tokens (``<0x41>``) among the ids of many texts.
+
+    An unknown token that is also the end of a text, as GPT-2's is, cannot be told from it and is not counted.
+    """
+    others = {tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id}
+    unknown = frozenset({tokenizer.unk_token_id} - others - {None})
+    bytes_ = frozenset(i for token, i in tokenizer.get_vocab().items() if _BYTE.fullmatch(token))
+    num_tokens = num_unknown = num_bytes = 0
+    for row in rows:
+        num_tokens += len(row)
+        num_unknown += sum(map(unknown.__contains__, row))
+        num_bytes += sum(map(bytes_.__contains__, row))
+    return TokenCounts(num_tokens, num_unknown, num_bytes)
+
+
+def encoding_metrics(job: StageJob, role: str, splits: Sequence[Encoded]) -> dict[str, float]:
+    """What a stage reports of the text in ``role``, over all splits that it reads.
+
+    Raises:
+        TooManyLeftOut: more rows cannot be used than the dataset's ``max_dropped`` allows.
+    """
+    counts = [split.counts for split in splits]
+    num_rows = sum(each.num_rows for each in counts)
+    too_long = sum(split.num_too_long for split in splits)
+    alike = sum(each.num_alike for each in counts)
+    allowed = job.max_dropped.get(role)
+    if allowed is not None and too_long + alike > allowed * num_rows:
+        longest = max(each.longest_prompt for each in counts)
+        raise TooManyLeftOut(_complaint(job, role, num_rows, too_long, alike, longest))
+    num_tokens = sum(each.num_tokens for each in counts)
+    metrics = {
+        "prompts_too_long": too_long,
+        "prompts_too_long_share": too_long / num_rows,
+        "unknown_token_share": sum(each.num_unknown for each in counts) / num_tokens,
+        "byte_token_share": sum(each.num_bytes for each in counts) / num_tokens,
+    }
+    num_responses = sum(each.num_responses for each in counts)
+    if num_responses:
+        cut = sum(each.num_cut for each in counts)
+        metrics |= {"responses_cut": cut, "responses_cut_share": cut / num_responses}
+    return metrics
+
+
+def comparison_metrics(job: StageJob, role: str, splits: Sequence[Encoded]) -> dict[str, float]:
+    """The same of pairs or rankings, with those that compare nothing."""
+    return {
+        **encoding_metrics(job, role, splits),
+        "alike_after_cut": sum(split.counts.num_alike for split in splits),
+    }
+
+
+def _complaint(job: StageJob, role: str, num_rows: int, too_long: int, alike: int, longest: int) -> str:
+    limits = job.generation
+    parts = []
+    if too_long:
+        parts.append(
+            f"{too_long} prompts are longer than generation.max_prompt_tokens={limits.max_prompt_tokens} "
+            f"(the longest has {longest} tokens)"
+        )
+    if alike:
+        parts.append(
+            f"{alike} rows have responses that are the same tokens, cut off at "
+            f"generation.max_response_tokens={limits.max_response_tokens}"
+        )
+    return (
+        f"{job.name}.{role}: {too_long + alike} of {num_rows} rows cannot be used, more than the dataset's "
+        f"max_dropped={job.max_dropped[role]:g} allows: {'; '.join(parts)}. Raise the limit, shorten the texts, or raise "
+        "max_dropped to train without those rows"
+    )
