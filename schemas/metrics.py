@@ -134,7 +134,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric("responses_cut_share", "1", "The same as a share of the responses.", headline=COMPLETING),
     Metric(
-        "alike_after_cut", "rows",
+        "rows_alike_after_cut", "rows",
         "Pairs left out because both sides are the same tokens, mostly after a cut, and rankings with such responses, "
         "of which only the best-ranked is compared; of all splits. They count for max_dropped.",
         headline=("reward_model", "dpo"),
@@ -146,7 +146,7 @@ METRICS: tuple[Metric, ...] = (
         headline=READING,
     ),
     Metric(
-        "byte_token_share", "1",
+        "single_byte_share", "1",
         "Share of the same tokens that are single bytes (<0x41>), into which a tokenizer breaks what it has no "
         "pieces for.",
         headline=READING,

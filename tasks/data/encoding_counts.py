@@ -96,7 +96,7 @@ def encoding_metrics(job: StageJob, role: str, splits: Sequence[Encoded]) -> dic
         "prompts_too_long": too_long,
         "prompts_too_long_share": too_long / num_rows,
         "unknown_token_share": sum(each.num_unknown for each in counts) / num_tokens,
-        "byte_token_share": sum(each.num_bytes for each in counts) / num_tokens,
+        "single_byte_share": sum(each.num_bytes for each in counts) / num_tokens,
     }
     num_responses = sum(each.num_responses for each in counts)
     if num_responses:
@@ -109,7 +109,7 @@ def comparison_metrics(job: StageJob, role: str, splits: Sequence[Encoded]) -> d
     """The same of pairs or rankings, with those that compare nothing."""
     return {
         **encoding_metrics(job, role, splits),
-        "alike_after_cut": sum(split.counts.num_alike for split in splits),
+        "rows_alike_after_cut": sum(split.counts.num_alike for split in splits),
     }
 
 

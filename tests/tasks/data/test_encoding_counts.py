@@ -74,9 +74,9 @@ def test_pairs_that_are_the_same_after_the_cut_are_left_out_and_counted(codec: C
         # of the eight responses of the four rows that fit: yest, yest, yest, same, same
         "responses_cut": 5,
         "responses_cut_share": 5 / 8,
-        "alike_after_cut": 2,
+        "rows_alike_after_cut": 2,
         "unknown_token_share": 0.0,
-        "byte_token_share": 0.0,
+        "single_byte_share": 0.0,
     }
 
 
@@ -162,4 +162,6 @@ def test_rows_that_cannot_be_used_count_for_max_dropped(codec: Codec, tmp_path: 
         r"same tokens, cut off at generation.max_response_tokens=4",
     ):
         comparison_metrics(job_with(codec, tmp_path, data=0.5), "data", [pairs])
-    assert comparison_metrics(job_with(codec, tmp_path, data=0.6), "data", [pairs])["alike_after_cut"] == 2
+    assert (
+        comparison_metrics(job_with(codec, tmp_path, data=0.6), "data", [pairs])["rows_alike_after_cut"] == 2
+    )
