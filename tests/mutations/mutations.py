@@ -188,7 +188,8 @@ def try_mutation(mutation: Mutation | None, tests: Sequence[str], original: Path
     # 1: a test failed; −1: it hung; all else but 0 says that the tests never ran
     outcome = {0: SURVIVED, 1: KILLED, -1: KILLED}.get(code, BROKEN)
     failed = [line.removeprefix("FAILED ").split(" - ")[0] for line in lines if line.startswith("FAILED ")]
-    told = "\n".join([*failed, *([] if outcome == KILLED else lines[-12:])])
+    end = {KILLED: [], SURVIVED: lines[-1:], BROKEN: lines[-12:]}[outcome]
+    told = "\n".join([*failed, *end])
     return Tried(outcome, time.monotonic() - start, told or f"nothing after {SECONDS} s")
 
 
