@@ -213,7 +213,8 @@ def test_equal_weights_have_no_kl_in_bfloat16(switches: dict[str, Any], pipeline
 def test_equal_weights_have_no_implicit_reward_in_bfloat16(pipeline: Any) -> None:
     """DPO's first loss is log 2 of every pair: policy and reference say the same of every token."""
     work = DirectPreferenceOptimization(
-        kind="dpo", init="sft", data="preferences", batch_size=8, epochs=0.25, precision="bfloat16", microbatch_size=3
+        kind="dpo", init="sft", data="preferences", batch_size=8, epochs=0.25, precision="bfloat16", microbatch_size=3,
+        learning_rate=1e-6,
     )  # fmt: skip
     inputs = {"init": "sft", "reference": "sft", "data": "preferences"}
     job = job_at(pipeline, "sft").model_copy(
