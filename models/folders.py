@@ -5,11 +5,12 @@ Weights are safetensors, everything else is JSON or text. Nothing here ever unpi
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import nn
 from transformers import (
     AutoConfig,
@@ -22,6 +23,15 @@ from transformers import (
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from models.folder_check import (
+    LAYER,
+    Tensor,
+    UnsafeModel,
+    check_agreement,
+    parse_json,
+    read_header,
+    read_json_object,
+)
 from models.output_head import check_output_head
 from models.tokenizer_digest import tokenizer_digest
 
@@ -39,25 +49,22 @@ __all__ = [
 PICKLE_SUFFIXES = frozenset(
     {".bin", ".ckpt", ".dill", ".joblib", ".npy", ".npz", ".pickle", ".pkl", ".pt", ".pth"}
 )
-WEIGHTS = "model.safetensors"
-WEIGHTS_INDEX = "model.safetensors.index.json"
-MAX_JSON_BYTES = 256 * 2**20
 MAX_SHARD_SIZE = "5GB"
 
 
-class UnsafeModel(ValueError):
-    """A model folder that is not loaded: incomplete, or it could run code."""
-
-
-def check_folder(folder: Path) -> None:
+def check_folder(folder: Path) -> dict[str, Tensor]:
     """Refuse a folder that is no complete, plain Hugging Face model in safetensors.
+
+    Returns:
+        Name → tensor of all its weights.
 
     Raises:
         UnsafeModel: a symlink that leads outside, a pickle (by suffix or by its first bytes), remote code
-            (`auto_map`), an unknown `model_type`, quantised weights, or safetensors that are missing or damaged.
+            (`auto_map`), an unknown `model_type`, quantised weights, safetensors that are missing or damaged, or
+            configuration, weights and tokenizer that are not those of one model.
     """
     _check_files(folder)
-    config = _read_json(folder / "config.json")
+    config = read_json_object(folder / "config.json")
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         raise UnsafeModel(
@@ -72,12 +79,17 @@ def check_folder(folder: Path) -> None:
         raise UnsafeModel(
             f"{folder / 'config.json'}: the weights are quantised; dequantise them before training"
         )
-    _check_weights(folder)
+    return check_agreement(folder)
 
 
 def load_config(folder: Path) -> PreTrainedConfig:
-    """The model's configuration with every kind of dropout set to 0, so that training numerics are sampling's."""
-    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    """The model's configuration with every kind of dropout set to 0, so that training numerics are sampling's.
+
+    Raises:
+        UnsafeModel: transformers refuses it.
+    """
+    with refusing(folder / "config.json", "is no configuration that transformers reads"):
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     for name, value in config.to_dict().items():
         if ("dropout" in name or "pdrop" in name or "layerdrop" in name) and isinstance(value, float):
             setattr(config, name, 0.0)
@@ -91,11 +103,61 @@ def load_policy(folder: Path, *, dtype: torch.dtype = torch.float32) -> PreTrain
         UnsafeModel: `check_folder` refuses the folder, or its weights do not fit its configuration.
         ValueError: the model's output head is one whose log-probabilities would be computed wrongly.
     """
-    check_folder(folder)
-    model = load_weights(AutoModelForCausalLM, folder, load_config(folder), dtype=dtype)
+    tensors, config = check_folder(folder), load_config(folder)
+    check_shapes(folder, config, tensors)
+    if (folder / "generation_config.json").exists():
+        with refusing(folder / "generation_config.json", "is none that transformers reads"):
+            GenerationConfig.from_pretrained(folder)
+    model = load_weights(AutoModelForCausalLM, folder, config, dtype=dtype)
     model.generation_config = neutral_generation_config(model.generation_config)
     check_output_head(model)
     return model
+
+
+@contextmanager
+def refusing(place: Path, what: str) -> Iterator[None]:
+    """Turn whatever a library raises at a folder's files into an `UnsafeModel` that names the place.
+
+    transformers and tokenizers let through whatever Python or Rust raise at a strange value: KeyError, TypeError,
+    AssertionError, ZeroDivisionError, a bare Exception, a panic. What is about the machine goes on up.
+    """
+    try:
+        yield
+    except (UnsafeModel, MemoryError):
+        raise
+    except BaseException as error:
+        is_ours = isinstance(error, Exception) and type(error).__name__ != "OutOfMemoryError"
+        is_of_disk = isinstance(error, OSError) and error.errno is not None
+        if is_of_disk or not (is_ours or type(error).__name__ == "PanicException"):
+            raise
+        told = " ".join(str(error).split())[:400] or type(error).__name__
+        raise UnsafeModel(f"{place} {what}: {told}; correct it, or fetch the model again") from error
+
+
+def check_shapes(folder: Path, config: PreTrainedConfig, tensors: dict[str, Tensor]) -> None:
+    """Refuse a configuration whose model cannot be filled from weights of these shapes; nothing is allocated.
+
+    Raises:
+        UnsafeModel: the model cannot be built, has more parameters than the weights have numbers, or one of another
+            shape.
+    """
+    with refusing(folder / "config.json", "describes a model that cannot be built"), torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+        parameters = dict(model.named_parameters())
+    for name, parameter in parameters.items():
+        stored = tensors.get(name)
+        if stored is not None and stored.shape != tuple(parameter.shape):
+            raise UnsafeModel(
+                f"{folder}: config.json asks for {name} of shape {tuple(parameter.shape)}, {stored.file} has "
+                f"{stored.shape}; the two belong to different models"
+            )
+    wanted, held = sum(map(torch.numel, parameters.values())), sum(each.elements for each in tensors.values())
+    if wanted > held:
+        missing = sorted(name for name in parameters if name not in tensors)
+        raise UnsafeModel(
+            f"{folder}: config.json describes a model of {wanted} numbers, the safetensors have {held}: {len(missing)} "
+            f"parameters are missing, first {missing[:3]}; config.json and weights belong to different models"
+        )
 
 
 def load_weights(
@@ -104,8 +166,8 @@ def load_weights(
     """Build `auto_class`'s model for `config` and fill every parameter of it from a checked folder.
 
     Raises:
-        UnsafeModel: a parameter is missing in the files or has another shape; transformers alone would leave it
-            random and only warn.
+        UnsafeModel: a parameter is missing in the files or has another shape, where transformers alone would leave
+            it random and only warn; or the files have layers that the model lacks.
     """
     model, report = auto_class.from_pretrained(
         folder,
@@ -122,6 +184,13 @@ def load_weights(
         raise UnsafeModel(
             f"{folder}: {len(wrong)} parameters are missing or misshapen in the safetensors, first {wrong[:3]}; "
             "config.json and weights belong to different models"
+        )
+    # Other tensors too many (a tied head, a buffer) are harmless; whole layers are half of another model.
+    left = sorted(name for name in report["unexpected_keys"] if LAYER.search(name))
+    if left:
+        raise UnsafeModel(
+            f"{folder}: {len(left)} tensors of the safetensors are in layers that config.json does not have, first "
+            f"{left[:3]}; config.json and weights belong to different models"
         )
     for module in model.modules():
         if isinstance(module, nn.Dropout):
@@ -156,9 +225,10 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
         ValueError: no end-of-sequence token, or no tokenizer of the `tokenizers` library.
     """
     _check_files(folder)
-    tokenizer = AutoTokenizer.from_pretrained(
-        folder, local_files_only=True, trust_remote_code=False, padding_side="left"
-    )
+    with refusing(folder, "has no tokenizer that transformers reads (tokenizer.json, tokenizer_config.json)"):
+        tokenizer = AutoTokenizer.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False, padding_side="left"
+        )
     return complete_tokenizer(tokenizer, name=str(folder))
 
 
@@ -183,7 +253,7 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Write the tokenizer's files, without the traces of how it was loaded."""
     tokenizer.save_pretrained(folder)
     path = folder / "tokenizer_config.json"
-    settings = _read_json(path)
+    settings = read_json_object(path)
     for trace in ("is_local", "local_files_only", "name_or_path", "trust_remote_code"):
         settings.pop(trace, None)
     path.write_text(
@@ -245,7 +315,13 @@ def _attention_implementation(config: PreTrainedConfig) -> str:
 
 
 def _ids(value: int | list[int] | None) -> list[int]:
-    return [] if value is None else [value] if isinstance(value, int) else list(value)
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(isinstance(each, int) and not isinstance(each, bool) for each in ids):
+        raise UnsafeModel(
+            f"eos_token_id={value!r} in config.json or generation_config.json is neither an id nor a list of ids; "
+            "correct it, or fetch the model again"
+        )
+    return ids
 
 
 def _check_files(folder: Path) -> None:
@@ -266,10 +342,10 @@ def _check_files(folder: Path) -> None:
                 "the weights to safetensors"
             )
         if path.suffix == ".safetensors":
-            _check_safetensors(path)
+            read_header(path)
         elif _looks_pickled(path):
             raise UnsafeModel(f"{path} is a pickle or a zip archive by its first bytes; delete it")
-        elif path.suffix == ".json" and _has_remote_code(_parse_json(path)):
+        elif path.suffix == ".json" and _has_remote_code(parse_json(path)):
             raise UnsafeModel(
                 f"{path} asks for code of its own (auto_map); use a model that transformers has built in"
             )
@@ -290,60 +366,9 @@ def _looks_pickled(path: Path) -> bool:
     return (start[:1] == b"\x80" and start[1:2] in (b"\2", b"\3", b"\4", b"\5")) or start == b"PK\x03\x04"
 
 
-def _check_safetensors(path: Path) -> None:
-    try:
-        with safe_open(path, framework="pt"):
-            pass
-    except (SafetensorError, OSError) as error:
-        raise UnsafeModel(
-            f"{path} is no valid safetensors file ({error}); fetch or write it again"
-        ) from error
-
-
 def _has_remote_code(value: Any) -> bool:
     if isinstance(value, dict):
         return (
             "auto_map" in value or "custom_pipelines" in value or any(map(_has_remote_code, value.values()))
         )
     return isinstance(value, list) and any(map(_has_remote_code, value))
-
-
-def _check_weights(folder: Path) -> None:
-    if (folder / WEIGHTS).is_file():
-        return
-    if not (folder / WEIGHTS_INDEX).is_file():
-        raise UnsafeModel(
-            f"{folder} has neither {WEIGHTS} nor {WEIGHTS_INDEX}; save the model as safetensors"
-        )
-    tensors_by_file: dict[str, set[str]] = {}
-    for tensor, file in _read_json(folder / WEIGHTS_INDEX).get("weight_map", {}).items():
-        tensors_by_file.setdefault(str(file), set()).add(tensor)
-    for file, tensors in tensors_by_file.items():
-        if Path(file).name != file or not file.endswith(".safetensors") or not (folder / file).is_file():
-            raise UnsafeModel(
-                f"{folder / WEIGHTS_INDEX} lists {file!r}, which is no safetensors file beside it"
-            )
-        with safe_open(folder / file, framework="pt") as shard:
-            missing = tensors - set(shard.keys())
-        if missing:
-            raise UnsafeModel(f"{folder / file} lacks {min(missing)!r}, which {WEIGHTS_INDEX} says it holds")
-    if not tensors_by_file:
-        raise UnsafeModel(f"{folder / WEIGHTS_INDEX} lists no weights")
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    value = _parse_json(path)
-    if not isinstance(value, dict):
-        raise UnsafeModel(f"{path} holds no JSON object")
-    return value
-
-
-def _parse_json(path: Path) -> Any:
-    if not path.is_file():
-        raise UnsafeModel(f"{path} is missing")
-    if path.stat().st_size > MAX_JSON_BYTES:
-        raise UnsafeModel(f"{path} is larger than {MAX_JSON_BYTES} bytes")
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise UnsafeModel(f"{path} is no JSON: {error}") from error

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from models.folder_check import check_agreement
 from schemas.source_files import copy_hashed, hash_file, model_limit, refuse_changed
 
 BUILTIN_VERSIONS = {"tiny": 1}
@@ -74,10 +75,14 @@ def source_digest(source: str, *, base: Path = Path()) -> str:
 
     Raises:
         ValueError: see `parse_source`; or a hub revision that is no commit and cannot be looked up.
+        UnsafeModel: the files of a folder do not belong together, see `models.folder_check`.
         SourceTooLarge: the files together are larger than is read.
     """
-    limit = model_limit()
-    return _digest(parse_source(source, base=base), lambda path: hash_file(path, limit))
+    limit, parsed = model_limit(), parse_source(source, base=base)
+    if parsed.kind == "folder":
+        assert parsed.path is not None
+        check_agreement(parsed.path)
+    return _digest(parsed, lambda path: hash_file(path, limit))
 
 
 def copy_source(source: str, scratch: Path, *, planned: str | None = None, base: Path = Path()) -> Source:

@@ -15,7 +15,15 @@ from transformers import (
 )
 
 from models.builtin import build_tiny
-from models.folders import check_folder, complete_tokenizer, load_policy, load_tokenizer, save_policy
+from models.folder_check import UnsafeModel
+from models.folders import (
+    check_folder,
+    complete_tokenizer,
+    load_policy,
+    load_tokenizer,
+    refusing,
+    save_policy,
+)
 from models.source_digest import Source, copy_source, parse_source, source_digest
 
 __all__ = ["import_model", "source_digest"]
@@ -62,9 +70,27 @@ def import_model(
                 _download(parsed, Path(folder))
             elif parsed.kind == "builtin":
                 build_tiny(Path(folder), seed=seed)
-            model, tokenizer = load_policy(Path(folder), dtype=dtype), load_tokenizer(Path(folder))
+            tokenizer = load_tokenizer(Path(folder))  # refused sooner than the weights are read
+            model = load_policy(Path(folder), dtype=dtype)
+        try_out(model, source)
         save_policy(model, tokenizer, output)
     load_tokenizer(output)
+
+
+@torch.no_grad()
+def try_out(model: PreTrainedModel, source: str) -> None:
+    """Run a model on two tokens, which a configuration or weights of nonsense do not survive.
+
+    Raises:
+        UnsafeModel: it fails, or gives logits that are no numbers.
+    """
+    with refusing(Path(source), "makes a model that cannot be run"):
+        logits = model(torch.tensor([[0, 0]])).logits
+    if not torch.isfinite(logits.float()).all():
+        raise UnsafeModel(
+            f"{source} gives logits that are no finite numbers: its weights hold NaN or infinities, or config.json has "
+            "another number for a scale or an epsilon; fetch the model again"
+        )
 
 
 def _download(source: Source, scratch: Path) -> None:
@@ -86,15 +112,16 @@ def _download(source: Source, scratch: Path) -> None:
 def _load_gguf(path: Path, *, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Dequantise a GGUF file's weights, and make its tokenizer agree with what the file itself says."""
     metadata = read_gguf_metadata(path)
-    tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
-    tokenizer = repair_tokenizer(tokenizer, metadata, name=str(path))
-    model = AutoModelForCausalLM.from_pretrained(
-        path.parent,
-        gguf_file=path.name,
-        quantization_config=transformers.GgufConfig(gguf_file=path.name, dequantize=True),
-        dtype=dtype,
-        local_files_only=True,
-    )
+    with refusing(path, "is no GGUF file that transformers reads"):
+        tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
+        tokenizer = repair_tokenizer(tokenizer, metadata, name=str(path))
+        model = AutoModelForCausalLM.from_pretrained(
+            path.parent,
+            gguf_file=path.name,
+            quantization_config=transformers.GgufConfig(gguf_file=path.name, dequantize=True),
+            dtype=dtype,
+            local_files_only=True,
+        )
     for trace in ("_model_name_or_path", "unk_token_id"):  # of the file's metadata, in nobody's configuration
         if hasattr(model.config, trace):
             delattr(model.config, trace)
