@@ -8,7 +8,7 @@ from typing import Any
 from flows.machine import Share, available_cpus
 from models.source_digest import source_digest
 from schemas.job import ImportModel, ImportVerifier, PrepareData, StageJob, Work
-from schemas.recipe import MODEL, Gate, Recipe, Resources, Reward
+from schemas.recipe import MODEL, Gate, Recipe, Resources, Reward, Verifier
 from schemas.references import content_of, dependencies, reward_of
 from schemas.source_files import VERIFIER_LIMIT, data_limit, hash_file
 from schemas.splits import is_alone, shares_of
@@ -53,7 +53,8 @@ def work_of(recipe: Recipe, step: str) -> Work:
             alone=is_alone(recipe, name),
         )
     if step.startswith(VERIFIERS):
-        return ImportVerifier(verifier=recipe.verifiers[step.removeprefix(VERIFIERS)])
+        name = step.removeprefix(VERIFIERS)
+        return ImportVerifier(verifier=recipe.verifiers.get(name) or Verifier(source=f"{_BUILTIN}{name}"))
     return recipe.stages[step]
 
 

@@ -61,7 +61,8 @@ async def pipeline(run_id: str, life: StageLife, place: Place) -> State[None]:
     with stopping(life.request_stop):
         async with asyncio.TaskGroup() as side_by_side:
             for step, reads in life.inputs.items():
-                before = [states[other] for other in dict.fromkeys(reads.values())]
+                first = life.before_any_stage() if step in life.recipe.stages else []
+                before = [states[other] for other in dict.fromkeys([*first, *reads.values()])]
                 states[step] = side_by_side.create_task(when_ready(step, before, life, place))
                 states[step].add_done_callback(lambda _, step=step: place.ended(step))
     for publication in life.recipe.publish:

@@ -133,7 +133,15 @@ class StageLife:
             status = self.run.record.stages[read].status
             if status not in GOOD:
                 return f"reads {read}, which is {status.replace('_', ' ')}"
+        for before in self.before_any_stage() if step in self.recipe.stages else ():
+            status = self.run.record.stages[before].status
+            if status not in GOOD:
+                return f"waits for {before}, which is {status.replace('_', ' ')}"
         return None
+
+    def before_any_stage(self) -> list[str]:
+        """The implicit steps: what is refused is refused before anything trains."""
+        return [step for step in self.inputs if step not in self.recipe.stages]
 
     def block(self, step: str, reason: str) -> StageRecord:
         """Record that the step did not start."""

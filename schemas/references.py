@@ -86,16 +86,29 @@ def dependencies(recipe: Recipe) -> dict[str, dict[str, str]]:
 
     Steps are the recipe's stages and the implicit ``model``, ``data.NAME`` and ``verifiers.NAME`` that they read. Roles
     are the fields' names; term i of reward r that is a model, or one of the recipe's verifiers, has the role
-    ``reward.r.i``.
+    ``reward.r.i``. A verifier is tried on each dataset that it judges (roles ``prompts.0``, ``prompts.1`` …), a
+    built-in one too where the dataset is not its own.
     """
     stages = {name: _inputs(recipe, stage) for name, stage in recipe.stages.items()}
     read = {step for inputs in stages.values() for step in inputs.values()}
-    implicit = (
-        MODEL,
-        *(f"data.{name}" for name in recipe.data),
-        *(f"verifiers.{name}" for name in recipe.verifiers),
-    )
-    return {**{step: {} for step in implicit if step in read}, **stages}
+    implicit = (MODEL, *(f"data.{name}" for name in recipe.data))
+    return {**{step: {} for step in implicit if step in read}, **_tried(recipe), **stages}
+
+
+def _tried(recipe: Recipe) -> dict[str, dict[str, str]]:
+    """The steps that try a verifier, each with the datasets that it is tried on."""
+    judged: dict[str, dict[str, None]] = {}
+    for stage in recipe.stages.values():
+        for name in verifiers_of(recipe, stage).values():
+            data = getattr(stage, "prompts", None)
+            its_own = data in recipe.data and recipe.data[data].source.startswith(f"builtin:{name}/")
+            if name in recipe.verifiers or (name in VERIFIERS and not its_own):
+                judged.setdefault(name, {}).update({data: None} if data in recipe.data else {})
+    return {
+        f"verifiers.{name}": {f"prompts.{i}": f"data.{data}" for i, data in enumerate(judged[name])}
+        for name in (*recipe.verifiers, *VERIFIERS)
+        if name in judged
+    }
 
 
 def _inputs(recipe: Recipe, stage: AnyStage) -> dict[str, str]:

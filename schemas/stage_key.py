@@ -98,6 +98,8 @@ def key_parts(
     named = {
         role: _take(digests, role, kind) for role in ROLES[kind] if role in digests or configuration[role]
     }
+    if kind == "import_verifier":  # the datasets that it is tried on
+        named |= {role: _take(digests, role, kind) for role in sorted(digests) if role.startswith("prompts.")}
     reward_names = _reward_names(configuration)
     read_rewards = {
         place: _reward_by_content(name, rewards, digests, kind) for place, name in reward_names.items()

@@ -1,7 +1,7 @@
 """A verifier of a user's own: their file becomes a function, and what is wrong with it is said in terms of the file.
 
 The file is run under a private name and from where it lies in the store, so that what it is called, and what stands
-beside it, has no effect.
+beside it, has no effect. Stages do that in a process of its own (``tasks.rewards.verifier_process``).
 """
 
 import inspect
@@ -15,7 +15,7 @@ from typing import Any
 import numpy
 
 Verifier = Callable[[str, str, str | None], bool]
-"""(prompt, response, the row's answer or None) → right or wrong."""
+"""(prompt, response, the row's answer or None) → right or wrong. A user's function is given them by these names."""
 
 FILE = "verifier.py"
 """What the copy in the store is called."""
@@ -34,23 +34,24 @@ def load_function(file: Path, function: str, *, name: str) -> Verifier:
         name: what the recipe calls the verifier.
 
     Raises:
-        BrokenVerifier: the file is not Python or fails as it is run, or has no such function of three parameters;
-            from the function itself: it raises, or returns something else than right or wrong.
+        BrokenVerifier: the file is not Python or fails as it is run, or has no such function with the parameters
+            prompt, response and answer; from the function itself: it raises, or returns something else than right or
+            wrong.
     """
     judge = _function_in(_run(file, name=name), function, name=name)
 
     def verify(prompt: str, response: str, answer: str | None) -> bool:
         try:
-            verdict = judge(prompt, response, answer)
-        except (Exception, SystemExit) as error:  # a user's code may raise anything
+            verdict = judge(prompt=prompt, response=response, answer=answer)
+        except BaseException as error:  # a user's code may raise anything
             raise BrokenVerifier(
-                f"verifiers.{name}: {function} raised {_told(error, file)} for {_case(prompt, response, answer)}"
+                f"verifiers.{name}: {function} raised {_told(error, file)} for {shown_case(prompt, response, answer)}"
             ) from error
         if isinstance(verdict, bool | numpy.bool_) or (isinstance(verdict, int) and verdict in (0, 1)):
             return bool(verdict)
         raise BrokenVerifier(
             f"verifiers.{name}: {function} returned {_short(verdict)} (a {type(verdict).__name__}) for "
-            f"{_case(prompt, response, answer)}; {_instead_of(verdict)}"
+            f"{shown_case(prompt, response, answer)}; {_instead_of(verdict)}"
         )
 
     return verify
@@ -70,7 +71,7 @@ def _run(file: Path, *, name: str) -> ModuleType:
         raise BrokenVerifier(f"verifiers.{name}.source: the file is not Python ({error})") from error
     try:
         exec(code, module.__dict__)
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         alone = "; a verifier is one file, which may import installed packages alone"
         raise BrokenVerifier(
             f"verifiers.{name}.source: running the file raised {_told(error, file)}"
@@ -88,11 +89,11 @@ def _function_in(module: ModuleType, function: str, *, name: str) -> Callable[..
             f"{', '.join(there) or 'none'}); define def {function}{SIGNATURE}, or name another as function"
         )
     try:
-        inspect.signature(found).bind("", "", None)
+        inspect.signature(found).bind(prompt="", response="", answer=None)
     except (TypeError, ValueError) as error:
         raise BrokenVerifier(
-            f"verifiers.{name}.function={function!r} cannot be called with {SIGNATURE}: {error}; "
-            f"define def {function}{SIGNATURE}"
+            f"verifiers.{name}.function={function!r} cannot be called with prompt, response and answer by these names: "
+            f"{error}; define def {function}{SIGNATURE}"
         ) from None
     return found
 
@@ -104,13 +105,19 @@ def _told(error: BaseException, file: Path) -> str:
     return f"{type(error).__name__}: {_cut(' '.join(str(error).split()))}{place}"
 
 
-def _case(prompt: str, response: str, answer: str | None) -> str:
+def shown_case(prompt: str, response: str, answer: str | None) -> str:
+    """What a verifier was given, shortened."""
     told = f"prompt {_short(prompt)}, response {_short(response)}, answer {_short(answer)}"
     return told if answer is not None else f"{told} (data.*.columns.answer maps answers)"
 
 
 def _short(value: object) -> str:
-    return _cut(repr(value))
+    if isinstance(value, str | bytes):
+        value = value[: _SHOWN_CHARACTERS + 1]  # what is never shown need not be written out
+    try:
+        return _cut(repr(value))
+    except Exception:  # a user's class may do anything
+        return f"(a {type(value).__name__})"
 
 
 def _cut(text: str) -> str:

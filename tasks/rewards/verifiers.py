@@ -10,8 +10,8 @@ from schemas.recipe import Verifier as Configuration
 from tasks.data import arithmetic
 from tasks.data.rows import count_missing
 from tasks.data.splits import SPLITS
-from tasks.rewards.exact_match import exact_match
-from tasks.rewards.verifier_file import FILE, Verifier, load_function
+from tasks.rewards.verifier_file import FILE, Verifier
+from tasks.rewards.verifier_process import VerifierProcess
 
 CONFIGURATION = "verifier.json"
 """The recipe's words for one of its own verifiers, in the artifact; their ``source`` is a file beside it."""
@@ -47,8 +47,21 @@ def load_verifier(job: StageJob, name: str, *, role: str) -> Verifier:
     configuration = read_configuration(job.inputs[role])
     if configuration.source == EXACT_MATCH:
         refuse_missing_answers(job, name)
-        return partial(_compare, extract=configuration.extract)
-    return load_function(job.inputs[role] / FILE, configuration.function, name=name)
+    return in_process(job.inputs[role], name=name)
+
+
+def in_process(folder: Path, *, name: str) -> VerifierProcess:
+    """A verifier of a recipe's own, from its artifact, in a process of its own.
+
+    A regular expression may take for ever just like a user's function.
+    """
+    configuration = read_configuration(folder)
+    if configuration.source == EXACT_MATCH:
+        return VerifierProcess({"extract": configuration.extract}, name=name, function="builtin:exact_match")
+    file = str(folder / FILE)
+    return VerifierProcess(
+        {"file": file, "function": configuration.function}, name=name, function=configuration.function
+    )
 
 
 def read_configuration(folder: Path) -> Configuration:
@@ -60,22 +73,27 @@ def verdicts(
     verifier: Verifier, prompts: Sequence[str], responses: Sequence[str], answers: Sequence[str | None]
 ) -> list[bool]:
     """Right or wrong, response by response."""
-    return [verifier(*case) for case in zip(prompts, responses, answers, strict=True)]
+    cases = list(zip(prompts, responses, answers, strict=True))
+    if isinstance(verifier, VerifierProcess):
+        return verifier.verdicts(cases)
+    return [verifier(*case) for case in cases]
 
 
 def refuse_missing_answers(job: StageJob, name: str) -> None:
     """MissingAnswers where a prompt of the stage's dataset, on whichever side, has none."""
+    assert isinstance(job.work, Rollouts | PolicyEvaluation | PreferenceCollection)
+    dataset = f"data.{job.work.prompts}"
+    if lack := lack_of_answers(job.inputs["prompts"]):
+        raise MissingAnswers(
+            f"{job.name}: verifiers.{name} compares with answers, and {lack} prompts of {dataset} have none; "
+            f"map them with {dataset}.columns.answer, or leave those rows out"
+        )
+
+
+def lack_of_answers(prompts: Path) -> str | None:
+    """How many of which prompts of a dataset have no answer, in words; None where all have one."""
     for split in SPLITS:
-        missing, rows = count_missing(job.inputs["prompts"], split, "answer")
+        missing, rows = count_missing(prompts, split, "answer")
         if missing:
-            assert isinstance(job.work, Rollouts | PolicyEvaluation | PreferenceCollection)
-            dataset = job.work.prompts
-            raise MissingAnswers(
-                f"{job.name}: verifiers.{name} compares with answers, and {missing} of the {rows} {split} prompts of "
-                f"data.{dataset} have none; map them with data.{dataset}.columns.answer, or leave those rows out"
-            )
-
-
-def _compare(prompt: str, response: str, answer: str | None, *, extract: str | None) -> bool:
-    assert answer is not None  # or the stage would have been refused
-    return exact_match(response, answer, extract=extract)
+            return f"{missing} of the {rows} {split}"
+    return None

@@ -303,7 +303,7 @@ def test_the_same_recipe_started_twice_at_once_trains_once(
 
 
 @pytest.mark.usefixtures("prefect_url")
-def test_a_broken_verifier_is_one_message_and_stops_who_reads_it(
+def test_a_broken_verifier_is_one_message_and_nothing_trains(
     workspace: Workspace, recipe_file: Path, start_vantage: Starter
 ) -> None:
     recipe_file.with_name("mine.py").write_text("def verify(prompt, response, answer)\n    return True\n")
@@ -322,7 +322,9 @@ def test_a_broken_verifier_is_one_message_and_stops_who_reads_it(
     assert "Traceback" not in told
     [record] = read_runs(workspace)
     statuses = {name: stage.status for name, stage in record.stages.items()}
-    assert (statuses["verifiers.mine"], statuses["evaluation"]) == ("failed", "blocked")
+    assert statuses["verifiers.mine"] == "failed"
+    assert {statuses[name] for name in record.recipe.stages} == {"blocked"}
+    assert record.stages["sft"].reason == "waits for verifiers.mine, which is failed"
 
 
 @pytest.mark.usefixtures("prefect_url")

@@ -201,7 +201,7 @@ def test_each_reader_has_the_verifiers_step_as_an_input(plain: dict[str, Any]) -
     plain["verifiers"] = {"mine": {"source": EXACT_MATCH}, "spare": {"source": EXACT_MATCH}}
     recipe = Recipe.model_validate(named_everywhere(plain, "mine"))
     inputs = dependencies(recipe)
-    assert inputs["verifiers.mine"] == {}
+    assert inputs["verifiers.mine"] == {"prompts.0": "data.tasks"}, "it is tried on what it will judge"
     assert "verifiers.spare" not in inputs
     assert warnings(recipe)[0] == "verifiers.spare: no stage reads it"
     read = {
@@ -224,8 +224,24 @@ def test_a_built_in_verifier_is_no_step(plain: dict[str, Any]) -> None:
         "reward.main.1": "arithmetic",
         "positive_verifier": "arithmetic",
     }
-    steps = {source for roles in dependencies(recipe).values() for source in roles.values()}
-    assert not [step for step in steps if step.startswith("verifiers")]
+    inputs = dependencies(recipe)
+    read = {source for roles in inputs.values() for source in roles.values()}
+    assert not [step for step in (*inputs, *read) if step.startswith("verifiers")]
+
+
+def test_a_built_in_verifier_is_tried_on_prompts_that_are_not_its_own_and_stands_in_nobodys_key(
+    plain: dict[str, Any],
+) -> None:
+    recipe = Recipe.model_validate(named_everywhere(plain, "arithmetic"))
+    plain["data"]["tasks"] = {"source": "questions.jsonl"}
+    foreign = Recipe.model_validate(plain)
+    assert dependencies(foreign) == {
+        **dependencies(recipe),
+        "verifiers.arithmetic": {"prompts.0": "data.tasks"},
+    }
+    work = ImportVerifier(verifier=Verifier(source="builtin:arithmetic"))
+    parts = parts_of(work, **{"prompts.0": digest("questions")})
+    assert parts["inputs"] == {"prompts.0": digest("questions")}
 
 
 # -- keys

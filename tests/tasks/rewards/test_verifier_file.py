@@ -104,30 +104,34 @@ def test_a_file_that_is_no_verifier(tmp_path: Path, text: str | bytes, told: str
     [
         "def verify(prompt, response, answer): return True",
         "def verify(prompt, response, answer=None): return True",
-        "def verify(p, r, a, strict=False): return True",
-        "def verify(*case): return True",
+        "def verify(response, prompt, answer): return (prompt, response, answer) == ('p', 'r', None)",
+        "def verify(answer, *, response, prompt): return (prompt, response, answer) == ('p', 'r', None)",
+        "def verify(prompt, response, answer, strict=False): return not strict",
+        "def verify(**case): return list(case.values()) == ['p', 'r', None]",
         "verify = lambda prompt, response, answer: True",
         "import functools\n@functools.cache\ndef verify(prompt, response, answer): return True",
     ],
 )
-def test_what_can_be_called_with_three_arguments(tmp_path: Path, definition: str) -> None:
+def test_arguments_come_by_name_in_whatever_order_they_are_defined(tmp_path: Path, definition: str) -> None:
     assert load(tmp_path, definition)("p", "r", None) is True
 
 
 @pytest.mark.parametrize(
     ("signature", "why"),
     [
-        ("(prompt, response)", "too many positional arguments"),
-        ("()", "too many positional arguments"),
-        ("(prompt, response, *, answer)", "too many positional arguments"),
+        ("(prompt, response)", "got an unexpected keyword argument 'answer'"),
+        ("()", "got an unexpected keyword argument 'prompt'"),
+        ("(p, r, a)", "missing a required argument: 'p'"),
+        ("(*case)", "got an unexpected keyword argument 'prompt'"),
         ("(prompt, response, answer, tolerance)", "missing a required argument: 'tolerance'"),
+        ("(question, response, answer)", "missing a required argument: 'question'"),
     ],
 )
 def test_what_cannot_is_refused_before_it_is(tmp_path: Path, signature: str, why: str) -> None:
     with pytest.raises(BrokenVerifier) as caught:
         load(tmp_path, f"def verify{signature}: ...\n")
     assert str(caught.value) == (
-        f"verifiers.gsm8k.function='verify' cannot be called with (prompt, response, answer): {why}; "
+        f"verifiers.gsm8k.function='verify' cannot be called with prompt, response and answer by these names: {why}; "
         "define def verify(prompt, response, answer)"
     )
 

@@ -96,7 +96,7 @@ def test_a_broken_file_is_refused_when_it_is_imported(tmp_path: Path) -> None:
     job = job_in(tmp_path / "import", ImportVerifier(verifier=Verifier(source=str(source))))
     with pytest.raises(
         BrokenVerifier,
-        match=r"verifiers.mine.function='verify' cannot be called with \(prompt, response, answer\)",
+        match=r"verifiers.mine.function='verify' cannot be called with prompt, response and answer by these names",
     ):
         run(job)
 

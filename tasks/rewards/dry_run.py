@@ -1,0 +1,84 @@
+"""A verifier is tried on the prompts that it will judge before anything trains."""
+
+from pathlib import Path
+
+from schemas.job import ImportVerifier, StageJob
+from schemas.recipe import EXACT_MATCH
+from tasks.data.rows import Row, read_rows
+from tasks.data.splits import SPLITS
+from tasks.rewards.verifiers import VERIFIERS, MissingAnswers, in_process, lack_of_answers
+
+ROWS = 4
+"""Of each side of each dataset."""
+
+PLACE = "prompts."
+"""What the roles of the datasets start with that the verifier will judge."""
+
+
+class ForeignPrompts(ValueError):
+    """Prompts that a built-in verifier does not know."""
+
+
+def try_verifier(job: StageJob) -> None:
+    """Ask the verifier that lies in ``job.output`` about the first prompts of each dataset.
+
+    Each prompt is asked about with its own answer, an empty text, and the prompt itself as the response; where some
+    rows lack an answer, one of those is among them. A built-in verifier is asked about every prompt.
+
+    Raises:
+        BrokenVerifier: a user's verifier fails, or does not say right or wrong.
+        MissingAnswers: it compares with answers, and some prompts have none.
+        ForeignPrompts: a built-in verifier cannot judge some prompt.
+    """
+    assert isinstance(job.work, ImportVerifier)
+    verifier = job.work.verifier
+    name = job.name.partition(".")[2]
+    folders = [folder for role, folder in sorted(job.inputs.items()) if role.startswith(PLACE)]
+    if name in VERIFIERS:
+        for folder in folders:
+            _try_built_in(name, folder)
+        return
+    if verifier.source == EXACT_MATCH:
+        for folder in folders:
+            _refuse_missing_answers(name, folder)
+    process = in_process(job.output, name=name)
+    try:
+        cases = [case for folder in folders for row in _first_rows(folder) for case in _cases(row)]
+        process.verdicts(cases or [("1 + 1?", "2", "2")])
+    finally:
+        process.close()
+
+
+def _try_built_in(name: str, folder: Path) -> None:
+    for split in SPLITS:
+        for number, row in enumerate(read_rows(folder, split), 1):
+            try:
+                VERIFIERS[name](row["prompt"], "", None)
+            except ValueError as error:
+                raise ForeignPrompts(
+                    f"verifiers.{name}: prompt {number} of {split}: {error}; judge these prompts by a verifier of your "
+                    "own (verifiers: in the recipe) or by a reward"
+                ) from None
+
+
+def _refuse_missing_answers(name: str, folder: Path) -> None:
+    if lack := lack_of_answers(folder):
+        raise MissingAnswers(
+            f"verifiers.{name} compares with answers, and {lack} prompts that it will judge have none; map them with "
+            "columns.answer of their data, or leave those rows out"
+        )
+
+
+def _first_rows(folder: Path) -> list[Row]:
+    rows = []
+    for split in SPLITS:
+        all_rows = read_rows(folder, split)
+        rows += all_rows[:ROWS]
+        rows += [row for row in all_rows[ROWS:] if row.get("answer") is None][:1]
+    return rows
+
+
+def _cases(row: Row) -> list[tuple[str, str, str | None]]:
+    prompt, answer = row["prompt"], row.get("answer")
+    responses = dict.fromkeys([*([] if answer is None else [answer]), "", prompt])
+    return [(prompt, response, answer) for response in responses]

@@ -1,0 +1,239 @@
+"""A recipe's own verifier in a process of its own, kept for all batches of a stage.
+
+Whatever the code does there (a loop without end, a crash in C, ``os._exit``, prints without end) ends that process and
+nothing else, and is told as the verifier's, with the line where it stood.
+"""
+
+import json
+import os
+import re
+import selectors
+import signal
+import subprocess
+import sys
+import time
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from tasks.rewards.verifier_file import BrokenVerifier, shown_case
+from tasks.rewards.verifier_worker import READY, RIGHT, WRONG
+
+CALL_SECONDS = 30.0
+"""How long one call may take; what needs longer belongs into the data, as an answer."""
+LOAD_SECONDS = 120.0
+"""How long the file may take to be run: what it imports may be large."""
+MAX_PRINTED = 2**20
+"""Bytes that one call may print."""
+
+_STACK_SECONDS = 2.0
+_LOOK_SECONDS = 0.5
+_OURS = Path(__file__).parents[2]
+
+Case = tuple[str, str, str | None]
+"""(prompt, response, the row's answer or None)"""
+
+
+class VerifierProcess:
+    """Judges as the function in the process does; the process is started by the first call."""
+
+    def __init__(self, configuration: Mapping[str, Any], *, name: str, function: str) -> None:
+        """Hold what is needed to start the process.
+
+        Args:
+            configuration: for ``tasks.rewards.verifier_worker``: ``file`` and ``function``, or ``extract``.
+            name: what the recipe calls the verifier.
+            function: what is named where it is at fault.
+        """
+        self._configuration = dict(configuration)
+        self._name, self._function = name, function
+        self._running: _Running | None = None
+
+    def __call__(self, prompt: str, response: str, answer: str | None) -> bool:
+        """Right or wrong; see ``verdicts``."""
+        return self.verdicts([(prompt, response, answer)])[0]
+
+    def verdicts(self, cases: Sequence[Case]) -> list[bool]:
+        """Right or wrong, case by case.
+
+        Raises:
+            BrokenVerifier: the verifier cannot be loaded, raises, returns something else than right or wrong, takes too
+                long, prints too much, or ends its process.
+        """
+        if not cases:
+            return []
+        with self._killed_when_anything_breaks_off():
+            if self._running is None:
+                self._running = _Running(self._configuration, self._name)
+                self._load(self._running)
+            self._running.ask(cases)
+            told = [self._verdict(self._running, case) for case in cases]
+            self._running.look(0.0)  # what it has printed
+            return told
+
+    def close(self) -> None:
+        """End the process; another call would start a new one."""
+        if self._running is not None:
+            self._running.end()
+            self._running = None
+
+    def _load(self, running: "_Running") -> None:
+        reply = running.reply(LOAD_SECONDS)
+        if reply != READY:
+            raise self._broken(running, reply, "running the file", LOAD_SECONDS, "")
+
+    def _verdict(self, running: "_Running", case: Case) -> bool:
+        reply = running.reply(CALL_SECONDS)
+        if reply in (RIGHT, WRONG):
+            return reply == RIGHT
+        raise self._broken(running, reply, self._function, CALL_SECONDS, f" for {shown_case(*case)}")
+
+    def _broken(
+        self, running: "_Running", reply: "bytes | _NoReply", what: str, seconds: float, case: str
+    ) -> BrokenVerifier:
+        """What the reply, or the lack of one, means."""
+        if isinstance(reply, bytes):
+            return BrokenVerifier(json.loads(reply))
+        about = f"verifiers.{self._name}: {what}"
+        if reply.printed:
+            return BrokenVerifier(
+                f"{about} printed more than {MAX_PRINTED} bytes{case}; print nothing, or less"
+            )
+        if reply.status is None:
+            place = running.place_of_hang()
+            return BrokenVerifier(f"{about} did not end within {seconds:g} s{place}{case}; make it faster")
+        ended = (
+            f"was ended by {signal.Signals(-reply.status).name}"
+            if reply.status < 0
+            else f"ended its process (exit code {reply.status})"
+        )
+        return BrokenVerifier(f"{about} {ended}{running.place()}{case}; mend the verifier")
+
+    @contextmanager
+    def _killed_when_anything_breaks_off(self) -> Iterator[None]:
+        """Verdicts that nobody has read, because a request to stop came in between, must not answer the next batch."""
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
+
+
+class _NoReply:
+    """The process printed too much, has ended with a status, or (both unset) took too long."""
+
+    def __init__(self, *, status: int | None = None, printed: bool = False) -> None:
+        self.status = status
+        self.printed = printed
+
+
+class _Running:
+    """The process and its pipes."""
+
+    def __init__(self, configuration: Mapping[str, Any], name: str) -> None:
+        asked, self._requests = os.pipe()
+        self._replies, told = os.pipe()
+        command = [sys.executable, "-m", "tasks.rewards.verifier_worker", str(asked), str(told), name]
+        self._process = subprocess.Popen(
+            [*command, json.dumps(configuration)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            pass_fds=(asked, told),
+            process_group=0,  # so that what it starts can be ended with it
+            env={**os.environ, "PYTHONSAFEPATH": "1", "PYTHONPATH": _path()},
+        )
+        os.close(asked)
+        os.close(told)
+        assert self._process.stdout is not None, "opened as a pipe"
+        self._output = self._process.stdout.fileno()
+        self._selector = selectors.DefaultSelector()
+        for descriptor in (self._replies, self._output):
+            os.set_blocking(descriptor, False)
+            self._selector.register(descriptor, selectors.EVENT_READ)
+        os.set_blocking(self._requests, False)
+        self._to_send = memoryview(b"")
+        self._told = b""
+        self._tail = b""
+        self._printed = 0
+        self.end = weakref.finalize(
+            self, _end, self._process, self._selector, (self._requests, self._replies)
+        )
+
+    def ask(self, cases: Sequence[Case]) -> None:
+        """Send a batch, as far as the process takes it for now."""
+        self._to_send = memoryview(json.dumps(cases).encode() + b"\n")
+        self._selector.register(self._requests, selectors.EVENT_WRITE)
+
+    def reply(self, seconds: float) -> bytes | _NoReply:
+        """The next line of the process, which may take so long for it."""
+        deadline = time.monotonic() + seconds
+        self._printed = 0
+        while b"\n" not in self._told:
+            status = self._process.poll()  # before the last look: what it said before its end is read
+            self.look(min(_LOOK_SECONDS, max(0.0, deadline - time.monotonic())))
+            if self._printed > MAX_PRINTED:
+                return _NoReply(printed=True)
+            if b"\n" not in self._told and status is not None:
+                return _NoReply(status=status)
+            if b"\n" not in self._told and time.monotonic() >= deadline:
+                return _NoReply()
+        line, _, self._told = self._told.partition(b"\n")
+        return line + b"\n"
+
+    def place_of_hang(self) -> str:
+        """Where the code stands now: faulthandler writes it from C, whatever the code does."""
+        with suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGUSR1)
+        deadline = time.monotonic() + _STACK_SECONDS
+        while not self.place() and time.monotonic() < deadline:
+            self.look(0.1)
+        return self.place()
+
+    def place(self) -> str:
+        """The innermost line of the user's file in the stack that faulthandler has written; empty: none."""
+        lines = re.findall(rb'File "[^"]*[/"]verifier\.py", line (\d+) in (\S+)', self._tail)
+        return f" (line {int(lines[0][0])}, in {lines[0][1].decode(errors='replace')})" if lines else ""
+
+    def look(self, seconds: float) -> None:
+        """Send, and take in what has come; waits for so long where nothing has."""
+        for key, _ in self._selector.select(seconds):
+            if key.fd == self._requests:
+                self._send()
+                continue
+            data = os.read(key.fd, 2**16)
+            if not data:
+                self._selector.unregister(key.fd)
+            elif key.fd == self._replies:
+                self._told += data
+            else:
+                self._printed += len(data)
+                self._tail = (self._tail + data)[-(2**16) :]
+                sys.stderr.write(data.decode(errors="replace"))
+
+    def _send(self) -> None:
+        try:
+            self._to_send = self._to_send[os.write(self._requests, self._to_send) :]
+        except BrokenPipeError:  # it has ended, which is found out by asking for the reply
+            self._to_send = memoryview(b"")
+        if not self._to_send:
+            self._selector.unregister(self._requests)
+
+
+def _path() -> str:
+    return os.pathsep.join([str(_OURS), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
+def _end(
+    process: "subprocess.Popen[bytes]", selector: selectors.BaseSelector, descriptors: tuple[int, ...]
+) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    selector.close()
+    for descriptor in descriptors:
+        os.close(descriptor)
+    if process.stdout is not None:
+        process.stdout.close()

@@ -1,0 +1,100 @@
+"""A verifier is asked about the prompts that it will judge before anything trains."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schemas.job import ImportVerifier, StageJob
+from schemas.recipe import EXACT_MATCH, Generation, Verifier
+from tasks.data.rows import write_rows
+from tasks.data.splits import SPLITS
+from tasks.import_verifier import run
+from tasks.rewards.dry_run import ForeignPrompts
+from tasks.rewards.verifier_file import BrokenVerifier
+from tasks.rewards.verifiers import MissingAnswers
+
+
+def dataset(folder: Path, **rows: list[dict[str, Any]]) -> Path:
+    folder.mkdir()
+    for split in SPLITS:
+        write_rows(folder, split, rows.get(split, [{"prompt": f"{split}?", "answer": "7"}]))
+    return folder
+
+
+def job_of(folder: Path, verifier: Verifier, *datasets: Path, name: str = "mine") -> StageJob:
+    (folder / "output").mkdir()
+    return StageJob(
+        run_id="r",
+        name=f"verifiers.{name}",
+        attempt=1,
+        stage_key="0" * 64,
+        seed=0,
+        work=ImportVerifier(verifier=verifier),
+        generation=Generation(),
+        inputs={f"prompts.{number}": data for number, data in enumerate(datasets)},
+        scratch=folder,
+        output=folder / "output",
+    )
+
+
+def own(folder: Path, body: str) -> Verifier:
+    source = folder / "mine.py"
+    source.write_text(f"import json, pathlib\ndef verify(response, answer, prompt):\n    {body}\n")
+    return Verifier(source=str(source))
+
+
+def test_it_is_asked_about_the_first_rows_of_every_side_of_every_dataset(tmp_path: Path) -> None:
+    many = [{"prompt": f"p{n}", "answer": None if n in (40, 50) else str(n)} for n in range(60)]
+    one, two = dataset(tmp_path / "one", train=many), dataset(tmp_path / "two")
+    asked = tmp_path / "asked.jsonl"
+    body = f"pathlib.Path({str(asked)!r}).open('a').write(json.dumps([prompt, response, answer]) + chr(10)); return True"
+    run(job_of(tmp_path, own(tmp_path, body), one, two))
+    cases = [tuple(json.loads(line)) for line in asked.read_text().splitlines()]
+    assert ("p0", "0", "0") in cases and ("p0", "", "0") in cases and ("p0", "p0", "0") in cases
+    assert ("p40", "", None) in cases, "the first row without an answer is among them"
+    assert {prompt for prompt, _, _ in cases} == {
+        "p0",
+        "p1",
+        "p2",
+        "p3",
+        "p40",
+        "train?",
+        "validation?",
+        "test?",
+    }
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ("return 0.5", "verifiers.mine: verify returned 0.5 (a float) for prompt 'train?'"),
+        ("return response.split()[0] == answer", "verifiers.mine: verify raised IndexError"),
+        ("return answer == 7 or None", "verifiers.mine: verify returned None (a NoneType)"),
+        ("import os; os._exit(1)", "verifiers.mine: verify ended its process (exit code 1)"),
+    ],
+)
+def test_what_would_fail_after_hours_of_training_fails_now(tmp_path: Path, body: str, told: str) -> None:
+    with pytest.raises(BrokenVerifier) as broken:
+        run(job_of(tmp_path, own(tmp_path, body), dataset(tmp_path / "data")))
+    assert str(broken.value).startswith(told)
+
+
+def test_a_comparison_with_answers_that_are_missing_is_refused_now(tmp_path: Path) -> None:
+    data = dataset(tmp_path / "data", test=[{"prompt": "p", "answer": "1"}, {"prompt": "q", "answer": None}])
+    with pytest.raises(MissingAnswers, match="1 of the 2 test prompts that it will judge have none"):
+        run(job_of(tmp_path, Verifier(source=EXACT_MATCH), data))
+
+
+def test_a_built_in_verifier_refuses_prompts_of_another_task(tmp_path: Path) -> None:
+    known = dataset(tmp_path / "known", **{split: [{"prompt": "3 a+4?"}] for split in SPLITS})
+    run(job_of(tmp_path, Verifier(source="builtin:arithmetic"), known, name="arithmetic"))
+    rows = [{"prompt": "3 a+4?"}, {"prompt": "Who wrote Faust?"}]
+    foreign = dataset(tmp_path / "foreign", **dict.fromkeys(SPLITS, rows))
+    (tmp_path / "again").mkdir()
+    with pytest.raises(
+        ForeignPrompts,
+        match=r"verifiers.arithmetic: prompt 2 of train: prompt='Who wrote Faust\?' is not a problem",
+    ):
+        run(job_of(tmp_path / "again", Verifier(source="builtin:arithmetic"), foreign, name="arithmetic"))

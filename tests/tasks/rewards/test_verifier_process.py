@@ -1,0 +1,172 @@
+"""Code of a user's that does its worst: the stage goes on living, and the verifier is at fault, with its line."""
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tasks.rewards import verifier_process
+from tasks.rewards.verifier_file import BrokenVerifier
+from tasks.rewards.verifier_process import VerifierProcess
+
+CASE = ("1+1?", "2", "2")
+SHOWN = "for prompt '1+1?', response '2', answer '2'; "
+
+
+@pytest.fixture
+def verifier(tmp_path: Path) -> Iterator[VerifierProcess]:
+    process = VerifierProcess(
+        {"file": str(tmp_path / "verifier.py"), "function": "verify"}, name="mine", function="verify"
+    )
+    yield process
+    process.close()
+
+
+def define(folder: Path, body: str, *, before: str = "") -> None:
+    (folder / "verifier.py").write_text(f"{before}\ndef verify(prompt, response, answer):\n    {body}\n")
+
+
+def refusal(verifier: VerifierProcess) -> str:
+    with pytest.raises(BrokenVerifier) as broken:
+        verifier(*CASE)
+    assert "\n" not in str(broken.value)
+    return str(broken.value)
+
+
+def test_batches_are_judged_by_one_process_that_keeps_its_state(
+    tmp_path: Path, verifier: VerifierProcess
+) -> None:
+    define(tmp_path, "seen.append(os.getpid()); return len(set(seen)) == 1 and response == answer and os.getpid() != ours",
+           before=f"import os\nseen = []\nours = {os.getpid()}")  # fmt: skip
+    cases = [("p", str(n), str(n % 2)) for n in range(1000)]
+    expected = [n < 2 for n in range(1000)]
+    assert verifier.verdicts(cases) == expected
+    assert verifier.verdicts(cases) == expected
+    assert verifier.verdicts([]) == []
+
+
+def test_any_text_arrives_as_it_is(tmp_path: Path, verifier: VerifierProcess) -> None:
+    texts = ["", "\n", "\x00\x1b[2J", "نص 中文 🙂", "\ud800", '"\\', "x" * 500_000]
+    define(tmp_path, "return prompt == response and (answer is None) == (prompt == '')")
+    assert verifier.verdicts([(text, text, text or None) for text in texts]) == [True] * len(texts)
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ("import os; os._exit(3)", f"verify ended its process (exit code 3) {SHOWN}mend the verifier"),
+        ("import os; os._exit(0)", f"verify ended its process (exit code 0) {SHOWN}mend the verifier"),
+        ("import sys; sys.exit(3)", "verify raised SystemExit: 3 (line 3: import sys; sys.exit(3)) for"),
+        ("raise KeyboardInterrupt", "verify raised KeyboardInterrupt"),
+        ("import ctypes; ctypes.string_at(0)", f"verify was ended by SIGSEGV (line 3, in verify) {SHOWN}"),
+        ("import os; os.abort()", "verify was ended by SIGABRT (line 3, in verify)"),
+        ("import os; os.kill(os.getpid(), 9)", f"verify was ended by SIGKILL {SHOWN}"),
+        ("print('x' * 10**9); return True", f"verify printed more than 1048576 bytes {SHOWN}"),
+        ("raise ValueError('x' * 10**8)", "verify raised ValueError: xxx"),
+        ("return 'x' * 10**8", "verify returned 'xxx"),
+        ("return 0.5", f"verify returned 0.5 (a float) {SHOWN}a verifier says right or wrong"),
+        ("class T:\n        def __repr__(self): raise OSError\n    return T()", "verify returned (a T) (a T) for"),
+    ],
+)  # fmt: skip
+def test_what_ends_or_breaks_the_process_is_told_as_the_verifiers(
+    tmp_path: Path, verifier: VerifierProcess, body: str, told: str
+) -> None:
+    define(tmp_path, body)
+    message = refusal(verifier)
+    assert message.startswith(f"verifiers.mine: {told}")
+    assert len(message) < 1000
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "while True: pass",
+        "import time; time.sleep(1000)",
+        "return 10**(10**9) > 0",  # in C, which no signal handler of Python's interrupts
+        "import re; return bool(re.match('(a+)+b', 'a' * 60))",
+        "import os\n    while True: os.fork() or os.setsid() or os._exit(0)",
+        "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 64))\n    while True: pass",
+    ],
+)
+def test_a_call_without_end_is_ended(
+    tmp_path: Path, verifier: VerifierProcess, body: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verifier_process, "CALL_SECONDS", 1.0)
+    define(tmp_path, body)
+    began = time.monotonic()
+    message = refusal(verifier)
+    assert time.monotonic() - began < 60
+    assert message.startswith("verifiers.mine: verify did not end within 1 s")
+    assert message.endswith(f"{SHOWN}make it faster")
+    if "sigmask" not in body and "fork" not in body:
+        assert "(line 3, in verify)" in message
+    assert not [child for child in psutil.Process().children(recursive=True) if child.status() != "zombie"]
+
+
+def test_the_time_is_that_of_one_call_and_not_of_a_batch(
+    tmp_path: Path, verifier: VerifierProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verifier_process, "CALL_SECONDS", 2.0)
+    define(tmp_path, "import time; time.sleep(0.3); return True")
+    assert verifier.verdicts([CASE] * 10) == [True] * 10
+
+
+@pytest.mark.parametrize(
+    ("before", "told"),
+    [
+        ("while True: pass", "running the file did not end within 1 s (line 1, in <module>); make it faster"),
+        ("import os; os._exit(7)", "running the file ended its process (exit code 7); mend the verifier"),
+        ("import ctypes; ctypes.string_at(0)", "running the file was ended by SIGSEGV (line 1, in <module>)"),
+        ("print('x' * 10**8)", "running the file printed more than"),
+    ],
+)
+def test_a_file_that_does_its_worst_as_it_is_run(
+    tmp_path: Path, verifier: VerifierProcess, before: str, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verifier_process, "LOAD_SECONDS", 1.0 if "while" in before else 60.0)
+    define(tmp_path, "return True", before=before)
+    assert refusal(verifier).startswith(f"verifiers.mine: {told}")
+
+
+def test_after_a_fault_a_new_process_answers_and_never_with_verdicts_of_the_batch_before(
+    tmp_path: Path, verifier: VerifierProcess
+) -> None:
+    define(tmp_path, "if prompt == 'raise': raise OSError\n    return response == answer")
+    with pytest.raises(BrokenVerifier):
+        verifier.verdicts([("p", "1", "1"), ("raise", "", ""), ("p", "1", "1")])
+    assert verifier.verdicts([("p", "1", "2"), ("p", "2", "2")]) == [False, True]
+
+
+def test_what_it_prints_is_passed_on(
+    tmp_path: Path, verifier: VerifierProcess, capsys: pytest.CaptureFixture[str]
+) -> None:
+    define(tmp_path, "print('seen', response); return True")
+    verifier(*CASE)
+    verifier(*CASE)
+    assert "seen 2\n" in capsys.readouterr().err
+
+
+def test_an_expression_without_end_is_ended_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verifier_process, "CALL_SECONDS", 1.0)
+    compare = VerifierProcess({"extract": "((?:a+)+)b"}, name="mine", function="builtin:exact_match")
+    assert compare.verdicts([("p", "aab", "aa"), ("p", "b", "aa")]) == [True, False]
+    with pytest.raises(
+        BrokenVerifier, match="verifiers.mine: builtin:exact_match did not end within 1 s for prompt"
+    ):
+        compare("p", "a" * 60, "a")
+    compare.close()
+
+
+def test_nothing_is_left_when_its_owner_is_gone(tmp_path: Path) -> None:
+    define(tmp_path, "return True")
+    process = VerifierProcess(
+        {"file": str(tmp_path / "verifier.py"), "function": "verify"}, name="mine", function="verify"
+    )
+    assert process(*CASE)
+    before = psutil.Process().children()
+    del process
+    gone, _ = psutil.wait_procs(before, timeout=10)
+    assert before and len(gone) == len(before)
