@@ -101,9 +101,8 @@ def scores_and_logprobs(
 
 def _last_positions(sequences: Sequences) -> Tensor:
     """Where (B, 1) the last valid token of each response stands."""
-    lengths = sequences.lengths
-    _refuse_empty(lengths)
-    return (sequences.prompt_lengths + lengths - 1)[:, None]
+    _refuse_empty(sequences.lengths)
+    return sequences.last_positions[:, None]
 
 
 def values(model: ScalarModel, sequences: Sequences) -> Tensor:
@@ -115,6 +114,18 @@ def values(model: ScalarModel, sequences: Sequences) -> Tensor:
     _refuse_empty(sequences.lengths)
     result = model(sequences.input_ids, sequences.attention_mask, sequences.response_positions)
     return torch.where(sequences.response_mask, result, result.new_zeros(()))
+
+
+def values_and_final(model: ScalarModel, sequences: Sequences) -> tuple[Tensor, Tensor]:
+    """`values`, and the value (B,) of each whole response: what has seen its last token too; one pass.
+
+    Raises:
+        ValueError: a response has no token.
+    """
+    positions = torch.cat([sequences.response_positions, _last_positions(sequences)], dim=1)
+    result = model(sequences.input_ids, sequences.attention_mask, positions)
+    per_token = torch.where(sequences.response_mask, result[:, :-1], result.new_zeros(()))
+    return per_token, result[:, -1]
 
 
 def reward_from_policy(folder: Path, *, seed: int, dtype: torch.dtype = torch.float32) -> ScalarModel:

@@ -29,6 +29,8 @@ class LogProbs:
     """Nats: what the reference says of the same tokens, without a gradient; None without a reference."""
     values: Tensor | None = None
     """V_t read where the logits of token t are; None without a value head."""
+    final_values: Tensor | None = None
+    """(B,): the value of each whole response, read at its last token; None unless asked for."""
 
 
 def response_logprobs(
@@ -39,6 +41,7 @@ def response_logprobs(
     with_entropy: bool = False,
     reference: PreTrainedModel | None = None,
     value_head: nn.Linear | None = None,
+    with_final_values: bool = False,
     chunk_tokens: int | None = None,
 ) -> LogProbs:
     """Score each response token under softmax(logits / temperature), the distribution that `sample` draws from.
@@ -48,7 +51,7 @@ def response_logprobs(
 
     With a `reference`, also Σ_v π(v)·(log π(v) − log π_ref(v)) at each token, both under the temperature; no gradient
     reaches the reference. With a `value_head`, also what it reads from the policy's own last hidden states, with
-    gradients to head and trunk.
+    gradients to head and trunk; `with_final_values`, at the last token of each response too.
 
     Raises:
         ValueError: temperature is not above 0, or the reference has another number of logits than the policy.
@@ -59,7 +62,8 @@ def response_logprobs(
         _check_same_vocabulary(model, reference)
     rows, steps = sequences.response_mask.nonzero(as_tuple=True)
     places = rows, sequences.response_positions[rows, steps]
-    hidden = _hidden_states(model, sequences)[places]
+    states = _hidden_states(model, sequences)
+    hidden = states[places]
     of_reference = None
     if reference is not None:
         with torch.no_grad():
@@ -80,7 +84,11 @@ def response_logprobs(
         zeros = tokens.new_zeros(sequences.response_mask.shape)
         return zeros.index_put((rows, steps), tokens)
 
-    return LogProbs(**{name: spread(tokens) for name, tokens in vars(said).items() if tokens is not None})
+    spread_out = {name: spread(tokens) for name, tokens in vars(said).items() if tokens is not None}
+    if value_head is not None and with_final_values:
+        ends = torch.arange(len(sequences), device=states.device), sequences.last_positions
+        spread_out["final_values"] = read_scalars(states[ends], value_head)
+    return LogProbs(**spread_out)
 
 
 def token_logprobs(
@@ -93,7 +101,7 @@ def token_logprobs(
     reference: tuple[Tensor, OutputHead] | None = None,
     chunk_tokens: int | None = None,
 ) -> LogProbs:
-    """What hidden states (N, H) and their head say of `targets` (N,): all of `LogProbs` but values, (N,) each.
+    """What hidden states (N, H) and their head say of `targets` (N,): all of `LogProbs` but the values, (N,) each.
 
     Logits come in the weights' type (or autocast's) as the model itself would give them; what follows is float32.
 

@@ -42,6 +42,11 @@ class Sequences:
         steps = torch.arange(self.response_ids.shape[1], device=self.prompt_lengths.device)
         return (self.prompt_lengths[:, None] - 1 + steps).clamp(max=self.input_ids.shape[1] - 1)
 
+    @property
+    def last_positions(self) -> Tensor:
+        """(B,): where the last token of each sequence stands; it has seen the whole response."""
+        return self.prompt_lengths + self.lengths - 1
+
     def select(self, indices: slice | Tensor | Sequence[int]) -> "Sequences":
         """The sequences at `indices` (in that order, repeats allowed), trimmed to the width that they need."""
         if isinstance(indices, slice):

@@ -99,6 +99,13 @@ class Algorithm(Returns):
     """α of λ_policy(l) = 1 − 1/(α·l) for a response of l tokens (VAPO, arXiv 2504.05118 eq. 4-5)."""
     lambda_value: Probability = 0.95
     """λ of the critic's targets; 1 makes them Monte-Carlo returns (VC-PPO's decoupled GAE)."""
+    gae_horizon: _Count | None = None
+    """Tokens after which GAE's sum stops, with the critic's value there (PPO, arXiv 1707.06347 eq. 10-11), in the
+    policy's advantages and the critic's targets; with λ = 1 these are n-step returns. None: the whole response."""
+    bootstrap_truncated: Switch = False
+    """What would follow a response that was cut off counts as the critic's value of it, not as 0, in the policy's
+    advantages and the critic's targets. Value pretraining and explained variance keep to Monte-Carlo returns, which
+    end at the cut: a target with the critic's own prediction in it is no measure of that critic."""
     whiten_advantages: Switch = False
     """Shift and scale the advantages of a rollout to mean 0 and standard deviation 1 over the tokens that the policy
     learns from: without those that ``overlong_filter`` leaves out."""
@@ -217,6 +224,20 @@ class Algorithm(Returns):
             raise ValueError(
                 "drop_uniform_groups drops every group of samples_per_prompt=1; raise samples_per_prompt"
             )
+
+    @rule
+    def _what_asks_the_critic_needs_one(self) -> None:
+        if self.advantage == "gae":
+            return
+        for name, asked, off in (
+            ("gae_horizon", self.gae_horizon is not None, "null"),
+            ("bootstrap_truncated", self.bootstrap_truncated, "false"),
+        ):
+            if asked:
+                raise ValueError(
+                    f"{name}={str(getattr(self, name)).lower()} puts a critic's value in the place of what follows, and "
+                    f"advantage={self.advantage} has no critic; use advantage: gae, or {name}: {off}"
+                )
 
     @rule
     def _a_shared_trunk_is_for_values(self) -> None:

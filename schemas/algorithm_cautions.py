@@ -20,6 +20,8 @@ def algorithm_warnings(recipe: Recipe, name: str, stage: PolicyOptimization) -> 
     return [
         *_critic(recipe, name, stage),
         *_zero_lambda(recipe, name, stage),
+        *_horizon_beyond_the_end(recipe, name, stage),
+        *_cut_off_twice(recipe, name, stage),
         *_uncentred_threshold(recipe, name, stage),
         *_unclipped(name, stage),
         *_groups_that_never_agree(recipe, name, stage),
@@ -113,6 +115,23 @@ def _zero_lambda(recipe: Recipe, name: str, stage: PolicyOptimization) -> Iterat
         yield (
             f"stages.{name}.algorithm.length_adaptive_alpha: {alpha:g} makes λ = 1 − 1/(α·l) zero for {extent} "
             f"(VAPO, arXiv 2504.05118 eq. 4-5), and the longest have {longest}; short tasks need a larger α"
+        )
+
+
+def _horizon_beyond_the_end(recipe: Recipe, name: str, stage: PolicyOptimization) -> Iterator[str]:
+    horizon, longest = stage.algorithm.gae_horizon, recipe.generation.max_response_tokens
+    if horizon is not None and horizon >= longest:
+        yield (
+            f"stages.{name}.algorithm.gae_horizon: {horizon} cuts no sum short, since no response has more than "
+            f"{longest} tokens (generation.max_response_tokens); lower it, or leave gae_horizon out"
+        )
+
+
+def _cut_off_twice(recipe: Recipe, name: str, stage: PolicyOptimization) -> Iterator[str]:
+    if stage.algorithm.bootstrap_truncated and recipe.rewards[stage.reward].missing_eos is not None:
+        yield (
+            f"stages.{name}.algorithm.bootstrap_truncated: rewards.{stage.reward}.missing_eos makes the cut the end of a "
+            "response and pays for it, and the bootstrap adds the value of going on; use one of the two"
         )
 
 

@@ -221,7 +221,8 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "explained_variance", "1",
         "1 − Var(G − V)/Var(G) over all valid tokens at once, against Monte-Carlo returns G. value_pretraining: "
-        "on responses to test prompts, of the critic that is kept; policy_optimization: on the rollout, before it is trained on. "
+        "on responses to test prompts, of the critic that is kept; policy_optimization: on the rollout, before it is trained "
+        "on; what was cut off ends there, also under bootstrap_truncated. "
         "1 is a perfect critic, 0 a constant; undefined where returns do not vary.",
         headline=("value_pretraining",), curve=("policy_optimization",),
     ),
@@ -362,7 +363,7 @@ METRICS: tuple[Metric, ...] = (
         "sampler_gap", "nats/token",
         "Mean over valid tokens of |Δ|, Δ = the trainer's less the sampler's log-probability of the sampled token, before "
         "any update: 0 but for rounding. Of the rollout; in best_of_n of the first minibatch. Above 0.001 in float32, or "
-        "0.05 in bfloat16, the stage stops.",
+        "0.1 in bfloat16, the stage stops.",
         curve=SCORED,
     ),
     Metric(
@@ -396,7 +397,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric(
         "ratio_deviation_first", "1",
-        "The same at the first optimiser step after the rollout: 0 but for rounding. Above 0.001 in float32, or 0.05 in "
+        "The same at the first optimiser step after the rollout: 0 but for rounding. Above 0.001 in float32, or 0.1 in "
         "bfloat16, the stage stops before that step.",
         curve=("policy_optimization",),
     ),

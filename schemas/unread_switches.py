@@ -23,6 +23,9 @@ def _unread(switches: Algorithm) -> dict[str, tuple[str, str]]:
         why = f"by advantage={advantage}, which has no critic"
         critic = ("lambda_policy", "lambda_value", "length_adaptive_alpha", "value_clip_range")
         found |= dict.fromkeys(critic, (why, "set advantage: gae"))
+    elif switches.gae_horizon == 1:
+        lambdas = ("lambda_policy", "lambda_value", "length_adaptive_alpha")
+        found |= dict.fromkeys(lambdas, ("while gae_horizon is 1, a single step", "raise gae_horizon"))
     elif switches.length_adaptive_alpha is not None:
         found["lambda_policy"] = ("while length_adaptive_alpha is set", "set length_adaptive_alpha: null")
     if advantage in GROUPED:

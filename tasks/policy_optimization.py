@@ -174,13 +174,20 @@ def gather(
         moments=moments,
         kl_coef=state["kl_coef"],
         value_head=networks.value_head,
+        with_final_values=algorithm.bootstrap_truncated,
     )
     gap = compare_with_sampler(rollout.logprobs, rollout.sampled, precision=work.precision)
     greedy = sample_greedy(work, actors, prompts, filled.scored)
+    old_values, final_values = (
+        networks.values_and_final(rollout, actors)
+        if algorithm.bootstrap_truncated
+        else (networks.values(rollout, actors), None)
+    )
     estimates = estimate(
         rollout,
         algorithm,
-        old_values=networks.values(rollout, actors),
+        old_values=old_values,
+        final_values=final_values,
         greedy_scores=scaled_greedy(greedy, algorithm, moments, job),
         positive_verifier=positive_verifier,
     )

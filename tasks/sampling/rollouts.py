@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from algorithms.kl import kl_estimate
 from algorithms.rewards import RunningMoments, overlong_penalty, scale_scores, shape_rewards
 from models.chunks import chunks
-from models.heads import ScalarModel, values
+from models.heads import ScalarModel, values, values_and_final
 from models.logprobs import LogProbs, response_logprobs
 from models.prompts import decode_all
 from models.sampling import sample
@@ -89,6 +89,8 @@ class Rollout:
     """(B,T): −kl_coef · kl on every token, and the scaled score on the last."""
     values: Tensor | None = None
     """(B,T): what a value head on the sampling policy's trunk read, where there is one."""
+    final_values: Tensor | None = None
+    """(B,): what it read at the last token of each response, where that is asked for."""
 
     @property
     def sequences(self) -> Sequences:
@@ -212,6 +214,7 @@ def shape(
     moments: RunningMoments | None = None,
     kl_coef: float | None = None,
     value_head: nn.Linear | None = None,
+    with_final_values: bool = False,
 ) -> Rollout:
     """One reward per token: −β·KL on each, the scaled score on the last.
 
@@ -219,6 +222,7 @@ def shape(
         moments: of the scores so far, these included; read where ``returns`` scales.
         kl_coef: β as a controller has it now; None: that of ``returns``.
         value_head: on the policy's trunk, whose one pass then gives values too.
+        with_final_values: those after the last token of each response among them.
     """
     sequences, reference = scored.sampled.sequences, actors.reference
     wants_full_kl = returns.kl_kind == "full" and returns.kl_coef
@@ -228,6 +232,7 @@ def shape(
         actors,
         reference=reference if wants_full_kl else None,
         value_head=value_head,
+        with_final_values=with_final_values,
     )
     ref_logprobs = said.ref_logprobs
     if reference is not None and ref_logprobs is None:
@@ -242,7 +247,7 @@ def shape(
         kl_coef=returns.kl_coef if kl_coef is None else kl_coef,
         max_length=actors.codec.generation.max_response_tokens,
     )
-    return replace(rollout, values=said.values)
+    return replace(rollout, values=said.values, final_values=said.final_values)
 
 
 def paid(
@@ -298,6 +303,7 @@ def rollout_logprobs(
     *,
     reference: PreTrainedModel | None = None,
     value_head: nn.Linear | None = None,
+    with_final_values: bool = False,
 ) -> LogProbs:
     """What ``response_logprobs`` says of whole rollouts (B,T), in the numerics that training uses."""
 
@@ -309,6 +315,7 @@ def rollout_logprobs(
                 temperature=actors.codec.generation.temperature,
                 reference=reference,
                 value_head=value_head,
+                with_final_values=with_final_values,
             )
         return {name: tokens for name, tokens in vars(found).items() if tokens is not None}
 
@@ -332,6 +339,22 @@ def rollout_values(critic: ScalarModel, sequences: Sequences, actors: Actors) ->
     return gathered["values"]
 
 
+def rollout_values_and_final(
+    critic: ScalarModel, sequences: Sequences, actors: Actors
+) -> tuple[Tensor, Tensor]:
+    """``rollout_values``, and the value (B,) of each whole response, from the same pass."""
+
+    def predicted(micro: Sequences) -> dict[str, Tensor]:
+        with autocast(actors.precision, micro.input_ids.device):
+            found, final = values_and_final(critic, micro)
+        return {"values": found, "final_values": final}
+
+    gathered = per_token(
+        predicted, sequences, microbatch_size=actors.microbatch_size, computes="computing values"
+    )
+    return gathered["values"], gathered["final_values"]
+
+
 @torch.no_grad()
 def per_token(
     compute: Callable[[Sequences], dict[str, Tensor]],
@@ -340,7 +363,8 @@ def per_token(
     microbatch_size: int | None,
     computes: str,
 ) -> dict[str, Tensor]:
-    """``compute`` over micro-batches, each of its results gathered into float32 (B,T) with 0 outside the mask.
+    """``compute`` over micro-batches, its results gathered into float32: (b,T) into (B,T) with 0 outside the mask, and
+    one number for each response, (b,), into (B,).
 
     ``computes`` is what progress calls it.
     """
@@ -348,11 +372,16 @@ def per_token(
     for rows in chunks(len(sequences), microbatch_size):
         progress.phase(computes, rows.start, len(sequences))
         micro = sequences.select(rows)
-        for name, tokens in compute(micro).items():
+        for name, found in compute(micro).items():
+            per_response = found.dim() == 1
             if name not in gathered:
-                gathered[name] = torch.zeros(sequences.response_ids.shape, device=tokens.device)
-            whole, width = gathered[name], tokens.shape[1]
-            whole[rows, :width] = tokens.float().masked_fill(~micro.response_mask, 0.0)
+                shape = (len(sequences),) if per_response else sequences.response_ids.shape
+                gathered[name] = torch.zeros(shape, device=found.device)
+            if per_response:
+                gathered[name][rows] = found.float()
+            else:
+                kept = found.float().masked_fill(~micro.response_mask, 0.0)
+                gathered[name][rows, : found.shape[1]] = kept
     return gathered
 
 

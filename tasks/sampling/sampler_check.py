@@ -6,11 +6,11 @@ from algorithms.diagnostics import sampler_gap
 from tasks.sampling.rollouts import Sampled
 from tasks.training.optimization import Precision
 
-MAX_SAMPLER_GAP: dict[Precision, float] = {"float32": 1e-3, "bfloat16": 0.05}
+MAX_SAMPLER_GAP: dict[Precision, float] = {"float32": 1e-3, "bfloat16": 0.1}
 """Nats per token of mean |Δ| that rounding may explain, and as much of a mean |ρ − 1|.
 
-Measured on CPU: 2e-7 to 5e-6 in float32, 4e-5 to 0.02 in bfloat16 (docs/LOG.md). A trainer at temperature 1 of what
-was sampled at 0.7 is off by 0.3 and more.
+Measured on CPU: 2e-7 to 8e-6 in float32, 4e-5 to 0.03 in bfloat16 (docs/LOG.md). A trainer at temperature 1 of what
+was sampled at 0.7 is off by 0.16 to 0.33 on the same models.
 """
 
 _REMEDY: dict[Precision, str] = {

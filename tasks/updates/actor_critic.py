@@ -11,7 +11,7 @@ from models.folders import load_policy
 from models.heads import ScalarModel, fresh_value_head, load_critic
 from schemas.job import StageJob
 from schemas.recipe import PolicyOptimization
-from tasks.sampling.rollouts import Actors, Rollout, rollout_values
+from tasks.sampling.rollouts import Actors, Rollout, rollout_values, rollout_values_and_final
 from tasks.training.optimization import make_optimizer
 from tasks.training.seeds import derive_seed, stage_seed
 
@@ -35,6 +35,12 @@ class ActorCritic:
         if self.critic is None:
             return rollout.values
         return rollout_values(self.critic, rollout.sequences, actors)
+
+    def values_and_final(self, rollout: Rollout, actors: Actors) -> tuple[Tensor | None, Tensor | None]:
+        """The same, and the value (B,) of each whole response, of which that of one that was cut off goes on."""
+        if self.critic is None:
+            return rollout.values, rollout.final_values
+        return rollout_values_and_final(self.critic, rollout.sequences, actors)
 
 
 def load_actor_critic(job: StageJob, work: PolicyOptimization, device: torch.device) -> ActorCritic:

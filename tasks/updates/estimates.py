@@ -14,6 +14,7 @@ from algorithms.advantages import (
     length_adaptive_lambda,
     over_tokens,
     returns_to_go,
+    truncated_gae,
     whiten,
 )
 from algorithms.rewards import shape_rewards
@@ -50,6 +51,7 @@ def estimate(
     algorithm: Algorithm,
     *,
     old_values: Tensor | None = None,
+    final_values: Tensor | None = None,
     greedy_scores: Tensor | None = None,
     positive_verifier: Verifier | None = None,
 ) -> Estimates:
@@ -57,20 +59,22 @@ def estimate(
 
     Args:
         old_values: (B,T), of the critic; for ``advantage: gae``.
+        final_values: (B,), its values of the whole responses; for ``bootstrap_truncated``, which counts those of
+            the responses that were cut off.
         greedy_scores: (B,), scaled scores of the greedy responses to the same prompts; for ``greedy_baseline``.
         positive_verifier: the algorithm's, loaded, where it names one.
     """
     mask = rollout.sequences.response_mask
     policy_mask = mask & rollout.sampled.ended[:, None] if algorithm.overlong_filter else mask
-    advantages = _advantages(rollout, algorithm, old_values, greedy_scores)
+    ends = _ends(rollout, algorithm, final_values)
+    advantages = _advantages(rollout, algorithm, old_values, ends, greedy_scores)
     if algorithm.whiten_advantages and bool(policy_mask.any()):
         # what the filter took out of the loss has no say in mean and deviation either
         advantages = whiten(advantages, policy_mask)
     targets = None
     if old_values is not None:
         # decoupled GAE: a λ of its own for the critic, from the same values
-        of_value = gae(rollout.rewards, old_values, mask, gamma=algorithm.gamma, lam=algorithm.lambda_value)
-        targets = of_value + old_values
+        targets = old_values + _gae(rollout, algorithm, old_values, ends, lam=algorithm.lambda_value)
     return Estimates(
         advantages=advantages,
         policy_mask=policy_mask,
@@ -80,8 +84,31 @@ def estimate(
     )
 
 
+def _ends(rollout: Rollout, algorithm: Algorithm, final_values: Tensor | None) -> Tensor | None:
+    """What stands after the last token (B,): the critic's value of a response that was cut off, 0 of one that ended."""
+    if not algorithm.bootstrap_truncated:
+        return None
+    assert final_values is not None
+    return final_values.masked_fill(rollout.sampled.ended, 0.0)
+
+
+def _gae(
+    rollout: Rollout, algorithm: Algorithm, values: Tensor, ends: Tensor | None, *, lam: float | Tensor
+) -> Tensor:
+    mask, gamma = rollout.sequences.response_mask, algorithm.gamma
+    if algorithm.gae_horizon is None:
+        return gae(rollout.rewards, values, mask, gamma=gamma, lam=lam, final_values=ends)
+    return truncated_gae(
+        rollout.rewards, values, mask, gamma=gamma, lam=lam, horizon=algorithm.gae_horizon, final_values=ends
+    )
+
+
 def _advantages(
-    rollout: Rollout, algorithm: Algorithm, old_values: Tensor | None, greedy_scores: Tensor | None
+    rollout: Rollout,
+    algorithm: Algorithm,
+    old_values: Tensor | None,
+    ends: Tensor | None,
+    greedy_scores: Tensor | None,
 ) -> Tensor:
     mask, gamma = rollout.sequences.response_mask, algorithm.gamma
     if algorithm.advantage == "gae":
@@ -89,7 +116,7 @@ def _advantages(
         lam: float | Tensor = algorithm.lambda_policy
         if algorithm.length_adaptive_alpha is not None:
             lam = length_adaptive_lambda(rollout.sequences.lengths, alpha=algorithm.length_adaptive_alpha)
-        return gae(rollout.rewards, old_values, mask, gamma=gamma, lam=lam)
+        return _gae(rollout, algorithm, old_values, ends, lam=lam)
     if algorithm.advantage in GROUPED:
         of_responses = sequence_sums(rollout.rewards, mask)
         groups = torch.arange(len(of_responses), device=mask.device) // algorithm.samples_per_prompt

@@ -23,6 +23,7 @@ from models.heads import (
     value_from_policy,
     value_from_reward,
     values,
+    values_and_final,
 )
 from models.sequences import Sequences, collate
 
@@ -91,6 +92,19 @@ def test_a_value_has_seen_the_tokens_before_it_and_no_more(tiny: Path, sequences
         for t in range(4):
             expected = scalar_after(model, prompt + response[:t]) if t < len(response) else 0.0
             assert float(result[row, t].detach()) == pytest.approx(expected, abs=1e-5), (row, t)
+
+
+def test_the_value_of_a_whole_response_has_seen_its_last_token(tiny: Path, sequences: Sequences) -> None:
+    model = value_from_policy(tiny, seed=5)
+    with torch.no_grad():
+        model.head.bias.fill_(0.5)
+    per_token, final = values_and_final(model, sequences)
+    torch.testing.assert_close(per_token, values(model, sequences))
+    expected = [
+        scalar_after(model, prompt + response) for prompt, response in zip(PROMPTS, RESPONSES, strict=True)
+    ]
+    assert final.tolist() == pytest.approx(expected, abs=1e-5)
+    assert final.dtype == torch.float32
 
 
 def test_transformers_loads_a_reward_model_and_gives_the_same_raw_score(

@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from algorithms.kl import full_kl
-from models.heads import ScalarModel, values
+from models.heads import ScalarModel, scores, values
 from models.logprobs import response_logprobs, token_logprobs
 from models.output_head import OutputHead
 from models.sequences import Sequences, collate
@@ -470,6 +470,19 @@ def test_values_on_the_shared_trunk_are_those_of_a_value_model_with_the_same_tru
     assert result is not None
     torch.testing.assert_close(result, values(ScalarModel(model.base_model, head), sequences))
     assert not result[~sequences.response_mask].any()
+
+
+def test_the_value_of_a_whole_response_comes_from_the_same_pass_where_it_is_asked_for() -> None:
+    model, head, sequences = build("llama", torch.float32), value_head(), batch().select([0, 1, 2])
+    without = response_logprobs(model, sequences, temperature=TEMPERATURE, value_head=head)
+    assert without.final_values is None
+    found = response_logprobs(
+        model, sequences, temperature=TEMPERATURE, value_head=head, with_final_values=True
+    )
+    assert found.values is not None and without.values is not None and found.final_values is not None
+    assert torch.equal(found.values, without.values)
+    expected = scores(ScalarModel(model.base_model, head), sequences)
+    torch.testing.assert_close(found.final_values, expected)
 
 
 def test_one_pass_gives_log_probabilities_and_values_the_gradients_of_two() -> None:

@@ -16,6 +16,7 @@ OFF: dict[str, Any] = {
     "kl_penalty_kind": "k3", "kl_penalty_target": None, "trust_region_kl": None, "trust_region_halvings": 3,
     "value_clip_range": None, "shared_trunk": False, "value_coef": 0.5, "entropy_coef": 0.0,
     "positive_nll_coef": 0.0, "positive_threshold": None, "positive_verifier": None, "ptx_coef": 0.0,
+    "gae_horizon": None, "bootstrap_truncated": False,
 }  # fmt: skip
 """Switch → what it is where a row of the table says nothing of it: off, or not read."""
 
@@ -152,6 +153,7 @@ OTHERS: dict[str, tuple[Any, Any]] = {
     "value_clip_range": (0.5, None), "shared_trunk": (True, False), "value_coef": (1.0, 2.0),
     "entropy_coef": (0.01, 0.0), "positive_nll_coef": (0.2, 0.0), "positive_threshold": (1.0, 0.5),
     "positive_verifier": ("arithmetic", None), "ptx_coef": (0.3, 0.0),
+    "gae_horizon": (1, 64), "bootstrap_truncated": (True, False),
 }  # fmt: skip
 """Switch → two values, at least one of which no preset has."""
 
@@ -160,6 +162,8 @@ COMPANY: dict[str, dict[str, Any]] = {
     "kl_penalty_target": {"kl_penalty_coef": 0.1},
     "drop_uniform_groups": {"samples_per_prompt": 2},
     "shared_trunk": {"advantage": "gae"},
+    "gae_horizon": {"advantage": "gae"},
+    "bootstrap_truncated": {"advantage": "gae"},
     "positive_nll_coef": {"positive_threshold": 0.25},
 }
 """Switch → what must stand beside it, or it is refused."""
@@ -194,7 +198,8 @@ def test_a_wrong_preset_is_the_only_complaint(value: Any) -> None:
      {"kl_horizon": 0}, {"kl_loss_coef": -0.1}, {"kl_loss_kind": "k4"}, {"kl_penalty_coef": -1},
      {"kl_penalty_kind": "k2"}, {"kl_penalty_target": 0}, {"trust_region_kl": 0}, {"trust_region_halvings": -1},
      {"value_clip_range": 0}, {"value_coef": 0}, {"entropy_coef": -0.1}, {"positive_nll_coef": -0.1},
-     {"positive_threshold": "0"}, {"ptx_coef": -1}, {"lamda": 1}],
+     {"positive_threshold": "0"}, {"ptx_coef": -1}, {"lamda": 1}, {"gae_horizon": 0}, {"gae_horizon": 2.0},
+     {"gae_horizon": True}],
 )  # fmt: skip
 def test_values_out_of_range_are_refused(switches: dict[str, Any]) -> None:
     with pytest.raises(ValidationError) as caught:
@@ -229,6 +234,12 @@ def test_a_side_of_the_clip_may_stay_open() -> None:
         ({"preset": "rloo", "shared_trunk": True},
          "shared_trunk trains a value head, which advantage=leave_one_out does not read; "
          "use advantage: gae, or shared_trunk: false"),
+        ({"preset": "grpo", "gae_horizon": 8},
+         "gae_horizon=8 puts a critic's value in the place of what follows, and advantage=group_normalised has no "
+         "critic; use advantage: gae, or gae_horizon: null"),
+        ({"preset": "dapo", "bootstrap_truncated": True},
+         "bootstrap_truncated=true puts a critic's value in the place of what follows, and advantage=group_normalised "
+         "has no critic; use advantage: gae, or bootstrap_truncated: false"),
     ],
 )  # fmt: skip
 def test_refusals(switches: dict[str, Any], said: str) -> None:
@@ -247,6 +258,8 @@ def test_refusals(switches: dict[str, Any], said: str) -> None:
         {"preset": "ppo_kl_penalty", "kl_penalty_coef": 0, "kl_penalty_target": None},
         {"preset": "dapo", "samples_per_prompt": 1, "drop_uniform_groups": False},
         {"preset": "rloo", "shared_trunk": True, "advantage": "gae"},
+        {"preset": "grpo", "gae_horizon": 8, "bootstrap_truncated": True, "advantage": "gae"},
+        {"preset": "dapo", "gae_horizon": None, "bootstrap_truncated": False},
     ],
 )
 def test_the_remedies_are_remedies(switches: dict[str, Any]) -> None:

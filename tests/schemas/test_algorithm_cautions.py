@@ -119,6 +119,7 @@ def test_mixtures(plain: dict[str, Any], switches: dict[str, Any], said: str) ->
         {"kl_target": 6.0},
         {"entropy_coef": 0.01},
         {"lambda_policy": 1.0},
+        {"gae_horizon": 2, "lambda_policy": 1.0},
     ],
 )
 def test_half_a_mixture_is_none(plain: dict[str, Any], switches: dict[str, Any]) -> None:
@@ -279,3 +280,25 @@ def test_a_penalty_on_moving_away_needs_a_second_step(
     assert bool(found) == is_said
     plain["stages"]["policy"] |= {"epochs": 2}
     assert not [line for line in warned(plain) if "has no gradient" in line]
+
+
+@pytest.mark.parametrize(("horizon", "is_told"), [(511, False), (512, True), (4096, True)])
+def test_a_horizon_that_no_response_reaches(plain: dict[str, Any], horizon: int, is_told: bool) -> None:
+    found = warned(with_algorithm(plain, {"preset": "ppo", "gae_horizon": horizon}))
+    said = (
+        f"stages.policy.algorithm.gae_horizon: {horizon} cuts no sum short, since no response has more than 512 tokens "
+        "(generation.max_response_tokens); lower it, or leave gae_horizon out"
+    )
+    assert found == ([said] if is_told else [])
+
+
+@pytest.mark.parametrize("rule", [None, {"subtract": 1.0}, {"replace": -1.0}])
+def test_a_cut_that_is_paid_for_and_goes_on(plain: dict[str, Any], rule: dict[str, float] | None) -> None:
+    plain["rewards"]["main"]["missing_eos"] = rule
+    found = warned(with_algorithm(plain, {"preset": "ppo", "bootstrap_truncated": True}))
+    said = (
+        "stages.policy.algorithm.bootstrap_truncated: rewards.main.missing_eos makes the cut the end of a response and "
+        "pays for it, and the bootstrap adds the value of going on; use one of the two"
+    )
+    assert found == ([said] if rule else [])
+    assert warned(with_algorithm(plain, {"preset": "ppo"})) == []

@@ -62,7 +62,7 @@ CHANGED: dict[str, Any] = {
     "kl_penalty_coef": 0.5, "kl_penalty_kind": "k1", "kl_penalty_target": 0.02, "trust_region_kl": 0.1,
     "trust_region_halvings": 1, "value_clip_range": None, "shared_trunk": True, "value_coef": 1.0,
     "entropy_coef": 0.01, "positive_nll_coef": 0.1, "positive_threshold": 0.5, "positive_verifier": "arithmetic",
-    "ptx_coef": 0.1,
+    "ptx_coef": 0.1, "gae_horizon": 8, "bootstrap_truncated": True,
 }  # fmt: skip
 """Switch → a value that is not the one of ``ppo``."""
 COMPANY: dict[str, dict[str, Any]] = {

@@ -38,6 +38,9 @@ def test_what_a_preset_sets_is_not_told(preset: str) -> None:
         ("kl_horizon", 500, {"preset": "ppo"}, {"preset": "ppo", "kl_target": 6.0}),
         ("kl_loss_kind", "full", {"preset": "ppo"}, {"preset": "grpo"}),
         ("kl_penalty_kind", "k1", {"preset": "ppo"}, {"preset": "ppo_kl_penalty"}),
+        ("lambda_policy", 0.5, {"preset": "ppo", "gae_horizon": 1}, {"preset": "ppo", "gae_horizon": 2}),
+        ("lambda_value", 0.5, {"preset": "ppo", "gae_horizon": 1}, {"preset": "ppo", "gae_horizon": 2}),
+        ("length_adaptive_alpha", 1.0, {"preset": "vapo", "gae_horizon": 1}, {"preset": "vapo", "gae_horizon": 2}),
         ("trust_region_halvings", 1, {"preset": "ppo"}, {"preset": "ppo", "trust_region_kl": 0.02}),
     ],
 )  # fmt: skip

@@ -143,7 +143,7 @@ class PolicyStage:
         targets = None
         if old_values is not None:
             targets = [
-                gae(r, v, a.gamma, a.lambda_value, final=f, horizon=getattr(a, "gae_horizon", None)) + v
+                gae(r, v, a.gamma, a.lambda_value, final=f, horizon=a.gae_horizon) + v
                 for r, v, f in zip(rewards, old_values, self.final_values(batch), strict=True)
             ]
         if not a.positive_nll_coef:
@@ -184,7 +184,7 @@ class PolicyStage:
                     a.gamma,
                     self.lambda_policy(len(r)),
                     final=f,
-                    horizon=getattr(a, "gae_horizon", None),
+                    horizon=a.gae_horizon,
                 )
                 for r, v, f in zip(rewards, old_values or [], self.final_values(batch), strict=True)
             ]
@@ -216,7 +216,7 @@ class PolicyStage:
 
     def final_values(self, batch: Batch) -> list[float]:
         """What would follow each response: of one that was cut off, where the switch says so, the critic's value of it."""
-        if not getattr(self.switches, "bootstrap_truncated", False):
+        if not self.switches.bootstrap_truncated:
             return [0.0] * len(batch)
         whole = nets.scores(self.critic, batch.prompts, batch.responses)
         return [0.0 if end else value.item() for value, end in zip(whole, batch.ended, strict=True)]

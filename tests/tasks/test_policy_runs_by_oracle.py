@@ -117,6 +117,22 @@ CASES = {
         {"critic": None},
         seed=6,
     ),
+    "three steps ahead, responses that were cut off go on, n-step targets": Case(
+        {
+            **ACTOR_CRITIC,
+            "lambda_value": 1.0,
+            "gae_horizon": 3,
+            "bootstrap_truncated": True,
+            "overlong_filter": True,
+        },
+        happens=lambda o: any(0 < metrics["truncated_share"] < 1 for metrics in o.journal),
+    ),
+    "shared trunk, responses that were cut off go on": Case(
+        {**ACTOR_CRITIC, "shared_trunk": True, "bootstrap_truncated": True, "value_clip_range": None},
+        {"critic": None},
+        happens=lambda o: any(0 < metrics["truncated_share"] < 1 for metrics in o.journal),
+        seed=6,
+    ),
     "fresh critic, λ by length, decoupled": Case(
         {
             **ACTOR_CRITIC,

@@ -117,6 +117,7 @@ def learn(
     scores: list[float] | Scored,
     moments: RunningMoments | None = None,
     greedy_scores: list[float] | None = None,
+    final_values: list[float] | None = None,
     max_length: int = 10,
     **switches: Any,
 ) -> Learnt:
@@ -151,6 +152,7 @@ def learn(
         rollout,
         algorithm,
         old_values=over_tokens(VALUES) if algorithm.advantage == "gae" else None,
+        final_values=None if final_values is None else torch.tensor(final_values, dtype=torch.float64),
         greedy_scores=None if greedy_scores is None else torch.tensor(greedy_scores, dtype=torch.float64),
     )
     [micro] = minibatch_of(rollout, estimates, torch.arange(2), work, max_length=max_length).parts(None)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from two_responses import close, learn, scored_as
+from two_responses import VALUES, close, learn, scored_as
 
 from schemas.algorithm import Algorithm
 from tasks.sampling.rollouts import Scored, paid
@@ -34,6 +34,57 @@ def test_the_discount_counts_response_tokens(kind: str) -> None:
     assert learnt.advantages == close(RETURNS[kind])
     if kind == "gae":
         assert learnt.targets == close(RETURNS["returns_to_go"])
+
+
+HALF = {"kl_coef": 0.0, "whiten_advantages": False, "gamma": 0.5}
+
+
+@pytest.mark.parametrize("bootstrap", [False, True])
+def test_what_was_cut_off_goes_on_at_the_critics_value(bootstrap: bool) -> None:
+    """a ended and b was cut off; of the values of the whole responses, 9 of a and 0.6 of b, only b's counts.
+
+    γ = ½, r = 0, 1 | 0, 0, −1, V = 0.2, 0.4 | 0.1, −0.2, −0.4: δ = 0, 0.6 | −0.2, 0, and −1 + 0.4 = −0.6 of b's last,
+    or with the bootstrap −0.6 + ½·0.6 = −0.3. λ_policy = ½ gives γλ = ¼; λ_value = 1 the returns.
+    """
+    learnt = learn(
+        "ppo",
+        scores=scored_as([1.0, -1.0], ended=(True, False)),
+        final_values=[9.0, 0.6],
+        lambda_policy=0.5,
+        lambda_value=1.0,
+        bootstrap_truncated=bootstrap,
+        **HALF,
+    )
+    last = -0.3 if bootstrap else -0.6
+    assert learnt.advantages == close([0.15, 0.6, -0.2 + last / 16, last / 4, last])
+    end = -0.7 if bootstrap else -1.0
+    assert learnt.targets == close([0.5, 1.0, end / 4, end / 2, end])
+
+
+@pytest.mark.parametrize("bootstrap", [False, True])
+def test_a_horizon_of_two_tokens_with_lambda_1_gives_two_step_returns(bootstrap: bool) -> None:
+    """b's first: 0 + ½·0 + ¼·V_3 = −0.1. Its second: ½·(−1), + ¼·0.6 of what stands after the cut. Its last: −1, + ½·0.6."""
+    learnt = learn(
+        "ppo",
+        scores=scored_as([1.0, -1.0], ended=(True, False)),
+        final_values=[9.0, 0.6],
+        lambda_policy=1.0,
+        lambda_value=1.0,
+        gae_horizon=2,
+        bootstrap_truncated=bootstrap,
+        **HALF,
+    )
+    targets = [0.5, 1.0, -0.1, -0.35, -0.7] if bootstrap else [0.5, 1.0, -0.1, -0.5, -1.0]
+    assert learnt.targets == close(targets)
+    assert learnt.advantages == close([g - v for g, v in zip(targets, VALUES, strict=True)])
+
+
+def test_the_horizon_keeps_two_lambdas() -> None:
+    """δ = 0, 0.6 | −0.2, 0, −0.6 as above; two of them with γλ = ¼ for the policy and 0 for the critic."""
+    learnt = learn("ppo", scores=[1.0, -1.0], lambda_policy=0.5, lambda_value=0.0, gae_horizon=2, **HALF)
+    assert learnt.advantages == close([0.15, 0.6, -0.2, -0.15, -0.6])
+    deltas = [0.0, 0.6, -0.2, 0.0, -0.6]
+    assert learnt.targets == close([d + v for d, v in zip(deltas, VALUES, strict=True)])
 
 
 def six_responses(scores: list[float]) -> Scored:
