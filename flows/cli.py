@@ -13,15 +13,36 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flows.disk_faults import is_disk_fault
-from flows.exit_codes import ExitCode
+from flows.exit_codes import MEANINGS, ExitCode
 
 if TYPE_CHECKING:
     from flows.runs import RunRecord, Workspace
 
 DEFAULT_WORKSPACE = Path(".vantage")
+RUN_HELP = "A run's id, the beginning of one, its number, or `latest`."
+
+
+def _complete_recipe(incomplete: str) -> list[str]:
+    from schemas.loading import builtin_recipes
+
+    return [name for name in builtin_recipes() if name.startswith(incomplete)]
+
+
+def _complete_run(context: typer.Context, incomplete: str) -> list[str]:
+    from flows.run_ids import LATEST
+    from flows.runs import run_ids
+
+    known = [LATEST, *run_ids(_workspace(context.params.get("workspace") or DEFAULT_WORKSPACE))]
+    return [run_id for run_id in known if run_id.startswith(incomplete)]
+
 
 Source = Annotated[
-    str, typer.Argument(metavar="RECIPE", help="A recipe's file, or the name of a built-in one.")
+    str,
+    typer.Argument(
+        metavar="RECIPE",
+        help="A recipe's file, or the name of a built-in one.",
+        autocompletion=_complete_recipe,
+    ),
 ]
 Set = Annotated[
     list[str] | None,
@@ -48,10 +69,27 @@ Verbose = Annotated[
 app = typer.Typer(
     name="vantage",
     help="Declarative RLHF pipelines: one recipe from demonstrations to an evaluated policy.",
+    epilog=f"Exit codes: {', '.join(f'{int(code)} {meaning}' for code, meaning in MEANINGS.items())}.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        print(f"vantage {version('vantage-rlhf')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Declarative RLHF pipelines: one recipe from demonstrations to an evaluated policy."""
 
 
 @app.command()
@@ -69,7 +107,7 @@ def run(
         from flows.runs import drive
 
         resolved, chosen = load_resolved(recipe, overrides or [])
-        with drive(_workspace(workspace), resolved, source=recipe) as started:
+        with drive(_workspace(workspace), resolved, source=recipe, overrides=overrides or ()) as started:
             _execute(started, as_json=as_json, strict=strict, verbose=verbose, chosen=chosen)
 
 
@@ -103,7 +141,7 @@ def sweep(
 
 @app.command()
 def resume(
-    run_id: Annotated[str, typer.Argument(metavar="RUN", help="As `vantage status` lists it.")],
+    run_id: Annotated[str, typer.Argument(metavar="RUN", help=RUN_HELP, autocompletion=_complete_run)],
     workspace: Folder = DEFAULT_WORKSPACE,
     as_json: AsJson = False,
     strict: Strict = False,
@@ -165,7 +203,12 @@ def plan(
 
 @app.command()
 def status(
-    run_id: Annotated[str | None, typer.Argument(metavar="[RUN]", help="All runs if none is named.")] = None,
+    run_id: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[RUN]", help=f"{RUN_HELP} All runs if none is named.", autocompletion=_complete_run
+        ),
+    ] = None,
     workspace: Folder = DEFAULT_WORKSPACE,
     as_json: AsJson = False,
     verbose: Verbose = False,
@@ -173,10 +216,12 @@ def status(
     """Show the runs of a workspace, or the stages of one run and how far they are."""
     with _explained(verbose):
         from flows.console import open_console, show_run, show_runs
+        from flows.run_ids import find_run
         from flows.runs import damaged_runs, read_run, read_runs
         from flows.status import look
 
         place = _workspace(workspace)
+        run_id = None if run_id is None else find_run(place, run_id)
         damaged = damaged_runs(place)
         _warn(damaged, but=run_id)
         records = [read_run(place, run_id)] if run_id else read_runs(place)
@@ -309,4 +354,9 @@ def _workspace(folder: Path) -> "Workspace":
 
 
 def _print_json(value: Any, *, indent: int | None = None) -> None:
-    print(json.dumps(value, ensure_ascii=False, indent=indent), flush=True)
+    try:
+        print(json.dumps(value, ensure_ascii=False, indent=indent), flush=True)
+    except BrokenPipeError:  # `| head` has seen enough, which is no reason to fail
+        from flows.console import forget_reader
+
+        forget_reader(sys.stdout)

@@ -3,13 +3,14 @@
 On a terminal the bars move; anywhere else the same facts come as plain lines, without control codes.
 """
 
+import os
 import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import IO, Any, TextIO
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -19,8 +20,10 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from flows.doctor import Finding
+from flows.jobs import gates_of
 from flows.planning import PlannedStep
 from flows.resolving import ChosenRates
+from flows.run_summary import comparison
 from flows.runs import GOOD, RunRecord, StageRecord
 from flows.status import RunView
 from schemas.verdicts import Verdict
@@ -62,10 +65,29 @@ _SAMPLES_SHOWN = 3
 _SAMPLE_CHARACTERS = 400
 
 
+class PatientConsole(Console):
+    """A console that goes on without a reader: ``vantage run … | head`` must not end a training.
+
+    rich would raise SystemExit in whichever thread printed last.
+    """
+
+    def on_broken_pipe(self) -> None:
+        """Print nothing more, to anybody."""
+        self.quiet = True
+        forget_reader(self.file)
+
+
+def forget_reader(stream: IO[str]) -> None:
+    """Point a stream whose reader has gone at nothing, so that what is still in its buffer can be flushed."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
+
+
 def open_console(stream: TextIO | None = None) -> Console:
     """A console for standard output, or for ``stream``; wide enough for whole lines where nobody watches."""
     stream = stream or sys.stdout
-    return Console(
+    return PatientConsole(
         file=stream, highlight=False, soft_wrap=False, width=None if stream.isatty() else _PLAIN_WIDTH
     )
 
@@ -129,23 +151,35 @@ class Screen:
             if step in self._bar_of:
                 self._bars.remove_task(self._bar_of.pop(step))
         style = STYLES[stage.status]
-        line = Text.assemble(
-            (f"  {MARKS[stage.status]} ", style), f"{step:<{_NAME_WIDTH}} ", (words(stage.status), style)
-        )
+        start = Text.assemble((f"  {MARKS[stage.status]} ", style), f"{step:<{_NAME_WIDTH}} ")
+        line = Text.assemble((words(stage.status), style))
         if headline := headline_of(stage):
             line.append(f"  {headline}")
         if stage.seconds:
             line.append(f"  {stage.seconds:.1f} s", "dim")
         if stage.reason:
             line.append(f": {stage.reason}")
-        self.console.print(line, soft_wrap=True)
+        self._line(start, line)
         if stage.remark:
-            self.console.print(Text(f"      {stage.remark}", style="yellow"), soft_wrap=True)
+            self._line(Text("      "), Text(stage.remark, style="yellow"))
         for verdict in stage.verdicts:
-            self.console.print(Text("      gate ").append_text(verdict_text(verdict)), soft_wrap=True)
+            self._line(Text("      gate "), verdict_text(verdict))
 
-    def samples(self, samples: Sequence[Mapping[str, Any]]) -> None:
+    def _line(self, start: Text, rest: Text) -> None:
+        """One line; what is too long for a terminal goes on below ``rest``, not in the middle of a word."""
+        if not self.console.is_terminal:
+            self.console.print(start + rest, soft_wrap=True)
+            return
+        table = Table.grid()
+        table.add_column(no_wrap=True)
+        table.add_column(overflow="fold")
+        table.add_row(start, rest)
+        self.console.print(table)
+
+    def samples(self, samples: Sequence[Mapping[str, Any]], *, heading: str = "") -> None:
         """A few texts of baseline and candidate, each with its judgement."""
+        if samples and heading:
+            self.say(f"\n{heading}", "dim")
         for sample in samples[:_SAMPLES_SHOWN]:
             table = Table(show_header=False, box=None, padding=(0, 1, 0, 2))
             table.add_column(style="dim", no_wrap=True)
@@ -187,8 +221,23 @@ def show_plan(
         console.print(Text(f"warning: {warning}", style="yellow"), soft_wrap=True)
 
 
-def show_end(console: Console, record: RunRecord, *, pages: Mapping[str, str]) -> None:
-    """The run in one table, and where to look further."""
+def show_end(
+    console: Console,
+    record: RunRecord,
+    *,
+    pages: Mapping[str, str],
+    models: Mapping[str, Path],
+    snippet: Sequence[str] = (),
+    next_steps: Sequence[str] = (),
+) -> None:
+    """The run in one table, where to look further, where its models lie, and how one is loaded.
+
+    Args:
+        pages: whose page → where it is.
+        models: stage → folder of its model.
+        snippet: lines for a shell that load one; none are printed where there are none.
+        next_steps: what can be done about a closed gate.
+    """
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for column in ("stage", "status", "headline", "digest"):
         table.add_column(column, no_wrap=column != "headline", overflow="fold")
@@ -207,6 +256,14 @@ def show_end(console: Console, record: RunRecord, *, pages: Mapping[str, str]) -
     )
     for what, where in pages.items():
         console.print(Text(f"  {what:<8}{where}"), soft_wrap=True)
+    for name, folder in models.items():
+        console.print(Text(f"  model   {name}: {folder}"), soft_wrap=True)
+    for line in ("", *next_steps) if next_steps else ():
+        console.print(Text(line), soft_wrap=True)
+    if snippet:
+        console.print(Text("\nto load it and ask it something:\n", style="dim"))
+        for line in snippet:  # from the first column on, so that a shell takes what is copied
+            console.print(Text(line), soft_wrap=True)
 
 
 def show_runs(console: Console, views: Sequence[RunView], workspace: Path) -> None:
@@ -237,8 +294,12 @@ def show_run(console: Console, view: RunView) -> None:
         table.add_column(column, no_wrap=column != "how far, or what came of it", overflow="fold")
     for name, stage in view.record.stages.items():
         report = view.progress.get(name)
-        told = facts_of(report) if report else stage.reason or outcome_of(stage)
-        table.add_row(name, _status(view.status_of(name)), Text(told), (stage.digest or "")[:12])
+        told = Text(facts_of(report) if report else stage.reason or outcome_of(stage))
+        gates = gates_of(view.record.recipe, name)
+        judged = [verdict_text(verdict) for verdict in stage.verdicts]
+        for line in judged or [Text(f"{g.metric} {g.relation} {g.bound:g}: not judged yet") for g in gates]:
+            told.append("\ngate " if told else "gate ").append_text(line)
+        table.add_row(name, _status(view.status_of(name)), told, (stage.digest or "")[:12])
     console.print(table)
 
 
@@ -269,7 +330,9 @@ def verdict_text(verdict: Verdict) -> Text:
 
 
 def headline_of(stage: StageRecord) -> str:
-    """The gated metrics, or the first ones where there is no gate."""
+    """What an evaluation compared, else the gated metrics, or the first ones where there is no gate."""
+    if compared := comparison(stage):
+        return compared
     names = [verdict.metric for verdict in stage.verdicts] or list(stage.metrics)[:2]
     return "  ".join(f"{name} {_number(stage.metrics.get(name))}" for name in names)
 

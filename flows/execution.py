@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shlex
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
@@ -12,9 +13,12 @@ from flows.console import Screen, show_end, show_plan
 from flows.exit_codes import ExitCode
 from flows.launch import RUN_STAGE, warm_up
 from flows.machine import this_machine
+from flows.next_steps import after_closed_gates
+from flows.own_commands import program
 from flows.planning import needs_work, plan, refuse_drift
 from flows.publishing import publish
 from flows.resolving import ChosenRates
+from flows.run_summary import model_folders, samples_heading, snippet_for
 from flows.runs import Run, RunRecord, read_runs
 from flows.stage_life import StageLife
 from schemas.cautions import warnings
@@ -74,9 +78,16 @@ def execute(
                     _verify(life)
         finally:
             life.end()
-        for stage in run.record.stages.values():
-            screen.samples(stage.samples)
-        show_end(screen.console, run.record, pages=_pages(run, ledger))
+        for step, stage in run.record.stages.items():
+            screen.samples(stage.samples, heading=samples_heading(run.record, step))
+        show_end(
+            screen.console,
+            run.record,
+            pages=_pages(run, ledger),
+            models=model_folders(run.record, workspace.store),
+            snippet=snippet_for(run.record, workspace.store),
+            next_steps=after_closed_gates(run.record, workspace.root),
+        )
     return run.record
 
 
@@ -156,6 +167,9 @@ def _pages(run: Run, ledger: Ledger) -> Mapping[str, str]:
     """Where to look further, by whose page it is."""
     workspace = run.workspace.root
     prefect = os.environ.get("PREFECT_API_URL", "").removesuffix("/api") or (
-        f"PREFECT_HOME={workspace / 'prefect'} prefect server start"
+        f"PREFECT_HOME={shlex.quote(str(workspace / 'prefect'))} {program('prefect')} server start"
     )
-    return {"MLflow": ledger.where(), "Prefect": prefect, "logs": str(run.folder / "logs")}
+    mlflow = ledger.where()
+    if mlflow.startswith("mlflow "):
+        mlflow = program("mlflow") + mlflow.removeprefix("mlflow")
+    return {"MLflow": mlflow, "Prefect": prefect, "logs": str(run.folder / "logs")}

@@ -31,6 +31,23 @@ class ExitCode(IntEnum):
     """Memory of the machine or of an accelerator ran out (137 is also what SIGKILL leaves)."""
 
 
+MEANINGS: dict[ExitCode, str] = {
+    ExitCode.OK: "done",
+    ExitCode.AUDIT_FAILED: "an audit failed",
+    ExitCode.USAGE: "the command line was not understood",
+    ExitCode.BAD_INPUT: "bad recipe or data",
+    ExitCode.UNAVAILABLE: "a server does not answer",
+    ExitCode.INTERNAL: "a fault of ours (the log says where)",
+    ExitCode.STORAGE: "the disk",
+    ExitCode.RESUME: "run the same command again",
+    ExitCode.GATE_CLOSED: "a gate is closed",
+    ExitCode.HUNG: "a stage hung twice",
+    ExitCode.INTERRUPTED: "interrupted before anything could be saved",
+    ExitCode.OUT_OF_MEMORY: "out of memory",
+}
+"""What a person is told of each, in ``--help`` and in the README."""
+
+
 def may_be_retried(code: int) -> bool:
     """Whether another attempt can end differently with nothing changed: only an interrupted one can."""
     return code == ExitCode.RESUME

@@ -13,7 +13,7 @@ import secrets
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,6 +87,8 @@ class RunRecord(Frozen):
     """The resolved recipe: defaults filled in, overrides applied."""
     source: str
     """What was named on the command line."""
+    overrides: tuple[str, ...] = ()
+    """What ``--set`` said there."""
     status: RunStatus = "running"
     stages: dict[str, StageRecord] = Field(default_factory=dict)
     mlflow_run_id: str | None = None
@@ -190,7 +192,9 @@ def recipe_digest(recipe: Recipe) -> str:
 
 
 @contextmanager
-def drive(workspace: Workspace, recipe: Recipe, *, source: str) -> Iterator[Run]:
+def drive(
+    workspace: Workspace, recipe: Recipe, *, source: str, overrides: Sequence[str] = ()
+) -> Iterator[Run]:
     """The newest unfinished run of this recipe that nobody drives, or a new one.
 
     Where another process drives that run, this one gets a run of its own: each stage is then trained by whoever
@@ -198,7 +202,9 @@ def drive(workspace: Workspace, recipe: Recipe, *, source: str) -> Iterator[Run]
     """
     digest = recipe_digest(recipe)
     with _minting(workspace):
-        run = _take_unfinished(workspace, digest) or _mint(workspace, recipe, digest, source)
+        run = _take_unfinished(workspace, digest) or _mint(
+            workspace, recipe, digest, source, tuple(overrides)
+        )
     try:
         run.update(status="running")
         yield run
@@ -249,6 +255,13 @@ def read_runs(workspace: Workspace) -> list[RunRecord]:
 def damaged_runs(workspace: Workspace) -> list[str]:
     """Why each run that cannot be read cannot (it is damaged, or of a later version), and what to do."""
     return _read_all(workspace)[1]
+
+
+def run_ids(workspace: Workspace) -> list[str]:
+    """The ids of all runs, readable or not, the oldest first."""
+    folders = workspace.runs.iterdir() if workspace.runs.is_dir() else ()
+    found = [folder.name for folder in folders if _RUN_ID.fullmatch(folder.name)]
+    return sorted(found, key=lambda run_id: (int(run_id.partition("-")[0]), run_id))
 
 
 def _read_all(workspace: Workspace) -> tuple[list[RunRecord], list[str]]:
@@ -325,7 +338,7 @@ def _take_unfinished(workspace: Workspace, digest: str) -> Run | None:
     return None
 
 
-def _mint(workspace: Workspace, recipe: Recipe, digest: str, source: str) -> Run:
+def _mint(workspace: Workspace, recipe: Recipe, digest: str, source: str, overrides: tuple[str, ...]) -> Run:
     numbers = (int(match[1]) for path in workspace.runs.iterdir() if (match := _RUN_ID.fullmatch(path.name)))
     number = max(numbers, default=0) + 1
     run_id = f"{number:04d}-{recipe.recipe}-{secrets.token_hex(3)}"
@@ -335,6 +348,7 @@ def _mint(workspace: Workspace, recipe: Recipe, digest: str, source: str) -> Run
         recipe_digest=digest,
         recipe=recipe,
         source=source,
+        overrides=overrides,
         started=time.strftime("%Y-%m-%d %H:%M:%S"),
     )
     # The folder gets its name when it is whole, so that nobody ever reads a run without a record.

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+from flows.jobs import gates_of
 from flows.runs import RunRecord, Workspace, is_driven
 from tasks.training.progress import StageProgress, read_progress
 from tasks.training.scratch import PROGRESS
@@ -36,6 +37,7 @@ class RunView:
             stages[step] = {
                 "status": self.status_of(step),
                 **stage.model_dump(mode="json", include=kept),
+                "gates": [gate.model_dump(mode="json") for gate in gates_of(self.record.recipe, step)],
                 "progress": progress.model_dump(mode="json") if progress else None,
             }
         told = {"run_id", "recipe_digest", "source", "started", "mlflow_run_id", "prefect_flow_run_ids"}

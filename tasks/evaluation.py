@@ -132,10 +132,15 @@ def response_rows(judged: Judged) -> list[dict[str, object]]:
 
 
 def shown(judged: dict[str, Judged]) -> tuple[dict[str, object], ...]:
-    """The first test prompts, whatever came of them, with both models' first responses."""
+    """Both models' first responses to a few prompts, each prompt once, whoever did better.
+
+    The first prompts at which the two say different things; where those are too few, the first others.
+    """
     candidate, baseline = judged["candidate"], judged["baseline"]
     prompts = candidate.sampled.prompts
-    first_rows = [prompts.index(prompt) for prompt in list(dict.fromkeys(prompts))[:NUM_SHOWN]]
+    rows = [prompts.index(prompt) for prompt in dict.fromkeys(prompts)]
+    said = (candidate.sampled.responses, baseline.sampled.responses)
+    first_rows = sorted(rows, key=lambda row: said[0][row] == said[1][row])[:NUM_SHOWN]
     return tuple(
         {
             "prompt": prompts[row],

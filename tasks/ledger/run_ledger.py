@@ -4,6 +4,7 @@ Each call writes one operation to the run's outbox and returns; the sender sends
 """
 
 import logging
+import shlex
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -236,7 +237,7 @@ class Ledger:
         """Where a person looks: an address, or the command that shows the workspace's own database."""
         shown = tracking.without_password(self.tracking_uri)
         if not self.tracking_uri.startswith("http"):
-            return f"mlflow server --host 127.0.0.1 --backend-store-uri {shown}"
+            return f"mlflow server --host 127.0.0.1 --backend-store-uri {shlex.quote(shown)}"
         page = self._sender.pages.get(stage)
         # Without the kind of work MLflow's menu is that of chats and traces, where nothing of ours is.
         path = f"{page}?workflowType=machine_learning" if page else ""

@@ -2,8 +2,10 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from lives import live_all, lives
 from typer.testing import CliRunner
 
 from flows.cli import app, summary
-from flows.exit_codes import ExitCode
+from flows.exit_codes import MEANINGS, ExitCode
 from flows.runs import Workspace, read_runs
 
 ROOT = Path(__file__).parents[2]
@@ -171,7 +173,8 @@ def test_a_recipe_with_a_mistake_is_refused_without_a_traceback(
         (["plan", "RECIPE", "--set", "stages.nobody.epochs=2"], ExitCode.BAD_INPUT, "nobody"),
         (["resume", "0001-fake-0a1b2c"], ExitCode.BAD_INPUT, "there is no run 0001-fake-0a1b2c"),
         (["resume", "../../etc"], ExitCode.BAD_INPUT, "is not one of Vantage's"),
-        (["status", "latest"], ExitCode.BAD_INPUT, "`vantage status` lists the runs"),
+        (["status", "latest"], ExitCode.BAD_INPUT, "there is no run in"),
+        (["status", "17"], ExitCode.BAD_INPUT, "status` lists the runs"),
         (["run", "RECIPE", "--workspace", "RECIPE"], ExitCode.BAD_INPUT, "name another with --workspace DIR"),
         (["fly"], ExitCode.USAGE, "fly"),
     ],
@@ -271,3 +274,100 @@ def test_a_damaged_run_is_named_and_the_others_are_shown(
         code, _, err = shown(*command)
         assert code == ExitCode.BAD_INPUT
         assert err.count(str(record)) == 1 and "move the folder away" in err
+
+
+def test_the_version_is_that_of_the_installed_package() -> None:
+    done = CliRunner().invoke(app, ["--version"])
+    assert (done.exit_code, done.stdout) == (0, f"vantage {version('vantage-rlhf')}\n")
+
+
+def test_help_and_readme_know_every_exit_code() -> None:
+    told = " ".join(re.sub("[│╭╮╰╯─]", " ", CliRunner().invoke(app, ["--help"]).stdout).split())
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    for code in ExitCode:
+        for text in (told, readme.partition("Exit codes:")[2]):
+            assert f" {int(code)} {MEANINGS[code]}" in text, f"{int(code)} is missing"
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_is_offered_for_shells(shell: str) -> None:
+    done = subprocess.run(
+        [str(Path(sys.executable).with_name("vantage"))],
+        env={**os.environ, "_VANTAGE_COMPLETE": f"source_{shell}"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "_VANTAGE_COMPLETE=complete" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "words, completed",
+    [
+        ("vantage plan quick", "quickstart"),
+        ("vantage status --workspace WORKSPACE la", "latest"),
+        ("vantage resume --workspace WORKSPACE 0001-f", "0001-fake-"),
+    ],
+)
+def test_recipes_and_runs_are_completed(words: str, completed: str, finished: Workspace) -> None:
+    words = words.replace("WORKSPACE", str(finished.root))
+    done = subprocess.run(
+        [str(Path(sys.executable).with_name("vantage"))],
+        env={
+            **os.environ,
+            "_VANTAGE_COMPLETE": "complete_bash",
+            "COMP_WORDS": words,
+            "COMP_CWORD": str(len(words.split()) - 1),
+        },
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.startswith(completed)
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("named", ["1", "0001", "0001-fa", "latest"])
+def test_a_run_may_be_named_shortly(named: str, finished: Workspace) -> None:
+    folder = ["--workspace", str(finished.root)]
+    told = json.loads(CliRunner().invoke(app, ["status", named, "--json", *folder]).stdout)
+    assert told["run_id"].startswith("0001-fake-")
+    done = vantage("resume", named, "--json", *folder)
+    assert json.loads(done.stdout)["run_id"] == told["run_id"]
+
+
+def read_by_head(*arguments: str | Path) -> tuple[int, str]:
+    """(Exit code, standard error) of a command whose reader closes the pipe before the first line is written."""
+    reading, writing = os.pipe()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fake_vantage", *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(__file__).parent)])},
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    os.close(writing)
+    os.close(reading)
+    _, errors = process.communicate(timeout=300)
+    return process.returncode, errors
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["plan", "RECIPE"],
+        ["plan", "RECIPE", "--json"],
+        ["status"],
+        ["status", "1"],
+        ["schema"],
+        ["run", "RECIPE"],
+    ],
+)
+def test_a_reader_that_has_gone_is_no_fault(
+    arguments: list[str], finished: Workspace, recipe_file: Path
+) -> None:
+    words = [str(recipe_file) if word == "RECIPE" else word for word in arguments]
+    place = [] if words == ["schema"] else ["--workspace", str(finished.root)]
+    assert read_by_head(*words, *place) == (0, "")
+    if words[0] == "run":
+        assert read_runs(finished)[0].status == "completed"
