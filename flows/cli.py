@@ -6,7 +6,7 @@ import sys
 import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -149,10 +149,13 @@ def resume(
 ) -> None:
     """Go on with one run, whatever its status, from the recipe that it was started with."""
     with _explained(verbose):
+        from flows.run_ids import find_run
         from flows.runs import damaged_runs, drive_again
 
-        _warn(damaged_runs(_workspace(workspace)), but=run_id)
-        with drive_again(_workspace(workspace), run_id) as taken:
+        place = _workspace(workspace)
+        run_id = find_run(place, run_id)
+        _warn(damaged_runs(place), but=run_id)
+        with drive_again(place, run_id) as taken:
             _execute(taken, as_json=as_json, strict=strict, verbose=verbose)
 
 
@@ -181,7 +184,12 @@ def plan(
         _warn(damaged_runs(place))
         steps = plan_steps(resolved, store, read_runs(place))
         if as_json:
-            told = [{**asdict(step), "verdicts": [v.model_dump() for v in step.verdicts]} for step in steps]
+            told = [
+                {**asdict(replace(step, artifact=None)), "verdicts": [v.model_dump() for v in step.verdicts]}
+                for step in steps
+            ]
+            for step in told:
+                del step["artifact"]  # its digest is there, and `status --json` shows its metrics
             shown = {
                 "recipe": resolved.recipe,
                 "steps": told,

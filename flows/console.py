@@ -295,10 +295,10 @@ def show_run(console: Console, view: RunView) -> None:
     for name, stage in view.record.stages.items():
         report = view.progress.get(name)
         told = Text(facts_of(report) if report else stage.reason or outcome_of(stage))
-        gates = gates_of(view.record.recipe, name)
-        judged = [verdict_text(verdict) for verdict in stage.verdicts]
-        for line in judged or [Text(f"{g.metric} {g.relation} {g.bound:g}: not judged yet") for g in gates]:
-            told.append("\ngate " if told else "gate ").append_text(line)
+        for gate in () if stage.verdicts else gates_of(view.record.recipe, name):
+            told.append("\n" if told else "").append(
+                f"gate {gate.metric} {gate.relation} {gate.bound:g}", "dim"
+            )
         table.add_row(name, _status(view.status_of(name)), told, (stage.digest or "")[:12])
     console.print(table)
 
@@ -340,6 +340,8 @@ def headline_of(stage: StageRecord) -> str:
 def outcome_of(stage: StageRecord) -> str:
     """What came of a stage, in a cell: its gates' verdicts or its headline, and what a person must know of it."""
     told = [str(verdict) for verdict in stage.verdicts] or [headline_of(stage)]
+    if stage.verdicts and (compared := comparison(stage)):
+        told.insert(0, compared)
     return "\n".join([*told, *([stage.remark] if stage.remark else [])])
 
 

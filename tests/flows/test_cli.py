@@ -333,6 +333,7 @@ def test_a_run_may_be_named_shortly(named: str, finished: Workspace) -> None:
     told = json.loads(CliRunner().invoke(app, ["status", named, "--json", *folder]).stdout)
     assert told["run_id"].startswith("0001-fake-")
     done = vantage("resume", named, "--json", *folder)
+    assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["run_id"] == told["run_id"]
 
 
