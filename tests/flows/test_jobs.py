@@ -63,6 +63,26 @@ def test_a_job_carries_what_its_stage_reads_and_no_more(recipe: Recipe, tmp_path
     )
 
 
+def test_a_job_has_the_recipes_rules_of_text(recipe_file: Path, tmp_path: Path) -> None:
+    """Chat template, lengths and temperature: what turns text into ids, and what every stage samples at."""
+    changes = ["model.chat=false", "generation.temperature=0.7", "generation.max_prompt_tokens=33"]
+    recipe = load_recipe(recipe_file, changes)
+    job = job_for(
+        recipe,
+        "sft",
+        run_id="r",
+        attempt=1,
+        stage_key="0" * 64,
+        inputs={},
+        scratch=tmp_path,
+        output=tmp_path,
+        threads=1,
+    )
+    assert job.chat is False
+    assert job.generation == recipe.generation
+    assert (job.generation.temperature, job.generation.max_prompt_tokens) == (0.7, 33)
+
+
 def test_a_stages_own_seed_wins(recipe_file: Path) -> None:
     recipe = load_recipe(recipe_file, ["stages.sft.seed=5"])
     assert (seed_of(recipe, "sft"), seed_of(recipe, "reward"), seed_of(recipe, "model")) == (5, 17, 17)

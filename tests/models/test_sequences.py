@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from models.sequences import Sequences, collate
+from models.sequences import Sequences, collate, join
 
 PAD = 0
 
@@ -71,3 +71,13 @@ def test_an_empty_prompt_is_refused() -> None:
 def test_unequal_numbers_are_refused() -> None:
     with pytest.raises(ValueError, match="2 prompts and 1 responses"):
         collate([[1], [1]], [[2]], pad_token_id=PAD)
+
+
+def test_joined_batches_keep_their_lengths_whatever_their_padding() -> None:
+    """Each row comes without the padding of its own batch; a padding id in the text stays."""
+    first = collate([[5, PAD, 7], [8]], [[1, 2], [3, 4, 6, PAD]], pad_token_id=PAD)
+    second = collate([[9]], [[4]], pad_token_id=PAD)
+    joined = join([second, first], pad_token_id=PAD)
+    expected = collate([[9], [5, PAD, 7], [8]], [[4], [1, 2], [3, 4, 6, PAD]], pad_token_id=PAD)
+    for name, tensor in vars(expected).items():
+        assert torch.equal(getattr(joined, name), tensor), name

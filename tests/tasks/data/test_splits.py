@@ -4,7 +4,7 @@ import hashlib
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from schemas.recipe import Shares, Split
@@ -59,6 +59,7 @@ SHARES = Shares(validation=0.1, test=0.2)
 SIZES = st.one_of(st.none(), st.integers(1, 20))
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine is no fault
 @given(
     st.data(), st.builds(Split, validation=SIZES, test=SIZES), st.builds(Split, validation=SIZES, test=SIZES)
 )
