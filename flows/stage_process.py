@@ -63,6 +63,7 @@ def main(job_file: Path, log: Path, stage: str, threads: int, environment: Mappi
     _die_with_parent()
     preemption.listen()
     _write_everything_to(log)
+    _say_what_stages_do()
     _forget_current_folder()
     os.environ.update(environment)
     _limit_threads(threads)
@@ -182,6 +183,16 @@ def _write_everything_to(log: Path) -> None:
     sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # kill -USR1 shows where a stage hangs
+
+
+def _say_what_stages_do() -> None:
+    """Let the stages' own messages into the log, one line each, with the time; other libraries' stay as they are."""
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
+    ours = logging.getLogger("tasks")
+    ours.addHandler(handler)
+    ours.setLevel(logging.INFO)
+    ours.propagate = False
 
 
 def _forget_current_folder() -> None:

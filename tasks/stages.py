@@ -1,10 +1,13 @@
 """From a kind of work to the stage that does it: the one place that knows them all."""
 
+import logging
 from importlib import import_module
 
 from schemas.job import StageJob, StageResult
 from tasks.training.progress import Progress
 from tasks.training.scratch import PROGRESS
+
+log = logging.getLogger(__name__)
 
 MODULES = {
     "import_model": "tasks.import_model",
@@ -28,6 +31,11 @@ def run_stage(job: StageJob) -> StageResult:
     """
     job.scratch.mkdir(parents=True, exist_ok=True)
     Progress(job.scratch / PROGRESS, total=0, phase="loading")
+    log.info("%s (%s), attempt %d, seed %d", job.name, job.work.kind, job.attempt, job.seed)
     run = import_module(MODULES[job.work.kind]).run
     result: StageResult = run(job)
+    for name, value in result.metrics.items():
+        log.info("%s: %s", name, "undefined" if value is None else f"{value:.6g}")
+    files = [path for path in job.output.rglob("*") if path.is_file()]
+    log.info("made %d files, %.1f MB", len(files), sum(path.stat().st_size for path in files) / 1e6)
     return result

@@ -5,6 +5,7 @@ most. Here it learns what the policy's prefixes are really worth, under the very
 before any policy update. The proof is explained variance on prompts that it was not trained on.
 """
 
+import logging
 from dataclasses import dataclass
 from math import isfinite
 
@@ -47,6 +48,8 @@ from tasks.training.optimization import (
     update_weights,
 )
 from tasks.training.seeds import derive_seed, stage_seed
+
+log = logging.getLogger(__name__)
 
 POSITIONS = 4
 """Explained variance is also measured in so many equal parts of the response."""
@@ -251,6 +254,8 @@ def keep_if_best(
         attempt.best = weights_of(critic)
     else:
         attempt.state |= {"without_gain": attempt.state["without_gain"] + 1}
+    kept = "the best so far, kept" if attempt.state["best_iteration"] == iteration else "not kept"
+    log.info("iteration %d: validation_explained_variance %.4g; %s", iteration, measured, kept)
     return {"validation_explained_variance": measured}
 
 

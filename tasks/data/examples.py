@@ -1,5 +1,6 @@
 """Rows of text become token ids: what the stages feed to a network."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,8 @@ from schemas.recipe import Generation
 from tasks.data.encoding_counts import NOT_COUNTED, EncodingCounts, count_tokens
 from tasks.data.rows import Row, read_rows
 from tasks.training.measured import clusters_of
+
+log = logging.getLogger(__name__)
 
 
 class NothingLeft(ValueError):
@@ -166,6 +169,9 @@ def read_prompts(folder: Path, split: str, codec: Codec) -> Prompts:
     """The prompts of one split of a dataset as ids; those longer than the recipe's limit are left out."""
     rows = read_rows(folder, split)
     ids, fits = _encode_prompts(rows, codec)
+    log.info(
+        "%s: %s rows, %s of them with a prompt that is too long", split, len(rows), len(rows) - len(fits)
+    )
     return Prompts(
         texts=[rows[i]["prompt"] for i in fits],
         ids=[ids[i] for i in fits],
@@ -182,6 +188,9 @@ def read_completions(folder: Path, split: str, columns: Sequence[str], codec: Co
     """
     rows = read_rows(folder, split)
     ids, fits = _encode_prompts(rows, codec)
+    log.info(
+        "%s: %s rows, %s of them with a prompt that is too long", split, len(rows), len(rows) - len(fits)
+    )
     responses = {column: _encode_responses([rows[i][column] for i in fits], codec) for column in columns}
     sides = list(zip(*responses.values(), strict=True))
     kept = [place for place, side in enumerate(sides) if len(side) < 2 or any(_differ(side))]
@@ -204,6 +213,9 @@ def read_rankings(folder: Path, split: str, codec: Codec) -> Rankings:
     """
     rows = read_rows(folder, split)
     ids, fits = _encode_prompts(rows, codec)
+    log.info(
+        "%s: %s rows, %s of them with a prompt that is too long", split, len(rows), len(rows) - len(fits)
+    )
     encoded = _encode_responses([response for i in fits for response in rows[i]["responses"]], codec)
     waiting = iter(encoded)
     rankings = [

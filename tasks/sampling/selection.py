@@ -1,5 +1,6 @@
 """Which policy a stage keeps: the one whose responses to the validation prompts score best."""
 
+import logging
 from dataclasses import dataclass
 
 from schemas.algorithm import Returns
@@ -8,6 +9,8 @@ from tasks.sampling.rollouts import Actors, Scored, sample_and_score, sequence_s
 from tasks.training import progress
 from tasks.training.attempt import Attempt, weights_of
 from tasks.training.seeds import derive_seed
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,8 @@ class Selection:
         if best is None or measured > best:
             attempt.state |= {"best": measured, "best_iteration": iteration}
             attempt.best = weights_of(self.actors.policy)
+        kept = "the best so far, kept" if attempt.state["best_iteration"] == iteration else "not kept"
+        log.info("iteration %d: validation_score %.4g; %s", iteration, measured, kept)
         return {"validation_score": measured}
 
     def _respond(self, prompts: Prompts, num_samples: int, *, stream: str, phase: str) -> Scored:

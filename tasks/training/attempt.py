@@ -1,5 +1,6 @@
 """The books of one attempt at a stage: metric journal, progress, in-stage checkpoints, and going on from them."""
 
+import logging
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -17,6 +18,8 @@ from tasks.training import checkpoints, preemption
 from tasks.training.optimization import TrainingDiverged
 from tasks.training.progress import RUNNING, Progress
 from tasks.training.scratch import CHECKPOINTS, JOURNAL, PROGRESS, write_committed
+
+log = logging.getLogger(__name__)
 
 SECONDS_OF_SPEED = 5.0
 """Tokens per second are averaged over the last steps that took so long."""
@@ -64,6 +67,8 @@ class Attempt:
         self._journal = Journal(self._scratch / JOURNAL)
         self._restore()
         self._saved_at = self.step
+        self._told: str = ""
+        self._describe()
         self._progress = Progress(self._scratch / PROGRESS, total=total, phase=RUNNING)
         self._progress.update(self.step)
         self._speed = Speed()
@@ -125,12 +130,28 @@ class Attempt:
                 f"{headline} is {metrics[headline]} at step {self.step}; lower the learning rate, or look at the data"
             )
         tokens_per_second = self._speed.after(num_tokens)
+        self._told = f"{headline} {metrics[headline]:.4g}, {tokens_per_second:,.0f} tokens/s"
         self._journal.append(
             self.step + 1, {**metrics, "tokens_per_second": tokens_per_second}, time=time.time()
         )
         self._progress.update(
             self.step + 1, metrics=metrics, headline=headline, tokens_per_second=tokens_per_second
         )
+
+    def _describe(self) -> None:
+        """What is trained and where it begins, for the stage's log."""
+        for name, module in self._modules.items():
+            parameters = list(module.parameters())
+            trained = sum(each.numel() for each in parameters if each.requires_grad)
+            everything = sum(each.numel() for each in parameters)
+            log.info(
+                "%s: %s parameters, %s of them trained, %s on %s",
+                *(name, f"{everything:,}", f"{trained:,}", parameters[0].dtype, parameters[0].device),
+            )
+        if self.step:
+            log.info("goes on from the checkpoint of step %d of %d", self.step, self._total)
+        else:
+            log.info("begins at step 0 of %d", self._total)
 
     def _restore(self) -> None:
         found = checkpoints.latest(self._scratch / CHECKPOINTS)
@@ -174,6 +195,7 @@ class Attempt:
         checkpoints.save(self._scratch / CHECKPOINTS, step=self.step, tensors=tensors, state=state)
         write_committed(self._scratch, step=self.step, journal_offset=offset)
         self._saved_at = self.step
+        log.info("step %d of %d: %s; saved", self.step, self._total, self._told)
 
     def _parts(self) -> set[str]:
         trained = {f"{name}.weights" for name in self._modules}

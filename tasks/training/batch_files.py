@@ -6,6 +6,7 @@ functions of their number alone ends with the same bytes, however often it was k
 
 import hashlib
 import json
+import logging
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -19,6 +20,8 @@ from tasks.training import preemption
 from tasks.training.attempt import Speed
 from tasks.training.progress import Progress
 from tasks.training.scratch import JOURNAL, PROGRESS, write_committed
+
+log = logging.getLogger(__name__)
 
 BATCHES = "batches"
 """The folder in scratch that holds them."""
@@ -47,6 +50,7 @@ class BatchFiles:
         self._progress = Progress(scratch / PROGRESS, total=total, phase=phase)
         self._progress.update(len(self.finished))
         self._speed = Speed()
+        log.info("%d of %d batches are done already", len(self.finished), total)
 
     def __enter__(self) -> Self:
         return self

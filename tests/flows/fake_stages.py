@@ -1,5 +1,6 @@
 """Stages that misbehave in one way each; run by name in a child process, never imported by a test."""
 
+import logging
 import os
 import resource
 import signal
@@ -41,6 +42,13 @@ def tell(job: StageJob) -> StageResult:
             },
         ),
     )
+
+
+def log_lines(job: StageJob) -> StageResult:
+    """Say what a stage says of itself, beside what a library says."""
+    logging.getLogger("tasks.sft").info("train: 1016 rows")
+    logging.getLogger("somebody.else").info("chatter")
+    return StageResult(metrics={})
 
 
 def save_when_asked(job: StageJob) -> StageResult:

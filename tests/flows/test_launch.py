@@ -82,6 +82,11 @@ class TestResult:
         assert result.samples[0]["pid"] != os.getpid()
         assert result.samples[0]["orchestrator_modules"] == []
 
+    def test_what_a_stage_says_of_itself_is_in_the_log_with_the_time(self, tmp_path: Path) -> None:
+        launch(job_in(tmp_path), log=tmp_path / "log.txt", stage="fake_stages.log_lines")
+        log = (tmp_path / "log.txt").read_text()
+        assert re.fullmatch(r"\d\d:\d\d:\d\d train: 1016 rows\n", log), "and nothing else"
+
     def test_everything_printed_is_in_the_log(
         self, tmp_path: Path, capfd: pytest.CaptureFixture[str]
     ) -> None:
