@@ -162,6 +162,10 @@ class Screen:
         self._line(start, line)
         if stage.remark:
             self._line(Text("      "), Text(stage.remark, style="yellow"))
+        if stage.left_out:
+            self._line(Text("      left out: "), Text(stage.left_out))
+        for warning in stage.warnings:
+            self._line(Text("      warning: "), Text(warning, style="bold yellow"))
         for verdict in stage.verdicts:
             self._line(Text("      gate "), verdict_text(verdict))
 
@@ -251,6 +255,7 @@ def show_end(
             f"{stage.seconds:.1f}" if stage.seconds else "",
         )
     console.print(table)
+    _show_warnings(console, record)
     console.print(
         Text.assemble("run ", (record.run_id, "bold"), " ", (words(record.status), STYLES[record.status]))
     )
@@ -301,6 +306,16 @@ def show_run(console: Console, view: RunView) -> None:
             )
         table.add_row(name, _status(view.status_of(name)), told, (stage.digest or "")[:12])
     console.print(table)
+    for name, stage in view.record.stages.items():
+        if stage.left_out:
+            console.print(Text(f"{name}: left out: {stage.left_out}"), soft_wrap=True)
+    _show_warnings(console, view.record)
+
+
+def _show_warnings(console: Console, record: RunRecord) -> None:
+    for name, stage in record.stages.items():
+        for warning in stage.warnings:
+            console.print(Text(f"warning: {name}: {warning}", style="bold yellow"), soft_wrap=True)
 
 
 def show_findings(console: Console, findings: Iterable[Finding]) -> None:

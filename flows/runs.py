@@ -60,6 +60,10 @@ class StageRecord(Frozen):
     metrics: dict[str, float | None] = Field(default_factory=dict)
     remark: str | None = None
     """What a person must know of the artifact: that nothing was learned, or a model compared with itself."""
+    left_out: str | None = None
+    """What of its data the stage dropped or cut, by reason."""
+    warnings: tuple[str, ...] = ()
+    """What its headline metrics warn of, whatever the gates say."""
     verdicts: tuple[Verdict, ...] = ()
     seconds: float = 0.0
     """Wall time of the last attempt."""

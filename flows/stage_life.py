@@ -4,6 +4,7 @@ Nothing here knows who orders the stages. Every line may be the last one before 
 is whole, and the same command goes on from it.
 """
 
+import json
 import threading
 import time
 import traceback
@@ -25,6 +26,7 @@ from flows.stage_process import explain
 from flows.watching import Watcher, feed, journal_entries
 from schemas.artifacts import Artifact
 from schemas.job import PrepareData, StageJob, StageResult
+from schemas.metric_warnings import left_out, warnings_of
 from schemas.references import COLLECTING, dependencies, order
 from schemas.stage_key import stage_key
 from schemas.verdicts import judge_artifact
@@ -188,6 +190,8 @@ class StageLife:
                     digest=artifact.digest,
                     metrics=artifact.metrics,
                     remark=remark_on(artifact, inputs),
+                    left_out=left_out(artifact.metrics, self._reasons(artifact)),
+                    warnings=warnings_of(artifact.metrics),
                     verdicts=verdicts,
                     seconds=0.0 if obtained.reused else time.monotonic() - began,
                     key_parts=parts,
@@ -339,6 +343,14 @@ class StageLife:
                 return kept
         left = result_left(self.store.root / "scratch" / key, ref.attempt)
         return left.samples if left else ()
+
+    def _reasons(self, artifact: Artifact) -> dict[str, int]:
+        """Why rows of a dataset were dropped → how many."""
+        report = self.store.folder(artifact) / "report.json"
+        if artifact.kind != "dataset" or not report.is_file():
+            return {}
+        reasons: dict[str, int] = json.loads(report.read_text()).get("dropped", {})
+        return reasons
 
     def _has_scratch(self, key: str) -> bool:
         return (self.store.root / "scratch" / key).is_dir()

@@ -30,7 +30,9 @@ class RunView:
 
     def as_json(self) -> dict[str, Any]:
         """What ``status --json`` prints of the run."""
-        kept = {"attempt", "stage_key", "digest", "metrics", "verdicts", "seconds", "reason"}
+        kept = {
+            "attempt", "stage_key", "digest", "metrics", "left_out", "warnings", "verdicts", "seconds", "reason",
+        }  # fmt: skip
         stages = {}
         for step, stage in self.record.stages.items():
             progress = self.progress.get(step)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from itertools import product
 
+import torch
 from torch import Tensor
 
 from algorithms.uncertainty import Estimate, clustered_mean
@@ -63,6 +64,7 @@ def run(job: StageJob) -> StageResult:
     metrics = {
         **values_of(estimates),
         f"{gain}_standard_error": defined(estimates[gain].standard_error),
+        "score_range": score_range(judged),
         **encoding_metrics(job, "prompts", [prompts_of["candidate"]]),
     }
 
@@ -119,6 +121,12 @@ def compare(judged: dict[str, Judged], greedy: dict[str, Judged], *, name: str) 
         rows = clusters_of(greedy[role].sampled.prompts)
         estimates[metric] = clustered_mean(greedy[role].judgements, rows)
     return estimates
+
+
+def score_range(judged: dict[str, Judged]) -> float:
+    """Highest less lowest judgement of all sampled responses; 0 where all are equal."""
+    judgements = torch.cat([results.judgements for results in judged.values()])
+    return (judgements.max() - judgements.min()).item()
 
 
 def response_rows(judged: Judged) -> list[dict[str, object]]:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from schemas.artifacts import Artifact
+from schemas.metric_warnings import left_out, warnings_of
 from tasks.ledger.entries import RunEntry, StageEntry
 from tasks.ledger.operations import Input
 from tasks.ledger.sameness import remark_on
@@ -50,7 +51,9 @@ def run_note(entry: RunEntry, pages: Mapping[str, str], makers: Mapping[Made, Li
         parents = " · ".join(
             f"{role}: {_linked(given.stage, pages.get(given.stage))}" for role, given in stage.inputs.items()
         )
-        outcome = "<br>".join(each for each in (_words(stage.outcome), _remark(stage)) if each)
+        outcome = "<br>".join(
+            each for each in (_words(stage.outcome), _remark(stage), *_warnings(stage)) if each
+        )
         lines.append(f"| {page} | {outcome} | {_artifact_cell(stage, makers)} | {gates} | {parents or '–'} |")
     return "\n".join(lines)
 
@@ -72,6 +75,9 @@ def stage_note(entry: RunEntry, name: str, run_page: str, makers: Mapping[Made, 
         head.append(f"**Reused:** made by {maker}, where its curves are; nothing was trained here.")
     if remark := _remark(stage):
         head.append(remark)
+    if stage.artifact and (lost := left_out(stage.artifact.metrics)):
+        head.append(f"**Left out:** {_cell(lost)}")
+    head += _warnings(stage)
     if stage.reason:
         head.append(_cell(stage.reason))
     lines = ["  \n".join(head), *_parents_table(stage.inputs, makers)]
@@ -94,12 +100,18 @@ def artifact_note(stage: StageEntry, run_page: str, makers: Mapping[Made, Link])
     ]
     if remark := _remark(stage):
         head.append(remark)
+    head += _warnings(stage)
     return "\n".join(["  \n".join(head), *_parents_table(stage.inputs, makers)])
 
 
 def _remark(stage: StageEntry) -> str | None:
     remark = remark_on(stage.artifact, stage.inputs) if stage.artifact else None
     return f"**{_cell(remark)}**" if remark else None
+
+
+def _warnings(stage: StageEntry) -> list[str]:
+    metrics = stage.artifact.metrics if stage.artifact else {}
+    return [f"**Warning:** {_cell(warning)}" for warning in warnings_of(metrics)]
 
 
 def _parents_line(inputs: Mapping[str, Input], makers: Mapping[Made, Link]) -> str:

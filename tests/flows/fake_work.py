@@ -5,7 +5,7 @@ doubled step, or a wrong input, shows in the artifact's digest. ``seconds.txt`` 
 step takes, ``lose.txt`` and ``refuse.txt`` which stage's first process is lost or which stage refuses its input,
 ``idle.txt`` which stage ends with the weights that it started from,
 ``memory.txt`` that a stage has room for so many rows at once (``sft 32``), and ``hang.txt`` in how many attempts it
-hangs (``sft 1``), both in ``FATAL_STEP``; ``events.txt`` there gets a line for each computation that starts and that finishes.
+hangs (``sft 1``), both in ``FATAL_STEP``; ``measured.json`` gives kinds of stage more metrics, and why rows were ``dropped``; ``events.txt`` there gets a line for each computation that starts and that finishes.
 """
 
 import hashlib
@@ -66,7 +66,12 @@ def run_stage(job: StageJob) -> StageResult:
         ({"prompt": "1+1?", "baseline": "3", "candidate": "2"},) if job.work.kind == "evaluation" else ()
     )
     mark(job, "finished")
-    return StageResult(metrics=METRICS[job.work.kind], tokenizer_digest=digest("tokenizer"), samples=samples)
+    told = workspace_of(job) / "measured.json"
+    measured = json.loads(told.read_text()) if told.exists() else {}
+    if "dropped" in measured and job.work.kind == "prepare_data":
+        (job.output / "report.json").write_text(json.dumps({"dropped": measured["dropped"]}))
+    metrics = {**METRICS[job.work.kind], **measured.get(job.work.kind, {})}
+    return StageResult(metrics=metrics, tokenizer_digest=digest("tokenizer"), samples=samples)
 
 
 def train(job: StageJob, seconds: float) -> str:

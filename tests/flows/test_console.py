@@ -2,13 +2,16 @@
 
 import io
 import re
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from flows.console import STYLES, Screen, duration, facts_of, headline_of, show_plan
+from flows.console import STYLES, Screen, duration, facts_of, headline_of, show_end, show_plan, show_run
 from flows.planning import PlannedStep
-from flows.runs import RunStatus, StageRecord, StageStatus
+from flows.runs import RunRecord, RunStatus, StageRecord, StageStatus
+from flows.status import RunView
+from schemas.loading import load_recipe
 from schemas.recipe import Gate
 from schemas.verdicts import judge
 from tasks.training.progress import StageProgress
@@ -167,3 +170,40 @@ def test_text_of_a_model_is_never_taken_for_markup() -> None:
     )
     assert "[red]1+1?[/red]" in printed.getvalue()
     assert "[/]" in printed.getvalue()
+
+
+def test_what_was_left_out_and_warnings_stand_at_the_stages_end_at_the_runs_end_and_in_status(
+    recipe_file: Path,
+) -> None:
+    stage = StageRecord(
+        status="completed",
+        metrics={"pair_accuracy": 0.8},
+        left_out="137 prompts too long (52 %)",
+        warnings=("52 % of the rows were left out",),
+    )
+    record = RunRecord(
+        run_id="0001-small-abcdef",
+        number=1,
+        recipe_digest="0" * 64,
+        recipe=load_recipe(recipe_file),
+        source="small.yaml",
+        stages={"reward": stage},
+        started="",
+    )
+    screen, printed = plain()
+    screen.ended("reward", stage)
+    lines = printed.getvalue().splitlines()
+    assert lines[1:3] == [
+        "      left out: 137 prompts too long (52 %)",
+        "      warning: 52 % of the rows were left out",
+    ]
+    screen, printed = plain()
+    show_end(screen.console, record, pages={})
+    assert "warning: reward: 52 % of the rows were left out" in printed.getvalue()
+    screen, printed = plain()
+    view = RunView(record, interrupted=False, progress={})
+    show_run(screen.console, view)
+    assert "reward: left out: 137 prompts too long (52 %)" in printed.getvalue()
+    assert "warning: reward: 52 % of the rows were left out" in printed.getvalue()
+    told = view.as_json()["stages"]["reward"]
+    assert (told["left_out"], told["warnings"]) == (stage.left_out, list(stage.warnings))

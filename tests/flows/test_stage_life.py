@@ -493,3 +493,32 @@ def test_a_source_that_is_replaced_after_its_key_was_made_is_refused(
         assert "has changed since the run was planned" in str(record.reason)
         assert "run the same command again" in str(record.reason)
         assert life.live("verifiers.mine").status == "completed"
+
+
+def test_what_was_left_out_and_is_warned_of_is_in_the_record_and_again_when_it_is_reused(
+    workspace: Workspace, recipe_file: Path
+) -> None:
+    too_long = {"prompts_too_long": 137, "prompts_too_long_share": 137 / 261}
+    dropped = {"dropped_rows": 12, "repeated_rows": 2, "source_rows": 200}
+    workspace.root.mkdir(parents=True, exist_ok=True)
+    (workspace.root / "measured.json").write_text(
+        json.dumps(
+            {
+                "sft": too_long,
+                "prepare_data": dropped,
+                "dropped": {"not JSON": 10, "repeats an earlier row": 2},
+            }
+        )
+    )
+    for status in ("completed", "reused"):
+        with lives(workspace, recipe_file) as life:
+            live_all(life, until="reward")
+            record = read_run(workspace, life.run.record.run_id)
+            life.run.update(status="completed")
+        assert record.stages["sft"].status == status
+        prepared, trained = record.stages["data.demonstrations"], record.stages["sft"]
+        assert prepared.left_out == "12 of 200 rows dropped (not JSON: 10, repeats an earlier row: 2)"
+        assert prepared.warnings[0].startswith("5 % of the source's rows cannot be used")
+        assert trained.left_out == "137 prompts too long (52 %)"
+        assert [warning[:4] for warning in trained.warnings] == ["52 %"]
+        assert record.stages["model"].left_out is None and record.stages["model"].warnings == ()

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from mlflow import entities
 
 from schemas.artifacts import Artifact
+from schemas.metric_warnings import warnings_of
 from tasks.ledger.entries import RunEntry
 from tasks.ledger.notes import artifact_note, run_note, stage_note
 from tasks.ledger.operations import (
@@ -203,6 +204,8 @@ class Book:
         assert made is not None, "whoever tells of an artifact tells when"
         run_id = self.runs.ids[stage]
         tags = {"vantage.digest": artifact.digest, "vantage.uri": artifact.uri}
+        if warnings := warnings_of(artifact.metrics):
+            tags["vantage.warnings"] = "\n".join(warnings)
         if tokenizer := getattr(artifact, "tokenizer_digest", None):
             tags["vantage.tokenizer_digest"] = tokenizer
         model_id = None
