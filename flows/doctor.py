@@ -21,7 +21,7 @@ from flows.runs import RunError, Workspace, read_run
 from tasks.storage.store import Store
 
 PACKAGES = ("schemas", "algorithms", "models", "tasks", "flows", "recipes")
-LIBRARIES = ("torch", "transformers", "prefect", "mlflow", "pandera", "datasets", "safetensors")
+LIBRARIES = ("torch", "transformers", "prefect", "mlflow", "pandera", "pyarrow", "safetensors")
 FREE_BYTES = 5 * 2**30
 """Below this much free space a warning is due: checkpoints and artifacts of a small model take so much."""
 

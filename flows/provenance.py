@@ -26,7 +26,7 @@ NVIDIA = Path("/proc/driver/nvidia")
 # another thread build one meanwhile, either fails with a SystemError (python/cpython#106905).
 _parser_lock = threading.Lock()
 
-LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "datasets", "pyarrow", "numpy")
+LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "pyarrow", "numpy")
 
 
 def provenance(kind: str, *, threads: int) -> dict[str, str]:

@@ -3,13 +3,13 @@
 from small_run import sha
 from told_operations import DEMONSTRATIONS, FINISH_STAGE, OPEN_RUN, OPEN_STAGE, entry, policy
 
-from tasks.ledger.notes import Link, run_note, stage_note
+from tasks.ledger.notes import Link, made, run_note, stage_note
 
 
 def test_the_second_line_of_a_stages_page_names_and_links_its_parents() -> None:
     makers = {
-        policy("model").digest: Link(run="#/m", run_name="model of run 0001", model="#/models/m"),
-        DEMONSTRATIONS.digest: Link(run="#/d", run_name="data.demonstrations of run 0001"),
+        made(policy("model")): Link(run="#/m", run_name="model of run 0001", model="#/models/m"),
+        made(DEMONSTRATIONS): Link(run="#/d", run_name="data.demonstrations of run 0001"),
     }
     lines = stage_note(entry(OPEN_RUN, OPEN_STAGE), "sft", "#/run", makers).splitlines()
     assert (
