@@ -81,7 +81,7 @@ RULES: tuple[Rule, ...] = (
         text="all returns are equal, so there is nothing for a critic to learn; look at the reward",
     ),
     Rule(
-        "score_range", at_most=0.0,
+        "reward_spread", at_most=0.0,
         text="all responses got the same score; unless the task is solved, the reward says nothing",
     ),
 )  # fmt: skip

@@ -460,7 +460,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric("test_score", "reward", "Mean score of the kept policy's responses to the test prompts.", headline=SAMPLING),
     Metric(
-        "score_range", "reward",
+        "reward_spread", "reward",
         "Highest less lowest score of the responses to the test prompts, of the kept policy, or of both models of an "
         "evaluation (1 and 0 are a verifier's); 0 where all are equal.",
         headline=(*SAMPLING, "evaluation"),

@@ -64,7 +64,7 @@ def run(job: StageJob) -> StageResult:
     metrics = {
         **values_of(estimates),
         f"{gain}_standard_error": defined(estimates[gain].standard_error),
-        "score_range": score_range(judged),
+        "reward_spread": reward_spread(judged),
         **encoding_metrics(job, "prompts", [prompts_of["candidate"]]),
     }
 
@@ -123,7 +123,7 @@ def compare(judged: dict[str, Judged], greedy: dict[str, Judged], *, name: str) 
     return estimates
 
 
-def score_range(judged: dict[str, Judged]) -> float:
+def reward_spread(judged: dict[str, Judged]) -> float:
     """Highest less lowest judgement of all sampled responses; 0 where all are equal."""
     judgements = torch.cat([results.judgements for results in judged.values()])
     return (judgements.max() - judgements.min()).item()

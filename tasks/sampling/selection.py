@@ -38,7 +38,7 @@ class Selection:
             measured["kl_to_reference"] = per_response.mean().item()
         return {
             **measured,
-            "score_range": (scored.scores.total.max() - scored.scores.total.min()).item(),
+            "reward_spread": (scored.scores.total.max() - scored.scores.total.min()).item(),
             "mean_response_length": scored.sampled.sequences.lengths.float().mean().item(),
             "truncated_share": (~scored.sampled.ended).float().mean().item(),
         }

@@ -27,7 +27,7 @@ def test_every_rule_reads_headline_metrics_that_there_are() -> None:
         ({"truncated_share": 0.5}, "50 % of the sampled responses were cut off"),
         ({"tied_share": 0.9}, "90 % of the prompts gave no pair"),
         ({"return_variance": 0.0}, "all returns are equal"),
-        ({"score_range": 0.0}, "all responses got the same score"),
+        ({"reward_spread": 0.0}, "all responses got the same score"),
     ],
 )  # fmt: skip
 def test_what_is_never_wanted_is_warned_of(metrics: dict[str, float | None], said: str) -> None:
@@ -45,7 +45,7 @@ def test_what_is_never_wanted_is_warned_of(metrics: dict[str, float | None], sai
         {"dropped_rows": 4.0},  # of an artifact from before the others were measured
         {"prompts_too_long_share": 0.01, "responses_cut_share": 0.1, "unknown_token_share": 0.01},
         {"single_byte_share": 0.5, "truncated_share": 0.49, "tied_share": 0.8},
-        {"return_variance": 1e-9, "score_range": 0.1},
+        {"return_variance": 1e-9, "reward_spread": 0.1},
         {"return_variance": None, "truncated_share": None},
     ],
 )
