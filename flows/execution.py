@@ -19,7 +19,7 @@ from flows.planning import needs_work, plan, refuse_drift
 from flows.publishing import publish
 from flows.resolving import ChosenRates
 from flows.run_summary import model_folders, samples_heading, snippet_for
-from flows.runs import Run, RunRecord, read_runs
+from flows.runs import Run, RunRecord, is_driven, read_runs
 from flows.stage_life import StageLife
 from schemas.cautions import warnings
 from schemas.recipe import Recipe
@@ -69,25 +69,31 @@ def execute(
     with Ledger(None, workspace.root, recipe.recipe) as ledger:
         life = StageLife(run, store=store, ledger=ledger, watcher=screen, stage_function=stage_function)
         life.begin()
+        shown_before = len(run.record.prefect_flow_run_ids)
+        lost = None
         try:
             with screen.live():
                 if needs_work(steps):
                     in_store = {step.name for step in steps if step.action == "reuse"}
-                    _order(life, in_store, verbose=verbose)
+                    lost = _order(life, in_store, verbose=verbose)
                 else:
                     _verify(life)
+                    _close_left_open(life)
         finally:
             life.end()
         for step, stage in run.record.stages.items():
             screen.samples(stage.samples, heading=samples_heading(run.record, step))
+        in_prefect = len(run.record.prefect_flow_run_ids) > shown_before
         show_end(
             screen.console,
             run.record,
-            pages=_pages(run, ledger),
+            pages=_pages(run, ledger, in_prefect=in_prefect),
             models=model_folders(run.record, workspace.store),
             snippet=snippet_for(run.record, workspace.store),
             next_steps=after_closed_gates(run.record, workspace.root),
         )
+    if lost is not None:
+        raise lost
     return run.record
 
 
@@ -115,15 +121,58 @@ def _verify(life: StageLife) -> None:
         publish(publication, life)
 
 
-def _order(life: StageLife, in_store: Collection[str], *, verbose: bool) -> None:
-    """Have Prefect order the stages."""
+def _order(life: StageLife, in_store: Collection[str], *, verbose: bool) -> servers.ServerUnavailable | None:
+    """Have Prefect order the stages; what is returned is why Prefect does not know yet how the run ended."""
     _refuse_what_does_not_fit(life.recipe)
-    with ordering(life.run.workspace.root, verbose=verbose) as url:
-        from flows.pipeline import Place, pipeline
+    earlier = life.run.record.prefect_flow_run_ids
+    try:
+        with ordering(life.run.workspace.root, verbose=verbose):
+            from flows.pipeline import Place, order
 
-        life.watcher.say(f"  Prefect shows it at {url.removesuffix('/api')}", "dim")
-        place = Place(this_machine(), in_store)
-        asyncio.run(pipeline(life.run.record.run_id, life, place, return_state=True))  # type: ignore[arg-type]
+            asyncio.run(order(life, Place(this_machine(), in_store)))
+    except Exception as error:  # whatever it is: once the run has ended, it concerns Prefect's page alone
+        if not _has_ended(life.run, earlier):
+            raise
+        if _close_left_open(life):
+            life.watcher.say(
+                "  the Prefect server stopped answering, and now knows how the run ended", "yellow"
+            )
+            return None
+        return servers.ServerUnavailable(
+            f"{str(error).partition(';')[0]}; the run has ended all the same ({life.run.outcome()}), and what it made is "
+            "kept: run the same command again when the server answers, and Prefect hears of it"
+        )
+    return None
+
+
+def _has_ended(run: Run, earlier: Collection[str]) -> bool:
+    """Whether a flow run that is none of the earlier ones came to its end, of which Prefect has not heard."""
+    open_runs = run.record.open_flow_runs
+    return any(each.status is not None and each.flow_run_id not in earlier for each in open_runs)
+
+
+def _close_left_open(life: StageLife) -> bool:
+    """Tell Prefect how earlier flow runs of the workspace ended, where it would show them as running for ever.
+
+    True where nothing of this run is left open. A server that does not answer within its patience is left alone.
+    """
+    workspace = life.run.workspace
+    others = (record for record in read_runs(workspace) if not is_driven(workspace, record.run_id))
+    left = [each for record in (life.run.record, *others) for each in record.open_flow_runs]
+    if not left:
+        return True
+    server = servers.server_name(workspace.root)
+    if any(each.server == server for each in left):
+        for name, value in {**SETTINGS, **QUIET}.items():
+            os.environ.setdefault(name, value)
+        try:
+            with servers.prefect_server(workspace.root):
+                from flows.flow_runs import close_left_open
+
+                asyncio.run(close_left_open(life.run, server=server))
+        except servers.ServerUnavailable:
+            return False
+    return not life.run.record.open_flow_runs
 
 
 @contextmanager
@@ -163,13 +212,19 @@ def _refuse_what_does_not_fit(recipe: Recipe) -> None:
             raise ValueError(f"stages.{name}.{error}") from None
 
 
-def _pages(run: Run, ledger: Ledger) -> Mapping[str, str]:
-    """Where to look further, by whose page it is."""
-    workspace = run.workspace.root
-    prefect = os.environ.get("PREFECT_API_URL", "").removesuffix("/api") or (
-        f"PREFECT_HOME={shlex.quote(str(workspace / 'prefect'))} {program('prefect')} server start"
-    )
+def _pages(run: Run, ledger: Ledger, *, in_prefect: bool) -> Mapping[str, str]:
+    """Where to look further, by whose page it is; Prefect's only where it has one of this run."""
     mlflow = ledger.where()
     if mlflow.startswith("mlflow "):
         mlflow = program("mlflow") + mlflow.removeprefix("mlflow")
-    return {"MLflow": mlflow, "Prefect": prefect, "logs": str(run.folder / "logs")}
+    pages = {"MLflow": mlflow}
+    if in_prefect:
+        from flows.flow_runs import page_of
+
+        home = shlex.quote(str(run.workspace.root / "prefect"))
+        pages["Prefect"] = (
+            page_of(run.record.prefect_flow_run_ids[-1])
+            if servers.configured_url()
+            else f"PREFECT_HOME={home} {program('prefect')} server start"
+        )
+    return {**pages, "logs": str(run.folder / "logs")}

@@ -6,9 +6,8 @@ stage's state is set.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from uuid import UUID
 
 from prefect.artifacts import (
     acreate_link_artifact,
@@ -17,10 +16,6 @@ from prefect.artifacts import (
     acreate_table_artifact,
     aupdate_progress_artifact,
 )
-from prefect.client.orchestration import get_client
-from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
-from prefect.client.schemas.objects import State
-from prefect.states import Crashed
 
 from flows.runs import RunRecord
 from tasks.training.progress import StageProgress
@@ -98,26 +93,6 @@ async def show_run(record: RunRecord, *, mlflow: str) -> None:
                 await acreate_markdown_artifact(f"The ledger: `{mlflow}`", key="mlflow")
     except Exception:
         log.debug("no pages for run %s", record.run_id, exc_info=True)
-
-
-async def close_interrupted(flow_run_ids: Sequence[str]) -> None:
-    """Call crashed what an earlier process of this run was killed in; Prefect itself would show it running for ever."""
-    async with get_client() as client:
-        for flow_run_id in flow_run_ids:
-            try:
-                flow_run = await client.read_flow_run(UUID(flow_run_id))
-                tasks = FlowRunFilter(id=FlowRunFilterId(any_=[flow_run.id]))
-                for task_run in await client.read_task_runs(flow_run_filter=tasks):
-                    if task_run.state is not None and not task_run.state.is_final():
-                        await client.set_task_run_state(task_run.id, _killed(), force=True)
-                if flow_run.state is not None and not flow_run.state.is_final():
-                    await client.set_flow_run_state(flow_run.id, _killed(), force=True)
-            except Exception:
-                log.debug("flow run %s is not closed", flow_run_id, exc_info=True)
-
-
-def _killed() -> State[None]:
-    return Crashed(message="its process was killed; a later flow run of the same name goes on")
 
 
 def _as_key(step: str) -> str:

@@ -4,28 +4,22 @@ import asyncio
 from collections.abc import Callable, Collection
 from contextlib import nullcontext
 
-from prefect import flow, runtime, task
+from prefect import flow, runtime, tags, task
 from prefect.cache_policies import NO_CACHE
-from prefect.client.schemas.objects import State, StateType
+from prefect.client.schemas.objects import State
+from prefect.context import TagsContext
 
+from flows.flow_runs import cancelled_by, close_left_open, page_of, state_of, told_of_run, told_of_stage
 from flows.jobs import resources_of
 from flows.machine import Machine, Share
-from flows.pages import close_interrupted, progress_page, show_run
+from flows.pages import progress_page, show_run
 from flows.publishing import publish
+from flows.servers import server_name
 from flows.stage_life import StageLife
-from flows.stopping import stopping
+from flows.stopping import first_error, stopping
 
 MAX_ATTEMPTS = 3
 """Attempts at a stage within one run, while the cause of each end allows another (a lost or preempted process)."""
-
-STATES = {
-    "completed": (StateType.COMPLETED, "Completed"),
-    "reused": (StateType.COMPLETED, "Reused"),
-    "gate_closed": (StateType.FAILED, "GateClosed"),
-    "resumable": (StateType.FAILED, "Resumable"),
-    "failed": (StateType.FAILED, "Failed"),
-}
-"""Status of a stage or run → Prefect's type of state, and the name that a person sees there."""
 
 
 class Place:
@@ -52,14 +46,28 @@ class Place:
         self.ended = ended
 
 
+async def order(life: StageLife, place: Place) -> None:
+    """Have Prefect order the run's stages, in a flow run that is found by its recipe and by its run."""
+    run = life.run
+    with tags(f"recipe:{life.recipe.recipe}", f"run:{run.record.run_id}"):
+        state = await pipeline(run.record.run_id, life, place, return_state=True)  # type: ignore[call-overload]
+    this = run.record.prefect_flow_run_ids[-1:]
+    if any(each.flow_run_id in this and each.status is None for each in run.record.open_flow_runs):
+        life.watcher.say(f"  Prefect's flow broke off: {state.message}", "red")
+    run.close_flow_runs(this)  # Prefect has answered that it recorded the end
+
+
 @flow(name="vantage", flow_run_name="{run_id}", persist_result=False, validate_parameters=False)
 async def pipeline(run_id: str, life: StageLife, place: Place) -> State[None]:
     """All stages, side by side where the machine suffices, then what is published."""
-    await close_interrupted(life.run.record.prefect_flow_run_ids)
-    life.run.add_flow_run(str(runtime.flow_run.id))
+    flow_run_id, server = str(runtime.flow_run.id), server_name(life.run.workspace.root)
+    await close_left_open(life.run, server=server)
+    life.run.add_flow_run(flow_run_id, server=server)
+    life.watcher.say(f"  Prefect shows it at {page_of(flow_run_id)}", "dim")
     states: dict[str, asyncio.Task[State[None] | None]] = {}
-    with stopping(life.request_stop):
-        async with asyncio.TaskGroup() as side_by_side:
+    # Task runs get no tags: for each of them Prefect would ask its server for a place, and end the run if it is busy.
+    with TagsContext(current_tags=set()), stopping(life.request_stop), first_error():
+        async with cancelled_by(flow_run_id, life.cancel), asyncio.TaskGroup() as side_by_side:
             for step, reads in life.inputs.items():
                 first = life.before_any_stage() if step in life.recipe.stages else []
                 before = [states[other] for other in dict.fromkeys([*first, *reads.values()])]
@@ -68,7 +76,9 @@ async def pipeline(run_id: str, life: StageLife, place: Place) -> State[None]:
     for publication in life.recipe.publish:
         await asyncio.to_thread(publish, publication, life)
     await show_run(life.run.record, mlflow=life.ledger.where())
-    return _state(life.run.outcome(), life.run.record.run_id)
+    status, message = seen_by_prefect(life, life.run.outcome()), told_of_run(life.run.record)
+    life.run.end_flow_run(flow_run_id, status, message)
+    return state_of(status, message)
 
 
 async def when_ready(
@@ -95,10 +105,9 @@ async def stage(step: str, attempt: int, life: StageLife, share: Share | None) -
     """One attempt at a stage, in a thread that waits for the stage's process; without a share it only looks the artifact up."""
     async with progress_page(step, lambda: life.progress(step)):
         record = await asyncio.to_thread(life.live, step, share, from_store=share is None)
-    return _state(record.status, record.reason or " · ".join(map(str, record.verdicts)))
+    return state_of(seen_by_prefect(life, record.status), told_of_stage(record))
 
 
-def _state(status: str, message: str) -> State[None]:
-    """Prefect's state for a status of ours; no result is ever kept there."""
-    kind, name = STATES[status]
-    return State(type=kind, name=name, message=message)
+def seen_by_prefect(life: StageLife, status: str) -> str:
+    """What was cancelled in Prefect is shown there as cancelled; to us it is a run to go on with, like any other."""
+    return "cancelled" if life.cancelled and status == "resumable" else status

@@ -13,7 +13,7 @@ import secrets
 import shutil
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,6 +81,17 @@ class StageRecord(Frozen):
     """What is left of the recipe's after memory ran out; None: as the recipe says."""
 
 
+class OpenFlowRun(Frozen):
+    """A flow run whose end Prefect is not known to have recorded: its process or its server may have died before."""
+
+    flow_run_id: str
+    server: str
+    """Who knows it: ``flows.servers.server_name``."""
+    status: str | None = None
+    """How it ended, as ``flows.flow_runs.STATES`` has it; None: its process is at it, or died."""
+    message: str = ""
+
+
 class RunRecord(Frozen):
     """The whole of ``run.json``."""
 
@@ -97,6 +108,7 @@ class RunRecord(Frozen):
     stages: dict[str, StageRecord] = Field(default_factory=dict)
     mlflow_run_id: str | None = None
     prefect_flow_run_ids: tuple[str, ...] = ()
+    open_flow_runs: tuple[OpenFlowRun, ...] = ()
     started: str
     """For people only."""
 
@@ -172,9 +184,30 @@ class Run:
         """Change fields of a stage and write them."""
         self.set_stage(step, self._record.stages[step].model_copy(update=changes))
 
-    def add_flow_run(self, flow_run_id: str) -> None:
-        """Remember under which id Prefect shows this attempt at the run."""
-        self.update(prefect_flow_run_ids=(*self._record.prefect_flow_run_ids, flow_run_id))
+    def add_flow_run(self, flow_run_id: str, *, server: str) -> None:
+        """Remember under which id Prefect shows this attempt at the run; it is open until it is closed."""
+        self.update(
+            prefect_flow_run_ids=(*self._record.prefect_flow_run_ids, flow_run_id),
+            open_flow_runs=(
+                *self._record.open_flow_runs,
+                OpenFlowRun(flow_run_id=flow_run_id, server=server),
+            ),
+        )
+
+    def end_flow_run(self, flow_run_id: str, status: str, message: str) -> None:
+        """Remember how a flow run ended, before Prefect is told."""
+        ended = {"status": status, "message": message}
+        self.update(
+            open_flow_runs=tuple(
+                each.model_copy(update=ended) if each.flow_run_id == flow_run_id else each
+                for each in self._record.open_flow_runs
+            )
+        )
+
+    def close_flow_runs(self, flow_run_ids: Collection[str]) -> None:
+        """Prefect has recorded how these ended, or knows them no longer."""
+        left = (each for each in self._record.open_flow_runs if each.flow_run_id not in flow_run_ids)
+        self.update(open_flow_runs=tuple(left))
 
     def outcome(self) -> RunOutcome:
         """What the stages' ends add up to."""
@@ -233,18 +266,23 @@ def drive_again(workspace: Workspace, run_id: str) -> Iterator[Run]:
 
 
 def dead_runs(workspace: Workspace) -> Iterator[Run]:
-    """Runs that call themselves running though no process drives them, each held while it is looked at.
+    """Runs that call themselves running though no process drives them, each held while it is looked at."""
+    return undriven_runs(workspace, lambda record: record.status == "running")
+
+
+def undriven_runs(workspace: Workspace, wanted: Callable[[RunRecord], bool]) -> Iterator[Run]:
+    """The wanted runs that no process drives, each held while it is looked at.
 
     Nobody mints meanwhile: a run has its name for a moment before it has its driver.
     """
     with _minting(workspace):
         for record in read_runs(workspace):
-            if record.status != "running" or is_driven(workspace, record.run_id):
+            if not wanted(record) or is_driven(workspace, record.run_id):
                 continue
             run = _take(workspace, record)
             if run is not None:
                 try:
-                    if run.record.status == "running":
+                    if wanted(run.record):
                         yield run
                 finally:
                     run.close()

@@ -15,9 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from flows.launch import OURS, last_line
+from tasks.ledger.tracking import without_password
 from tasks.storage.durable_files import make_private, open_private
 
 LOOPBACK = "127.0.0.1"
+OWN = "own"
+"""The name of the server that keeps its database in the workspace."""
 ANSWER_SECONDS = 15.0
 """How long a configured server may take to answer."""
 START_SECONDS = 120.0
@@ -184,6 +187,17 @@ def configured_url() -> str | None:
     from prefect.settings import get_current_settings  # takes most of a second
 
     return get_current_settings().api.url
+
+
+def server_name(workspace: Path) -> str:
+    """Which database of flow runs this process writes to: ``own`` for the workspace's, or the configured address.
+
+    Our own server has another port each time, and a user may start it too, by the command that a run prints.
+    """
+    configured = configured_url()
+    if configured is None or os.environ.get("PREFECT_HOME") == str(workspace.resolve() / "prefect"):
+        return OWN
+    return without_password(configured)
 
 
 def is_healthy(url: str) -> bool:

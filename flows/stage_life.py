@@ -82,6 +82,8 @@ class StageLife:
         self.stage_function = stage_function
         self.stop = threading.Event()
         """Once set, running stages save their state and end, and no other begins."""
+        self.cancelled = False
+        """Whether it was Prefect that asked."""
         self.inputs = {step: dependencies(self.recipe)[step] for step in order(self.recipe)}
         """Step → role → step that it reads; every step comes after all that it reads."""
         self.artifacts: dict[str, Artifact] = {}
@@ -103,6 +105,12 @@ class StageLife:
         """Ask running stages to save their state and end."""
         self.watcher.say("  stopping: running stages save their state", "yellow")
         self.stop.set()
+
+    def cancel(self) -> None:
+        """The run was cancelled in Prefect."""
+        self.cancelled = True
+        self.watcher.say("  cancelled in Prefect", "yellow")
+        self.request_stop()
 
     def begin(self) -> None:
         """Open the run in the ledger, and close what other runs left open when their processes died."""

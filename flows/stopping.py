@@ -27,3 +27,15 @@ def stopping(request_stop: Callable[[], None]) -> Iterator[None]:
         for number, handler in before.items():
             loop.remove_signal_handler(number)
             signal.signal(number, handler)
+
+
+@contextmanager
+def first_error() -> Iterator[None]:
+    """Of several errors that a task group raises together, the first one: its message says what happened."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        first: BaseException = group
+        while isinstance(first, BaseExceptionGroup):
+            first = first.exceptions[0]
+        raise first from group

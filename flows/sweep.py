@@ -20,6 +20,7 @@ from flows.machine import Machine, this_machine
 from flows.planning import needs_work, plan, refuse_drift
 from flows.resolving import resolve_sweep
 from flows.runs import Workspace, read_runs
+from flows.stopping import first_error
 from flows.sweep_runs import SweepEnd, SweepRuns, finished_run
 from schemas.cautions import warnings
 from schemas.references import dependencies
@@ -124,11 +125,8 @@ def _order(
             at_once=at_once,
             shared=lambda cell: set(dependencies(cell.recipe)) - reached(cell.recipe, reseeds),
         )
-        with _signals_to(sweep_runs.request_stop), ThreadPoolExecutor(1) as thread:
-            try:
-                thread.submit(copy_context().run, asyncio.run, cells).result()
-            except Exception as error:
-                raise _first(error) from error
+        with _signals_to(sweep_runs.request_stop), ThreadPoolExecutor(1) as thread, first_error():
+            thread.submit(copy_context().run, asyncio.run, cells).result()
 
 
 @contextmanager
@@ -162,13 +160,6 @@ def _alone(folder: Path) -> Iterator[Path]:
         yield folder
     finally:
         os.close(lock)
-
-
-def _first(error: Exception) -> Exception:
-    """What ended the first of several tasks side by side."""
-    while isinstance(error, ExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 def _tell_warnings(screen: Screen, swept: Plan) -> None:

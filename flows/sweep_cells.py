@@ -3,8 +3,8 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
+from flows import pipeline
 from flows.machine import Machine
-from flows.pipeline import Place, pipeline
 from flows.stage_life import StageLife
 from schemas.sweep import Cell
 
@@ -38,8 +38,7 @@ async def run_cells(
                 shared_is_over.set()
 
         async def order(life: StageLife, in_store: set[str]) -> None:
-            place = Place(machine, in_store, ended)
-            await pipeline(life.run.record.run_id, life, place, return_state=True)  # type: ignore[call-overload]
+            await pipeline.order(life, pipeline.Place(machine, in_store, ended))
 
         async with slots:
             try:

@@ -1,7 +1,11 @@
 """A small recipe, a workspace, and one MLflow database for all tests of the flows."""
 
+import os
+import signal
+import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -11,6 +15,8 @@ from flows.servers import start
 
 # Fake stages are imported by name, by tests and by child processes, which get this process's path.
 sys.path.insert(0, str(Path(__file__).parent))
+
+ROOT = Path(__file__).parents[2]
 
 RECIPE = """\
 recipe: fake
@@ -79,3 +85,28 @@ def prefect_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         server = start(tmp_path_factory.mktemp("prefect"))
         yield server.wait_ready()
         server.stop()
+
+
+@pytest.fixture
+def start_vantage(workspace: Workspace, recipe_file: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Start the command line with fake stages, in a process group of its own, which does not outlive the test."""
+    processes: list[subprocess.Popen[str]] = []
+
+    def start_one(*options: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "fake_vantage", "run", str(recipe_file), "--workspace"]
+        process = subprocess.Popen(
+            [*command, str(workspace.root), *options],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(__file__).parent)])},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        processes.append(process)
+        return process
+
+    yield start_one
+    for process in processes:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        print(*process.communicate())
