@@ -32,6 +32,8 @@ class Outcome:
     undone_because: set[str]
     """Why the trust-region guard took steps back; ``given up`` where no shorter one was good either."""
     measured: dict[str, float] = field(default_factory=dict)
+    steered: dict[str, float] = field(default_factory=dict)
+    """Both coefficients as a further iteration would find them."""
 
 
 @dataclass
@@ -485,7 +487,8 @@ def run(job: Any) -> Outcome:
     measured = stage.measure(stage.test, nets.stream(job, "test sampling"), count) | {
         "validation_score": best
     }
-    return Outcome(weights, last, first, journal, best_iteration, stage.undone_because, measured)
+    steered = {"kl_coef": stage.kl_coef, "kl_penalty_coef": stage.kl_penalty_coef}
+    return Outcome(weights, last, first, journal, best_iteration, stage.undone_because, measured, steered)
 
 
 def gae(

@@ -48,6 +48,14 @@ def doubled_and_kept(outcome: Outcome) -> bool:
     return len({after / before for before, after in pairwise(coefs)}) > 1
 
 
+def stops_short(outcome: Outcome, *, rounds: int) -> bool:
+    """Whether there were too few mixed groups even after so many rounds of four."""
+    return any(
+        m["sampling_rounds"] == rounds and (1 - m["uniform_group_share"]) * rounds < 1
+        for m in outcome.journal
+    )
+
+
 def steered_freely(outcome: Outcome, *, target: float) -> bool:
     """Whether the KL itself decided on a step of β, and not the clip of what it is off by."""
     return any(abs(metrics["kl_to_reference"] / target - 1) < 0.2 for metrics in outcome.journal[:-1])
@@ -167,11 +175,11 @@ CASES = {
             "dual_clip": 1.2,
         },
         {"critic": None, "validate_every": 2},
-        happens=lambda o: varied(o, "sampling_rounds") and varied(o, "uniform_group_share"),
+        happens=lambda o: varied(o, "sampling_rounds") and stops_short(o, rounds=3),
         reward=Reward(
             terms=(RewardTerm(verifier="last_digit", wrong=-0.5),), missing_eos=MissingEos(subtract=0.4)
         ),
-        seed=1,
+        seed=9,
     ),
     "greedy baseline, scaled": Case(
         {
@@ -273,9 +281,11 @@ def test_a_run_is_what_the_oracle_says(name: str, folders: dict[str, Path], tmp_
         for metric, value in expected.items():
             assert told[metric] == pytest.approx(value, rel=1e-3, abs=1e-5), (number, metric)
 
-    last = last_weights(job, outcome.last)
+    last = last_checkpoint(job, outcome.last)
     for network, after in outcome.last.items():
-        assert_moved_alike(last[network], after, outcome.first[network])
+        assert_moved_alike(weights_of(last, network), after, outcome.first[network])
+    for coef, value in outcome.steered.items():
+        assert last.state["stage"][coef] == pytest.approx(value, rel=1e-3), coef
 
     measured = {"best_iteration": outcome.best_iteration, **outcome.measured}
     for metric, value in measured.items():
@@ -284,17 +294,19 @@ def test_a_run_is_what_the_oracle_says(name: str, folders: dict[str, Path], tmp_
     assert_moved_alike(load_file(job.output / "model.safetensors"), outcome.weights, before)
 
 
-def last_weights(job: StageJob, networks: Iterable[str]) -> dict[str, dict[str, torch.Tensor]]:
-    """Every network's in the last checkpoint."""
+def last_checkpoint(job: StageJob, networks: Iterable[str]) -> checkpoints.Loaded:
+    """Everything that moved, as the last checkpoint has it."""
     found = checkpoints.latest(job.scratch / CHECKPOINTS)
     assert found is not None
     trained = {f"{network}.{part}" for network in networks for part in ("weights", "optimizer")}
-    loaded = checkpoints.load(found, required=trained | {"stage", "stopped", "journal_offset", "best"})
+    return checkpoints.load(found, required=trained | {"stage", "stopped", "journal_offset", "best"})
+
+
+def weights_of(loaded: checkpoints.Loaded, network: str) -> dict[str, torch.Tensor]:
+    """Of one network."""
+    prefix = f"{network}.weights/"
     return {
-        network: {
-            name.removeprefix(f"{network}.weights/"): tensor
-            for name, tensor in loaded.tensors.items()
-            if name.startswith(f"{network}.weights/")
-        }
-        for network in networks
+        name.removeprefix(prefix): tensor
+        for name, tensor in loaded.tensors.items()
+        if name.startswith(prefix)
     }
