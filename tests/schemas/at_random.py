@@ -32,6 +32,11 @@ def _texts() -> list[bytes]:
 
 
 @cache
+def _schema(of_sweep: bool) -> dict[str, Any]:
+    return sweep_schema() if of_sweep else recipe_schema()
+
+
+@cache
 def _keys() -> list[str]:
     """Dotted keys of the built-in recipes, all of them."""
 
@@ -97,7 +102,7 @@ def _override(chance: random.Random) -> str:
 
 def by_schema(chance: random.Random, *, sweep: bool = False) -> bytes:
     """A recipe (or sweep) that its schema describes, with a wrong value here and there."""
-    schema = sweep_schema() if sweep else recipe_schema()
+    schema = _schema(sweep)
     value = _value(schema, schema["definitions"], chance, depth=0)
     return yaml.safe_dump(value, allow_unicode=chance.random() < 0.5).encode("utf-8", errors="surrogatepass")
 
