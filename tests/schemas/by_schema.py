@@ -45,6 +45,7 @@ RULES = {
     "PolicyOptimization._the_controller_takes_small_steps": "one number times five",
     "PolicyOptimization._ptx_needs_data": "what a preset's name stands for",
     "Algorithm._positive_examples_need_a_rule": "what a preset's name stands for",
+    "Algorithm._what_asks_the_critic_needs_one": "what a preset's name stands for",
     "Algorithm._k1_is_no_loss": "what a preset's name stands for",
     "Algorithm._a_controller_needs_something_to_multiply": "what a preset's name stands for",
     "Algorithm._groups_of_one_are_uniform": "what a preset's name stands for",
