@@ -485,8 +485,9 @@ def test_a_source_that_is_replaced_after_its_key_was_made_is_refused(
         verifier.write_text("def verify(prompt, response, answer):\n    return False\n")
         return launch(*arguments, **options)
 
-    monkeypatch.setattr(stage_life, "launch", replaced_then_launched)
     with lives(workspace, recipe_file, *overrides) as life:
+        live_all(life, until="verifiers.mine")
+        monkeypatch.setattr(stage_life, "launch", replaced_then_launched)
         record = life.live("verifiers.mine")
         assert record.status == "failed"
         assert record.exit_code == ExitCode.BAD_INPUT
