@@ -12,6 +12,7 @@ from pydantic import Field
 from schemas.frozen import Frozen
 
 _OF_PAIRS = ("pair_accuracy", "preference_loss", "validation_pair_accuracy", "validation_preference_loss")
+_OF_POLICIES = ("test_score", "mean_response_length", "truncated_share")
 _OF_JUDGES = {
     judge: frozenset(
         {name, f"baseline_{name}", f"{name}_gain", f"greedy_{name}", f"baseline_greedy_{name}"}
@@ -24,6 +25,9 @@ ESTIMATED: dict[str, frozenset[str]] = {
     "sft": frozenset({"validation_nll", "test_nll"}),
     "reward_model": frozenset({*_OF_PAIRS, "score_gap", "validation_score_gap"}),
     "dpo": frozenset({*_OF_PAIRS, "reward_gap", "validation_reward_gap"}),
+    "value_pretraining": frozenset({"explained_variance", "value_bias", "value_mse"}),
+    "policy_optimization": frozenset({"kl_to_reference", *_OF_POLICIES}),
+    "best_of_n": frozenset(_OF_POLICIES),
     "evaluation": frozenset().union(*_OF_JUDGES.values()),
 }
 """Kind of stage → its headline metrics that are estimates over held-out prompts; each comes with its uncertainty."""

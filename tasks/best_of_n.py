@@ -21,6 +21,7 @@ from tasks.sampling.sampler_check import compare_with_sampler
 from tasks.sampling.selection import Selection
 from tasks.training import progress
 from tasks.training.attempt import Attempt
+from tasks.training.measured import uncertainty_of, values_of
 from tasks.training.metric_sums import means_of
 from tasks.training.optimization import (
     autocast,
@@ -102,11 +103,13 @@ def run(job: StageJob) -> StageResult:
     save_policy(policy, codec.tokenizer, job.output)
     return StageResult(
         metrics={
-            **measured,
+            **values_of(measured.estimates),
+            "reward_spread": measured.reward_spread,
             "validation_score": attempt.state["best"],
             "best_iteration": attempt.state["best_iteration"],
             **encoding,
         },
+        uncertainty=uncertainty_of(measured.estimates),
         tokenizer_digest=tokenizer_digest(job.output),
     )
 

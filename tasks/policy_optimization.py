@@ -40,6 +40,7 @@ from tasks.sampling.sampler_check import compare_with_sampler
 from tasks.sampling.selection import Selection
 from tasks.training.attempt import Attempt
 from tasks.training.data_order import DataOrder
+from tasks.training.measured import uncertainty_of, values_of
 from tasks.training.optimization import frozen_dtype, training_device
 from tasks.training.seeds import derive_seed, stage_seed
 from tasks.updates.actor_critic import ActorCritic, critic_folder, load_actor_critic
@@ -126,11 +127,13 @@ def run(job: StageJob) -> StageResult:
     save_policy(networks.policy, codec.tokenizer, job.output)
     return StageResult(
         metrics={
-            **measured,
+            **values_of(measured.estimates),
+            "reward_spread": measured.reward_spread,
             "validation_score": attempt.state["best"],
             "best_iteration": attempt.state["best_iteration"],
             **encoding,
         },
+        uncertainty=uncertainty_of(measured.estimates),
         tokenizer_digest=tokenizer_digest(job.output),
     )
 

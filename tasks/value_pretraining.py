@@ -7,7 +7,6 @@ before any policy update. The proof is explained variance on prompts that it was
 
 import logging
 from dataclasses import dataclass
-from math import isfinite
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -15,6 +14,7 @@ from torch.optim import Optimizer
 from algorithms.advantages import monte_carlo_returns
 from algorithms.diagnostics import ValueDiagnostics, value_diagnostics
 from algorithms.rewards import RunningMoments
+from algorithms.uncertainty import Estimate, clustered_explained_variance, clustered_ratio
 from algorithms.value_loss import value_loss
 from models.chunks import chunks
 from models.folders import load_policy, tokenizer_digest
@@ -39,6 +39,7 @@ from tasks.sampling.sampler_check import compare_with_sampler
 from tasks.training import progress
 from tasks.training.attempt import Attempt, weights_of
 from tasks.training.data_order import DataOrder
+from tasks.training.measured import clusters_of, defined, uncertainty_of
 from tasks.training.metric_sums import MetricSums
 from tasks.training.optimization import (
     autocast,
@@ -140,7 +141,8 @@ def run(job: StageJob) -> StageResult:
         critic.load_state_dict(attempt.best)
 
     # 6. How well it explains prompts that have chosen nothing: the best of several measurements is optimistic
-    measured = diagnose(critic, sample_held_out(job, work, actors, moments, TEST), actors)
+    test = sample_held_out(job, work, actors, moments, TEST)
+    measured, estimates = diagnose(critic, test, actors), estimate(critic, test, actors)
     save_value(critic, codec.tokenizer, job.output)
     if moments.count:
         write_moments(job.output, moments)
@@ -151,6 +153,7 @@ def run(job: StageJob) -> StageResult:
             "best_iteration": attempt.state["best_iteration"],
             **encoding,
         },
+        uncertainty=uncertainty_of(estimates),
         tokenizer_digest=tokenizer_digest(job.output),
     )
 
@@ -237,10 +240,27 @@ def accumulate_value_loss(
 
 def diagnose(critic: ScalarModel, held_out: HeldOut, actors: Actors) -> ValueDiagnostics:
     """Explained variance and what it hides, over the whole held-out set at once."""
-    sequences = held_out.rollout.sequences
+    predicted, mask = predict(critic, held_out, actors), held_out.rollout.sequences.response_mask
+    return value_diagnostics(predicted, held_out.returns, mask, num_positions=POSITIONS)
+
+
+def estimate(critic: ScalarModel, held_out: HeldOut, actors: Actors) -> dict[str, Estimate]:
+    """The same numbers with their standard errors; all responses to one prompt are one cluster."""
+    predicted, mask = predict(critic, held_out, actors), held_out.rollout.sequences.response_mask
+    prompts = clusters_of(held_out.rollout.sampled.prompts)
+    error = (predicted.double() - held_out.returns.double()).masked_fill(~mask, 0.0)
+    tokens = mask.sum(dim=1)
+    return {
+        "explained_variance": clustered_explained_variance(predicted, held_out.returns, mask, prompts),
+        "value_bias": clustered_ratio(error.sum(dim=1), tokens, prompts),
+        "value_mse": clustered_ratio(error.square().sum(dim=1), tokens, prompts),
+    }
+
+
+def predict(critic: ScalarModel, held_out: HeldOut, actors: Actors) -> Tensor:
+    """Values (B,T) of the held-out responses' prefixes."""
     with progress.within("validation"):
-        predicted = rollout_values(critic, sequences, actors)
-    return value_diagnostics(predicted, held_out.returns, sequences.response_mask, num_positions=POSITIONS)
+        return rollout_values(critic, held_out.rollout.sequences, actors)
 
 
 def keep_if_best(
@@ -273,8 +293,3 @@ def headline_metrics(measured: ValueDiagnostics) -> dict[str, float | None]:
         "constant_mse": measured.constant_mse,
         **by_position,
     }
-
-
-def defined(measured: float) -> float | None:
-    """The number itself, or None for NaN and infinities, which JSON cannot say."""
-    return measured if isfinite(measured) else None

@@ -3,14 +3,25 @@
 import logging
 from dataclasses import dataclass
 
+from algorithms.uncertainty import Estimate, clustered_mean
 from schemas.algorithm import Returns
 from tasks.data.examples import Prompts
 from tasks.sampling.rollouts import Actors, Scored, sample_and_score, sequence_sums, shape
 from tasks.training import progress
 from tasks.training.attempt import Attempt, weights_of
+from tasks.training.measured import clusters_of
 from tasks.training.seeds import derive_seed
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What the kept policy's responses to the test prompts were like."""
+
+    estimates: dict[str, Estimate]
+    reward_spread: float
+    """The highest of their scores less the lowest."""
 
 
 @dataclass(frozen=True)
@@ -23,25 +34,27 @@ class Selection:
     num_samples: int
     seed: int
 
-    def measure(self, test: Prompts, *, num_samples: int) -> dict[str, float]:
+    def measure(self, test: Prompts, *, num_samples: int) -> Measured:
         """Score, length (tokens), cut-off share and, against a reference, KL (nats) of the policy as it is now.
+
+        All responses to one prompt are one cluster.
 
         Args:
             test: prompts that chose nothing: the best of several validation scores is optimistic.
             num_samples: responses to them.
         """
         scored = self._respond(test, num_samples, stream="test sampling", phase="test")
-        measured = {"test_score": scored.scores.total.mean().item()}
+        measured = {"test_score": scored.scores.total}
         if self.actors.reference is not None:
             rollout = shape(self.actors, scored, returns=Returns())
-            per_response = sequence_sums(rollout.log_ratios, rollout.sequences.response_mask)
-            measured["kl_to_reference"] = per_response.mean().item()
-        return {
-            **measured,
-            "reward_spread": (scored.scores.total.max() - scored.scores.total.min()).item(),
-            "mean_response_length": scored.sampled.sequences.lengths.float().mean().item(),
-            "truncated_share": (~scored.sampled.ended).float().mean().item(),
-        }
+            measured["kl_to_reference"] = sequence_sums(rollout.log_ratios, rollout.sequences.response_mask)
+        measured["mean_response_length"] = scored.sampled.sequences.lengths
+        measured["truncated_share"] = ~scored.sampled.ended
+        prompts = clusters_of(scored.sampled.prompts)
+        return Measured(
+            estimates={name: clustered_mean(values, prompts) for name, values in measured.items()},
+            reward_spread=(scored.scores.total.max() - scored.scores.total.min()).item(),
+        )
 
     def score(self) -> float:
         """The mean score of responses to the validation prompts."""
