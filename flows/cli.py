@@ -6,7 +6,7 @@ import sys
 import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -171,11 +171,10 @@ def plan(
     """Say for each stage whether it would be reused, resumed or run, and why. Changes nothing."""
     with _explained(verbose):
         from flows.console import open_console, show_plan
+        from flows.planning import cautions, refuse_drift
         from flows.planning import plan as plan_steps
-        from flows.planning import refuse_drift
         from flows.resolving import load_resolved
         from flows.runs import damaged_runs, read_runs
-        from schemas.cautions import warnings
         from tasks.storage.store import Store
 
         resolved, chosen = load_resolved(recipe, overrides or [])
@@ -184,16 +183,11 @@ def plan(
         _warn(damaged_runs(place))
         steps = plan_steps(resolved, store, read_runs(place))
         if as_json:
-            told = [
-                {**asdict(replace(step, artifact=None)), "verdicts": [v.model_dump() for v in step.verdicts]}
-                for step in steps
-            ]
-            for step in told:
-                del step["artifact"]  # its digest is there, and `status --json` shows its metrics
+            told = [step.as_json() for step in steps]
             shown = {
                 "recipe": resolved.recipe,
                 "steps": told,
-                "warnings": warnings(resolved),
+                "warnings": cautions(resolved, steps),
                 "chosen": chosen,
             }
             _print_json(shown)
@@ -202,7 +196,7 @@ def plan(
                 open_console(),
                 steps,
                 heading=f"{resolved.recipe} · {place.root}",
-                warnings=warnings(resolved),
+                warnings=cautions(resolved, steps),
                 chosen=chosen,
             )
         if strict:

@@ -15,13 +15,12 @@ from flows.launch import RUN_STAGE, warm_up
 from flows.machine import this_machine
 from flows.next_steps import after_closed_gates
 from flows.own_commands import program
-from flows.planning import needs_work, plan, refuse_drift
+from flows.planning import cautions, needs_work, plan, refuse_drift
 from flows.publishing import publish
 from flows.resolving import ChosenRates
 from flows.run_summary import model_folders, samples_heading, snippet_for
 from flows.runs import Run, RunRecord, is_driven, read_runs
 from flows.stage_life import StageLife
-from schemas.cautions import warnings
 from schemas.recipe import Recipe
 from tasks.ledger.run_ledger import Ledger
 from tasks.storage.store import Store
@@ -63,7 +62,7 @@ def execute(
     store = Store(workspace.store)
     steps = plan(recipe, store, read_runs(workspace))
     heading = f"{recipe.recipe} · run {run.record.run_id}"
-    show_plan(screen.console, steps, heading=heading, warnings=warnings(recipe), chosen=chosen)
+    show_plan(screen.console, steps, heading=heading, warnings=cautions(recipe, steps), chosen=chosen)
     if strict:
         refuse_drift(steps)
     with Ledger(None, workspace.root, recipe.recipe) as ledger:

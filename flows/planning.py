@@ -5,7 +5,7 @@ before it has to run first, they are unknown, and the step waits.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from flows.jobs import gates_of, key_parts_of, resources_of, threads_of, work_of
@@ -13,6 +13,8 @@ from flows.machine import Share, available_cpus
 from flows.provenance import drift, provenance
 from flows.runs import RunRecord, StageRecord
 from schemas.artifacts import Artifact
+from schemas.cautions import warnings
+from schemas.few_prompts import few_prompts
 from schemas.recipe import Recipe
 from schemas.references import dependencies, order
 from schemas.stage_key import differences, stage_key
@@ -64,6 +66,11 @@ class PlannedStep:
         """The action as it is printed."""
         return f"resume at {self.at_step}" if self.action == "resume" else self.action
 
+    def as_json(self) -> dict[str, Any]:
+        """What ``plan --json`` prints of the step."""
+        told = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "artifact"}
+        return {**told, "verdicts": [verdict.model_dump(mode="json") for verdict in self.verdicts]}
+
 
 def plan(recipe: Recipe, store: Store | None, runs: Sequence[RunRecord]) -> list[PlannedStep]:
     """The plan for every step, in order.
@@ -84,6 +91,12 @@ def plan(recipe: Recipe, store: Store | None, runs: Sequence[RunRecord]) -> list
         read = {role: steps[step] for role, step in inputs[name].items()}
         steps[name] = _plan_step(recipe, name, read, store, earlier, present)
     return list(steps.values())
+
+
+def cautions(recipe: Recipe, steps: Sequence[PlannedStep]) -> list[str]:
+    """Warnings of the recipe itself, and of gates that its held-out prompts, as far as they are counted, tell little of."""
+    counted = {step.name: step.artifact.metrics for step in steps if step.artifact is not None}
+    return [*warnings(recipe), *few_prompts(recipe, counted)]
 
 
 def refuse_drift(steps: Sequence[PlannedStep]) -> None:
