@@ -64,9 +64,7 @@ def _prompts(recipe: Recipe, stage: AnyStage, step: str, measured: Measured) -> 
     """How many test prompts at most the stage is measured on; None where nobody knows yet."""
     known: list[int] = []
     rows = measured.get(step, {}).get("test_rows")
-    asked = (
-        getattr(recipe.data[step.removeprefix("data.")].split, split) if step.startswith("data.") else None
-    )
+    asked = recipe.data[step.removeprefix("data.")].split.test if step.startswith("data.") else None
     if rows is not None:
         known.append(int(rows))
     elif isinstance(asked, int):

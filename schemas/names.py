@@ -303,9 +303,10 @@ def _gates(plain: Plain) -> Iterator[Problem]:
 
 def _sure_of_nothing(path: Path, metric: str, kind: str, judge: str | None) -> Iterator[Problem]:
     """A confidence that is asked of a number which is no estimate, or comes without its uncertainty."""
-    estimated = sorted(estimated_by(kind, judge=judge))
+    estimated = sorted(estimated_by(kind, judge=judge) & gated_by(kind, judge=judge))
     if metric not in estimated:
-        others = f", or gate on one of: {', '.join(estimated)}" if estimated else ""
+        one_of = "one of: " if len(estimated) > 1 else ""
+        others = f", or gate on {one_of}{', '.join(estimated)}" if estimated else ""
         message = f"{quote(metric)} comes without a standard error, so no confidence can be asked of it"
         yield Problem(path, message, f"remove confidence{others}")
 

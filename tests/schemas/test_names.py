@@ -90,7 +90,7 @@ POLICIES = "sft or policy_optimization or dpo or best_of_n stage, or the recipe'
          "'accuracy_gain'; "),
         ("stages.sft.gate", {"metric": "prompts_too_long", "at_most": 5, "confidence": 0.95},
          "'prompts_too_long' comes without a standard error, so no confidence can be asked of it; remove confidence, or "
-         "gate on one of: test_nll, validation_nll"),
+         "gate on test_nll"),
         ("stages.evaluation.gate", {"metric": "accuracy_gain_standard_error", "at_most": 1, "confidence": 0.9},
          "'accuracy_gain_standard_error' comes without a standard error, so no confidence can be asked of it; "
          "remove confidence, or gate on one of: accuracy, "),
