@@ -289,6 +289,8 @@ def show_runs(console: Console, views: Sequence[RunView], workspace: Path) -> No
             view.record.started,
         )
     console.print(table)
+    for view in views:
+        _show_contradictions(console, view)
 
 
 def show_run(console: Console, view: RunView) -> None:
@@ -310,12 +312,18 @@ def show_run(console: Console, view: RunView) -> None:
         if stage.left_out:
             console.print(Text(f"{name}: left out: {stage.left_out}"), soft_wrap=True)
     _show_warnings(console, view.record)
+    _show_contradictions(console, view)
 
 
 def _show_warnings(console: Console, record: RunRecord) -> None:
     for name, stage in record.stages.items():
         for warning in stage.warnings:
             console.print(Text(f"warning: {name}: {warning}", style="bold yellow"), soft_wrap=True)
+
+
+def _show_contradictions(console: Console, view: RunView) -> None:
+    for each in view.contradictions:
+        console.print(Text(f"{view.record.run_id}: not borne out: {each}", style="red"), soft_wrap=True)
 
 
 def show_findings(console: Console, findings: Iterable[Finding]) -> None:

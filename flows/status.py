@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+from flows.evidence import contradictions
 from flows.jobs import gates_of
 from flows.runs import RunRecord, Workspace, is_driven
 from tasks.training.progress import StageProgress, read_progress
@@ -18,6 +19,8 @@ class RunView:
     """It calls itself running, but no process drives it: the same command goes on with it."""
     progress: dict[str, StageProgress]
     """Running stage → how far it is."""
+    contradictions: tuple[str, ...] = ()
+    """What the run's own file says otherwise than its artifacts."""
 
     @property
     def status(self) -> str:
@@ -31,7 +34,7 @@ class RunView:
     def as_json(self) -> dict[str, Any]:
         """What ``status --json`` prints of the run."""
         kept = {
-            "attempt", "stage_key", "digest", "metrics", "left_out", "warnings", "verdicts", "seconds", "reason",
+            "attempt", "stage_key", "digest", "metrics", "left_out", "warnings", "verdicts", "remark", "seconds", "reason",
         }  # fmt: skip
         stages = {}
         for step, stage in self.record.stages.items():
@@ -43,7 +46,12 @@ class RunView:
                 "progress": progress.model_dump(mode="json") if progress else None,
             }
         told = {"run_id", "recipe_digest", "source", "started", "mlflow_run_id", "prefect_flow_run_ids"}
-        return {**self.record.model_dump(mode="json", include=told), "status": self.status, "stages": stages}
+        return {
+            **self.record.model_dump(mode="json", include=told),
+            "status": self.status,
+            "stages": stages,
+            "contradictions": list(self.contradictions),
+        }
 
 
 def look(workspace: Workspace, record: RunRecord) -> RunView:
@@ -55,4 +63,4 @@ def look(workspace: Workspace, record: RunRecord) -> RunView:
             if report is not None:
                 progress[step] = report
     interrupted = record.status == "running" and not is_driven(workspace, record.run_id)
-    return RunView(record, interrupted, progress)
+    return RunView(record, interrupted, progress, tuple(contradictions(workspace, record)))

@@ -87,14 +87,15 @@ def read_sealed(folder: Path, *, digest: str) -> Sealed:
 
 def contradictions(artifact: StoredArtifact, sealed: Sealed) -> list[str]:
     """What an artifact's description says otherwise than its own files; empty: nothing."""
-    found = list(_differences("metrics", artifact.metrics, sealed.measured.metrics))
-    found += _differences("uncertainty", artifact.uncertainty, sealed.measured.uncertainty)
+    found = list(differences("metrics", artifact.metrics, sealed.measured.metrics))
+    found += differences("uncertainty", artifact.uncertainty, sealed.measured.uncertainty)
     if artifact.files_digest != sealed.files_digest:
         found.append(f"files_digest is {artifact.files_digest}, the manifest says {sealed.files_digest}")
     return found
 
 
-def _differences(field: str, said: Mapping[str, object], measured: Mapping[str, object]) -> Iterator[str]:
+def differences(field: str, said: Mapping[str, object], measured: Mapping[str, object]) -> Iterator[str]:
+    """A line for each name that is said to be otherwise than ``metrics.json`` has it."""
     for name in dict.fromkeys((*said, *measured)):
         one, other = (str(each[name]) if name in each else "absent" for each in (said, measured))
         if one != other:
