@@ -1,6 +1,6 @@
 """Every number that a stage reports: its name, its unit and what exactly it is.
 
-``docs/metrics.md`` is this table, printed by ``docs_page``.
+``docs/metrics.md`` is this table, printed by ``schemas.metrics_page``.
 """
 
 from dataclasses import dataclass
@@ -507,26 +507,3 @@ def measured_by(kind: str, *, judge: str | None = None) -> frozenset[str]:
 def curves_of(kind: str) -> frozenset[str]:
     """Names of the metrics that a kind of stage reports while it runs."""
     return frozenset(metric.name for metric in METRICS if kind in metric.curve)
-
-
-def docs_page() -> str:
-    """The page ``docs/metrics.md``."""
-    lines = [
-        "# Metrics",
-        "",
-        "Every number that a stage reports. *Headline*: reported once, at the stage's end; a gate can ask for it.",
-        "*Curve*: reported against the optimiser step (the iteration, where responses are sampled; the batch, in",
-        "`preference_collection`).",
-        "Unit `1` is a plain number; `reward` is the unit of the recipe's reward.",
-        "This page is printed from `schemas/metrics.py`.",
-        "",
-        "| name | unit | meaning | headline of | curve of |",
-        "|---|---|---|---|---|",
-    ]
-    for metric in METRICS:
-        meaning = metric.meaning.replace("|", "\\|")
-        if metric.judge:
-            meaning += f" With a {metric.judge} as judge."
-        kinds = f"{', '.join(metric.headline) or '–'} | {', '.join(metric.curve) or '–'}"
-        lines.append(f"| `{metric.name}` | {metric.unit} | {meaning} | {kinds} |")
-    return "\n".join(lines) + "\n"
