@@ -14,6 +14,8 @@ import typer
 
 from flows.disk_faults import is_disk_fault
 from flows.exit_codes import MEANINGS, ExitCode
+from flows.safe_stream import SafeStream
+from schemas.safe_text import safe_text
 
 if TYPE_CHECKING:
     from flows.runs import RunRecord, Workspace
@@ -267,6 +269,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal without UTF-8 must not stop a run
+    sys.stderr = SafeStream(sys.stderr)  # type: ignore[assignment]  # errors hold what others wrote
     app()
 
 
@@ -357,7 +360,7 @@ def _workspace(folder: Path) -> "Workspace":
 
 def _print_json(value: Any, *, indent: int | None = None) -> None:
     try:
-        print(json.dumps(value, ensure_ascii=False, indent=indent), flush=True)
+        print(safe_text(json.dumps(value, ensure_ascii=False, indent=indent)), flush=True)
     except BrokenPipeError:  # `| head` has seen enough, which is no reason to fail
         from flows.console import forget_reader
 

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import IO, Any, TextIO
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.segment import Segment
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -26,6 +27,7 @@ from flows.resolving import ChosenRates
 from flows.run_summary import comparison
 from flows.runs import GOOD, RunRecord, StageRecord
 from flows.status import RunView
+from schemas.safe_text import safe_text
 from schemas.verdicts import Verdict
 from tasks.training.progress import RUNNING, StageProgress
 
@@ -65,7 +67,16 @@ _SAMPLES_SHOWN = 3
 _SAMPLE_CHARACTERS = 400
 
 
-class PatientConsole(Console):
+class SafeConsole(Console):
+    """A console whose own control codes alone reach the terminal: text that holds some is written out, secrets are masked."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """The renderable in segments, as rich asks for it; each piece of text is made safe."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(safe_text(segment.text), segment.style)
+
+
+class PatientConsole(SafeConsole):
     """A console that goes on without a reader: ``vantage run … | head`` must not end a training.
 
     rich would raise SystemExit in whichever thread printed last.
@@ -87,6 +98,7 @@ def forget_reader(stream: IO[str]) -> None:
 def open_console(stream: TextIO | None = None) -> Console:
     """A console for standard output, or for ``stream``; wide enough for whole lines where nobody watches."""
     stream = stream or sys.stdout
+    stream = getattr(stream, "unguarded", stream)  # the console itself makes text safe
     return PatientConsole(
         file=stream, highlight=False, soft_wrap=False, width=None if stream.isatty() else _PLAIN_WIDTH
     )
@@ -402,5 +414,5 @@ def _number(value: float | None) -> str:
 
 
 def _cut(value: Any) -> str:
-    text = str(value)
+    text = safe_text(str(value))
     return text if len(text) <= _SAMPLE_CHARACTERS else text[: _SAMPLE_CHARACTERS - 1] + "…"

@@ -11,6 +11,9 @@ import importlib
 import logging
 import os
 import signal
+import warnings
+
+from flows.descendants import adopt_descendants, end_descendants
 
 PRELOADED = (
     "flows.stage_process",
@@ -37,6 +40,12 @@ PRELOADED = (
 # children would be killed before they could save. It ends when the orchestrator's end of its pipe closes.
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 signal.signal(signal.SIGHUP, signal.SIG_IGN)
+# In a session of its own it outlives even a kill -9 of the whole group, for as long as it takes to end what stages left.
+os.setsid()
+adopt_descendants()
+warnings.filterwarnings(
+    "ignore", message="forkserver: waitpid returned unexpected pid"
+)  # one that was adopted
 
 for _name in PRELOADED:
     try:
@@ -47,5 +56,11 @@ for _name in PRELOADED:
 gc.collect()
 gc.freeze()  # what is loaded stays in pages shared by all children
 
-# When the orchestrator is gone the stages must be gone at once, not after an orderly farewell to torch.
-atexit.register(os._exit, 0)
+
+def _end() -> None:
+    """When the orchestrator is gone, stages and all that they started must be gone at once, without a farewell to torch."""
+    end_descendants(os.getpid())
+    os._exit(0)
+
+
+atexit.register(_end)

@@ -21,11 +21,13 @@ from pathlib import Path
 from types import ModuleType
 
 from flows import stage_process
+from flows.descendants import end_descendants
 from flows.exit_codes import ExitCode, of_signal
 from flows.machine import Share, available_cpus, oom_kills
 from flows.stage_process import Cause, Failure
 from flows.watchdog import Watchdog
 from schemas.job import StageJob, StageResult
+from schemas.safe_text import without_secrets
 from tasks.training.scratch import PROGRESS
 
 RUN_STAGE = "tasks.stages.run_stage"
@@ -40,6 +42,9 @@ STACKS_SECONDS = 5.0
 
 # multiprocessing reads a child's exit status from a pipe that only one thread may read.
 _multiprocessing_lock = threading.Lock()
+
+_stages: set[int | None] = set()
+"""The processes of stages that have been started and not yet waited for; guarded by the lock."""
 
 
 class StageFailed(Exception):
@@ -121,7 +126,8 @@ def launch(
         hung=hung,
         out_of_memory=oom_kills() > oom_kills_before,
     )
-    raise StageFailed(**failure.model_dump(), log=log)
+    told = {**failure.model_dump(), "message": without_secrets(failure.message)}
+    raise StageFailed(**told, log=log)
 
 
 def attempt_folder(job: StageJob) -> Path:
@@ -160,6 +166,7 @@ def _start(
         try:
             with _multiprocessing_lock, _main_module_hidden():
                 process.start()
+                _stages.add(process.pid)
         except (ConnectionError, EOFError):
             time.sleep(POLL_SECONDS)
         else:
@@ -238,7 +245,12 @@ def _exit_status(process: ForkServerProcess) -> int:
     with _multiprocessing_lock:
         process.join()
         status = process.exitcode
+        _stages.discard(process.pid)
         process.close()
+        # What a stage that was killed has left behind is now the fork server's: nothing else is, but other stages.
+        server = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+        if server is not None:
+            end_descendants(server, spare=_stages)
     assert status is not None, "the process has ended"
     return status if status >= 0 else of_signal(-status)
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from flows.launch import OURS, last_line
+from schemas.safe_text import servers_secrets, without_secrets
 from tasks.ledger.tracking import without_password
 from tasks.storage.durable_files import make_private, open_private
 
@@ -41,6 +42,10 @@ NOT_NEEDED = (
 )
 """Services for deployments and automations, which a server that lives as long as one run has none of. What stays
 is the one that records task runs."""
+
+
+_SERVERS_OWN = ("PREFECT_SERVER_", "PREFECT_API_DATABASE_")
+"""What variables that are a server's start with: a user may have our own server keep its runs in a database of theirs."""
 
 
 class ServerUnavailable(Exception):
@@ -203,8 +208,9 @@ def server_name(workspace: Path) -> str:
 def is_healthy(url: str) -> bool:
     """Whether a server on this machine answers; never asks a proxy."""
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    scheme, _, address = url.partition("://")
     try:
-        with direct.open(f"{url}/health", timeout=5) as answer:
+        with direct.open(f"{scheme}://{address.rpartition('@')[2]}/health", timeout=5) as answer:
             return bool(answer.status == 200)
     except OSError:
         return False
@@ -227,16 +233,19 @@ def _wait_for_configured(url: str, stopping: threading.Event) -> None:
         while (refusal := client.api_healthcheck()) is not None and not stopping.is_set():
             if time.monotonic() >= deadline:
                 raise ServerUnavailable(
-                    f"PREFECT_API_URL={url} does not answer within {ANSWER_SECONDS:g} seconds ({refusal}); start "
-                    "that server, correct the address, or unset it and vantage starts a server of its own"
+                    without_secrets(
+                        f"PREFECT_API_URL={url} does not answer within {ANSWER_SECONDS:g} seconds ({refusal}); start "
+                        "that server, correct the address, or unset it and vantage starts a server of its own"
+                    )
                 )
             stopping.wait(0.5)
 
 
 def _server_process(home: Path, port: int, log: Path) -> subprocess.Popen[bytes]:
     """A Prefect server on ``port`` that ends with this process (``flows.tied_process``)."""
+    of_clients = [name for name in servers_secrets(os.environ) if not name.startswith(_SERVERS_OWN)]
     environment = {
-        **os.environ,
+        **{name: value for name, value in os.environ.items() if name not in of_clients},
         "PREFECT_HOME": str(home),
         "PREFECT_SERVER_API_HOST": LOOPBACK,
         "PREFECT_SERVER_API_PORT": str(port),

@@ -28,6 +28,7 @@ from schemas.artifacts import Artifact
 from schemas.job import PrepareData, StageJob, StageResult
 from schemas.metric_warnings import left_out, warnings_of
 from schemas.references import COLLECTING, dependencies, order
+from schemas.safe_text import safe_text, without_secrets
 from schemas.stage_key import stage_key
 from schemas.verdicts import judge_artifact
 from tasks.ledger.operations import Input, StageOutcome
@@ -388,7 +389,7 @@ class StageLife:
         status: StageOutcome = "resumable" if may_be_retried(exit_code) else "failed"
         if isinstance(error, StageFailed) and has_second_chance(exit_code):
             status, remedy = self._second_chance(step, error)
-        reason = f"{message}; {remedy} ({self.log_of(step)})"
+        reason = safe_text(f"{message}; {remedy} ({self.log_of(step)})")
         if self.run.record.stages[step].status == "running":
             self.ledger.finish_stage(step, status, reason=reason)
         return self._end(step, status=status, reason=reason, exit_code=exit_code, seconds=seconds)
@@ -425,9 +426,10 @@ class StageLife:
 
     def _log_traceback(self, step: str, error: Exception) -> None:
         log = self.log_of(step)
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("a") as file:
-            traceback.print_exception(error, file=file)
+        with suppress(OSError):  # a disk that is full holds up nothing here
+            log.parent.mkdir(parents=True, exist_ok=True)
+            with log.open("a") as file:
+                file.write(without_secrets("".join(traceback.format_exception(error))))
 
 
 def _description(job: StageJob, result: StageResult, inputs: Mapping[str, Input]) -> dict[str, Any]:

@@ -18,12 +18,15 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from multiprocessing import forkserver
 from pathlib import Path
-from typing import Literal, NoReturn
+from typing import Literal, NoReturn, TextIO, cast
 
+from flows.descendants import adopt_descendants, end_descendants
 from flows.disk_faults import is_disk_fault
 from flows.exit_codes import ExitCode
+from flows.safe_stream import SafeStream
 from schemas.frozen import Frozen
 from schemas.job import StageJob, StageResult
+from schemas.safe_text import servers_secrets, without_secrets
 from tasks.training import preemption
 
 Cause = Literal["refused", "diverged", "preempted", "memory", "storage", "killed", "hung", "internal"]
@@ -60,11 +63,14 @@ def main(job_file: Path, log: Path, stage: str, threads: int, environment: Mappi
     save and stop.
     """
     os.setsid()
+    adopt_descendants()
     _die_with_parent()
     preemption.listen()
     _write_everything_to(log)
     _say_what_stages_do()
     _forget_current_folder()
+    for name in servers_secrets(os.environ):
+        del os.environ[name]
     os.environ.update(environment)
     _limit_threads(threads)
     attempt = job_file.parent
@@ -85,13 +91,14 @@ def main(job_file: Path, log: Path, stage: str, threads: int, environment: Mappi
         logging.shutdown()
         sys.stdout.flush()
         sys.stderr.flush()
-    # Threads and workers that a stage left behind must not hold up its end.
+    # Threads and workers that a stage left behind must not hold up its end, nor outlive it.
+    end_descendants(os.getpid())
     os._exit(code)
 
 
 def explain(error: BaseException) -> Failure:
     """What an error of a stage means for whoever started it: pure."""
-    message = str(error).strip() or type(error).__name__
+    message = without_secrets(str(error).strip() or type(error).__name__)
     if isinstance(error, preemption.Preempted):
         return Failure(
             exit_code=ExitCode.RESUME, cause="preempted", message=message, remedy="run the same command again"
@@ -179,8 +186,7 @@ def _write_everything_to(log: Path) -> None:
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
-    sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
-    sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+    sys.stdout, sys.stderr = (_masking(descriptor) for descriptor in (1, 2))
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # kill -USR1 shows where a stage hangs
 
@@ -193,6 +199,11 @@ def _say_what_stages_do() -> None:
     ours.addHandler(handler)
     ours.setLevel(logging.INFO)
     ours.propagate = False
+
+
+def _masking(descriptor: int) -> TextIO:
+    stream = open(descriptor, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+    return cast(TextIO, SafeStream(stream, without_secrets))
 
 
 def _forget_current_folder() -> None:

@@ -47,7 +47,7 @@ def encode_prompts(
     if not prompts:
         return []
     if uses_chat(tokenizer, chat):
-        texts = [_apply_template(tokenizer, prompt) for prompt in prompts]
+        texts = [render_turns(tokenizer, prompt) for prompt in prompts]
         rows = _tokenise(tokenizer, texts, add_special_tokens=False)
     else:
         rows = _tokenise(tokenizer, list(prompts), add_special_tokens=True)
@@ -132,12 +132,13 @@ def stop_token_ids(tokenizer: PreTrainedTokenizerBase, *, chat: bool | None) -> 
 def _turn(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
     """What the chat template puts around the assistant's words: white space before them, and all that follows."""
     prompt, words = "?", "words"
-    opening, _, closing = _apply_template(tokenizer, prompt, words).rpartition(words)
-    space = opening.removeprefix(_apply_template(tokenizer, prompt))
+    opening, _, closing = render_turns(tokenizer, prompt, words).rpartition(words)
+    space = opening.removeprefix(render_turns(tokenizer, prompt))
     return space if space.isspace() else "", closing
 
 
-def _apply_template(tokenizer: PreTrainedTokenizerBase, prompt: str, response: str | None = None) -> str:
+def render_turns(tokenizer: PreTrainedTokenizerBase, prompt: str, response: str | None = None) -> str:
+    """The chat template's text of a user's turn, and of the assistant's where there is one, else up to its opening."""
     turns = [{"role": "user", "content": prompt}]
     if response is not None:
         turns.append({"role": "assistant", "content": response})

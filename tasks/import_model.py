@@ -1,12 +1,17 @@
 """The implicit first step: the recipe's model, checked and copied into a plain Hugging Face folder."""
 
-from models.folders import tokenizer_digest
+from models.folders import load_tokenizer, tokenizer_digest
 from models.sources import import_model
+from models.template_trial import try_chat_template
 from schemas.job import ImportModel, StageJob, StageResult
 
 
 def run(job: StageJob) -> StageResult:
-    """Import ``model.source``, so that nothing later depends on where it came from."""
+    """Import ``model.source``, so that nothing later depends on where it came from; and try its chat template.
+
+    Raises:
+        BrokenTemplate: the chat template, which the recipe asks for or leaves open, cannot be rendered within bounds.
+    """
     assert isinstance(job.work, ImportModel)
     import_model(
         job.work.model.source,
@@ -15,4 +20,6 @@ def run(job: StageJob) -> StageResult:
         planned=job.source_sha256,
         scratch=job.scratch,
     )
+    if job.work.model.chat is not False:
+        try_chat_template(load_tokenizer(job.output))
     return StageResult(metrics={}, tokenizer_digest=tokenizer_digest(job.output))

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from schemas.safe_text import without_secrets
 from tasks.ledger.outbox import Outbox
 from tasks.ledger.tracking import set_up_client, without_login, without_password
 
@@ -112,7 +113,7 @@ class Sender:
                     "MLflow (%s) cannot be reached; the run goes on, and its records wait in %s: %s",
                     without_password(self._tracking_uri),
                     self._outbox.folder if self._outbox else self._workspace,
-                    without_login(_first_line(error), self._tracking_uri),
+                    without_secrets(without_login(_first_line(error), self._tracking_uri)),
                 )
             warned = error is not None
 

@@ -136,6 +136,36 @@ def _beyond_the_limit(write: Callable[[], object], *, limit: int = 65536) -> Sta
     raise AssertionError("it fitted")
 
 
+def leave_daemons(job: StageJob) -> StageResult:
+    """Leave processes behind that belong to nobody: a session of its own, a second fork, and more of them."""
+    for _ in range(3):
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork() == 0:
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+                with open(job.scratch / "daemons", "a") as file:
+                    file.write(f"{os.getpid()}\n")
+                time.sleep(600)
+            os._exit(0)
+    subprocess.Popen(["setsid", "sleep", "600"])
+    while (
+        len((job.scratch / "daemons").read_text().split()) < 3 if (job.scratch / "daemons").exists() else True
+    ):
+        time.sleep(0.01)
+    return StageResult(metrics={"done": 1.0})
+
+
+def leave_daemons_and_be_killed(job: StageJob) -> StageResult:
+    leave_daemons(job)
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError("unreachable")
+
+
+def leave_daemons_and_work(job: StageJob) -> StageResult:
+    leave_daemons(job)
+    return save_when_asked(job)
+
+
 def be_killed(job: StageJob) -> StageResult:
     os.kill(os.getpid(), signal.SIGKILL)
     raise AssertionError("unreachable")

@@ -51,6 +51,8 @@ def run_stage(job: StageJob) -> StageResult:
         os.kill(os.getpid(), signal.SIGKILL)
     if _is_named(job, "refuse.txt"):
         refuse(job)
+    if _is_named(job, "leak.txt"):
+        leak()
     if job.work.kind == "import_verifier":
         # quick enough to be done as it is, but for the prompts, of which there are none here
         import_verifier.run(job.model_copy(update={"inputs": {}}))
@@ -72,6 +74,14 @@ def run_stage(job: StageJob) -> StageResult:
         (job.output / "report.json").write_text(json.dumps({"dropped": measured["dropped"]}))
     metrics = {**METRICS[job.work.kind], **measured.get(job.work.kind, {})}
     return StageResult(metrics=metrics, tokenizer_digest=digest("tokenizer"), samples=samples)
+
+
+def leak() -> None:
+    """Print and raise whatever a careless library could, with codes that clear a terminal."""
+    print(dict(os.environ))
+    raise OSError(
+        f"\x1b[2J\u202ecannot reach http://someone:{os.environ['CANARY_TOKEN']}@host/x?token=canary-in-a-query {os.environ['HF_TOKEN']}"
+    )
 
 
 def train(job: StageJob, seconds: float) -> str:

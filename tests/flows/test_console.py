@@ -6,8 +6,19 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from rich.text import Text
 
-from flows.console import STYLES, Screen, duration, facts_of, headline_of, show_end, show_plan, show_run
+from flows.console import (
+    STYLES,
+    Screen,
+    duration,
+    facts_of,
+    headline_of,
+    open_console,
+    show_end,
+    show_plan,
+    show_run,
+)
 from flows.planning import PlannedStep
 from flows.runs import RunRecord, RunStatus, StageRecord, StageStatus
 from flows.status import RunView
@@ -207,3 +218,26 @@ def test_what_was_left_out_and_warnings_stand_at_the_stages_end_at_the_runs_end_
     assert "warning: reward: 52 % of the rows were left out" in printed.getvalue()
     told = view.as_json()["stages"]["reward"]
     assert (told["left_out"], told["warnings"]) == (stage.left_out, list(stage.warnings))
+
+
+def test_nothing_in_a_text_steers_the_terminal() -> None:
+    """Only the console's own codes reach it: with none of ours, no control character is left."""
+    attack = "x\x1b[2J\x1b]0;title\x07\x9b31m\r\u202eevil\x08"
+    printed = io.StringIO()
+    screen = Screen(open_console(printed))
+    screen.say(attack)
+    screen.samples([{"prompt": attack, "baseline": attack, "candidate": attack, "baseline_judgement": 1.0}])
+    stage = StageRecord(status="failed", reason=attack, metrics={attack: 1.0})
+    screen.ended(attack, stage)
+    step = PlannedStep(attack, attack, "run", reasons=(attack,), drift=(attack,))
+    show_plan(screen.console, [step], heading=attack, warnings=[attack])
+    told = printed.getvalue()
+    assert told.count("\\u001b[2J") >= 8
+    assert {c for c in told if not c.isprintable()} == {"\n"}
+
+
+def test_a_terminal_still_gets_our_own_colours() -> None:
+    printed = io.StringIO()
+    console = PatientConsole(file=printed, force_terminal=True, color_system="standard", width=80)
+    console.print(Text("fine\x1b[2J", style="green"))
+    assert printed.getvalue() == "\x1b[32mfine\\u001b[2J\x1b[0m\n"

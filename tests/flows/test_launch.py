@@ -69,6 +69,10 @@ def is_alive(pid: int) -> bool:
     return state(pid) not in "ZX"
 
 
+def daemons_in(folder: Path) -> list[int]:
+    return [int(pid) for pid in (folder / "scratch" / "daemons").read_text().split()]
+
+
 class TestResult:
     def test_comes_back_from_a_process_that_holds_torch_and_leads_its_own_group(self, tmp_path: Path) -> None:
         result = run_fake(tmp_path, "tell")
@@ -126,6 +130,40 @@ class TestResult:
 
         with ThreadPoolExecutor(6) as pool:
             assert list(pool.map(run, range(6))) == [0, 1, 2, 3, 4, 5]
+
+
+class TestDaemons:
+    """Processes that a stage started, and that have left its group, its session and its tree."""
+
+    def test_end_with_a_stage_that_ends_well(self, tmp_path: Path) -> None:
+        run_fake(tmp_path, "leave_daemons")
+        assert len(daemons_in(tmp_path)) == 3
+        assert not any(is_alive(pid) for pid in daemons_in(tmp_path))
+
+    def test_end_with_a_stage_that_is_killed(self, tmp_path: Path) -> None:
+        with pytest.raises(StageFailed, match="killed from outside"):
+            run_fake(tmp_path, "leave_daemons_and_be_killed")
+        assert len(daemons_in(tmp_path)) == 3
+        assert not any(is_alive(pid) for pid in daemons_in(tmp_path))
+
+    def test_of_another_stage_that_still_works_are_left_alone(self, tmp_path: Path) -> None:
+        working, ending = tmp_path / "working", tmp_path / "ending"
+        working.mkdir()
+        ending.mkdir()
+        stop = threading.Event()
+        with ThreadPoolExecutor(1) as pool:
+            other = pool.submit(run_fake, working, "leave_daemons_and_work", stop=stop)
+            try:
+                wait_for(lambda: (working / "scratch" / "working").exists())
+                with pytest.raises(StageFailed):
+                    run_fake(ending, "leave_daemons_and_be_killed")
+                assert not any(is_alive(pid) for pid in daemons_in(ending))
+                assert all(is_alive(pid) for pid in daemons_in(working))
+            finally:
+                stop.set()
+            with pytest.raises(StageFailed, match="saved at step 3"):
+                other.result()
+        assert not any(is_alive(pid) for pid in daemons_in(working))
 
 
 class TestShare:
@@ -383,6 +421,19 @@ class TestOrchestrator:
         assert "" not in told["path"]
         assert str(tmp_path) not in told["path"]
         assert (tmp_path / "main-ran").read_text() == "x"
+
+    @pytest.mark.parametrize("whole_group", [False, True])
+    def test_leaves_no_daemon_of_a_stage_when_killed(self, tmp_path: Path, whole_group: bool) -> None:
+        orchestrator = start_orchestrator(tmp_path, "leave_daemons_and_work")
+        try:
+            working = tmp_path / "scratch" / "working"
+            wait_for(lambda: working.exists() and working.read_text(), seconds=100)
+            daemons = daemons_in(tmp_path)
+            assert len(daemons) == 3 and all(is_alive(pid) for pid in daemons)
+        finally:
+            (os.killpg if whole_group else os.kill)(orchestrator.pid, signal.SIGKILL)
+            orchestrator.wait()
+        wait_for(lambda: not any(is_alive(pid) for pid in daemons), seconds=60)
 
     @pytest.mark.parametrize("whole_group", [False, True])
     def test_alone_gets_the_groups_signals_and_leaves_no_process_when_killed(

@@ -3,6 +3,7 @@
 import logging
 from pathlib import Path
 
+from schemas.safe_text import without_secrets
 from tasks.ledger.entries import RunEntry, after
 from tasks.ledger.operations import OpenRun, from_json
 from tasks.ledger.outbox import Outbox
@@ -31,7 +32,9 @@ def send_others(server: Server, runs: Path, *, but: Outbox | None) -> None:
             ValueError,
             OSError,
         ) as error:  # damaged, or another user's: no reason to hold up all the others
-            log.warning("%s cannot be sent (%s); its run is missing in MLflow", folder, error)
+            log.warning(
+                "%s cannot be sent (%s); its run is missing in MLflow", folder, without_secrets(str(error))
+            )
 
 
 class Delivery:
@@ -89,8 +92,9 @@ class Delivery:
             except Exception as error:
                 if not is_refusal(error):
                     raise
-                self._outbox.mark_refused(book.destination, line, f"{type(error).__name__}: {error}")
-                log.warning("MLflow refused %s: %s", operation.operation, str(error).partition("\n")[0])
+                told = without_secrets(str(error))
+                self._outbox.mark_refused(book.destination, line, f"{type(error).__name__}: {told}")
+                log.warning("MLflow refused %s: %s", operation.operation, told.partition("\n")[0])
             self._outbox.mark_sent(book.destination, end)
         if self._entry is not None:
             book.write_run_note(self._entry)

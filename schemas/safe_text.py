@@ -1,0 +1,82 @@
+"""Text on its way out: to a terminal, a page, a log or a record. Secrets are masked, and nothing in it steers a terminal."""
+
+import os
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from urllib.parse import unquote
+
+MASK = "***"
+
+SHORTEST_SECRET = 8
+"""Characters; a shorter one may be a word that stands elsewhere too (``mlflow``), and is masked in addresses alone."""
+
+_SECRET_NAME = re.compile(
+    r"(PASSWORD|PASSWD|SECRET|TOKEN|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|CREDENTIALS?|AUTH_STRING)(_ID)?$",
+    re.IGNORECASE,
+)
+"""Names of environment variables whose whole value is a secret."""
+
+_LOGIN = re.compile(r"(?<=://)([^\s/?#'\"<>]*)@")
+"""What stands before the host of an address: greedy, for a password may hold ``@``."""
+
+_FIELD = re.compile(
+    r"((?<![A-Za-z0-9_])(?:password|passwd|pwd|token|access_token|auth_token|secret|api_?key|access_?key|auth_string)=)"
+    r"[^\s&'\"<>,;]+",
+    re.IGNORECASE,
+)
+"""``password=…`` in the query of an address, or in a database's words."""
+
+_HUB_TOKEN = re.compile(r"\b(hf_|api_org_|pnu_|pnb_|ghp_|github_pat_)[A-Za-z0-9_]{16,}")
+_HEADER = re.compile(r"(authorization['\"]?\s*[:=]\s*['\"]?(?:bearer|basic)\s+)[^\s'\",]+", re.IGNORECASE)
+
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""All control characters but tab and line feed, what turns the direction of text or ends a line, and half characters."""
+
+
+def without_secrets(text: str) -> str:
+    """The text with logins in addresses, tokens, and every secret of this process's environment masked."""
+    for secret in secrets_of(os.environ):
+        text = text.replace(secret, MASK)
+    text = _LOGIN.sub(f"{MASK}@", text)
+    text = _FIELD.sub(rf"\1{MASK}", text)
+    text = _HUB_TOKEN.sub(rf"\1{MASK}", text)
+    return _HEADER.sub(rf"\1{MASK}", text)
+
+
+def without_controls(text: str) -> str:
+    """The text with every character that could steer a terminal written out as in JSON (ESC: ``\\u001b``); lines and tabs stay."""
+    return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def safe_text(text: str) -> str:
+    """The text as it may be shown anywhere."""
+    return without_controls(without_secrets(text))
+
+
+def secrets_of(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """The secrets that an environment holds, the longest first: whole values by their name, and passwords in addresses."""
+    return _secrets_in(tuple(sorted(environment.items())))
+
+
+def servers_secrets(environment: Mapping[str, str]) -> list[str]:
+    """The variables with which Prefect's and MLflow's clients log in: no stage, and no server of ours, has a use for them."""
+    return [
+        name
+        for name, value in environment.items()
+        if name.startswith(("PREFECT_", "MLFLOW_")) and (_SECRET_NAME.search(name) or _LOGIN.search(value))
+    ]
+
+
+@lru_cache(maxsize=8)
+def _secrets_in(variables: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
+    found: set[str] = set()
+    for name, value in variables:
+        if _SECRET_NAME.search(name):
+            found |= {value, *value.split(":")[1:]}  # user:password
+        for login in _LOGIN.findall(value):
+            password = login.partition(":")[2] or login
+            found |= {password, unquote(password)}
+    return tuple(
+        sorted((secret for secret in found if len(secret) >= SHORTEST_SECRET), key=len, reverse=True)
+    )

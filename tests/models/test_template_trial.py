@@ -1,0 +1,100 @@
+"""Chat templates that do their worst are refused within bounded time and memory."""
+
+import resource
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from transformers import PreTrainedTokenizerBase
+
+from models import template_trial
+from models.builtin import build_tiny
+from models.folders import load_tokenizer
+from models.template_trial import BrokenTemplate, try_chat_template
+
+CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+MANY = "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}"
+ENDS = "{% endfor %}" * 3
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerBase:
+    folder = tmp_path_factory.mktemp("tiny")
+    build_tiny(folder, seed=0)
+    return load_tokenizer(folder)
+
+
+@pytest.mark.parametrize(
+    "template", [None, CHATML, "{% if false %}{{ 10 ** x }}{% endif %}{{ messages[0].content }}"]
+)
+def test_an_honest_template_passes_quickly(tokenizer: PreTrainedTokenizerBase, template: str | None) -> None:
+    tokenizer.chat_template = template
+    began = time.monotonic()
+    try_chat_template(tokenizer)
+    assert time.monotonic() - began < 10
+
+
+@pytest.mark.parametrize(
+    ("template", "told"),
+    [
+        ("{{ 10 ** (10 ** 9) }}", "is not rendered within 1 seconds"),
+        (f"{MANY}{{% set x = 1 %}}{ENDS}", "is not rendered within 1 seconds"),
+        ("{% set ns = namespace(x=3) %}{% for i in range(64) %}{% set ns.x = ns.x * ns.x %}{% endfor %}{{ ns.x }}",
+         "is not rendered within 1 seconds|takes more than"),
+        ("{{ 'a' * (10 ** 10) }}", "takes more than 512 MiB of memory"),
+        ("{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}{{ ns.x }}",
+         "takes more than 512 MiB of memory"),
+        ("{{ 'a' * 3000000 }}", "makes 3000000 characters of 1"),
+        ("{{ messages[0].content * messages[0].content | length }}", "makes 324000000 characters of 18000|takes more"),
+        ("{% if messages[0].content | length > 10000 %}{{ 10 ** (10 ** 9) }}{% endif %}", "is not rendered within 1 seconds"),
+        ("{% if messages | length > 1 %}{{ 10 ** (10 ** 9) }}{% endif %}", "is not rendered within 1 seconds"),
+        ("{{ raise_exception('no user turns') }}", r"cannot be rendered \(TemplateError: no user turns\)"),
+        ("{% if %}", r"cannot be rendered \(TemplateSyntaxError"),
+        ("{{ messages.x.y }}", r"cannot be rendered \(UndefinedError"),
+        ("{{ ''.__class__.__mro__ }}", r"cannot be rendered \(SecurityError"),
+    ],
+)  # fmt: skip
+def test_one_that_takes_too_much_or_fails_is_refused_with_the_remedy(
+    tokenizer: PreTrainedTokenizerBase, template: str, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(template_trial, "SECONDS", 1.0 if "within 1" in told else 60.0)
+    tokenizer.chat_template = template
+    before, children = resource.getrlimit(resource.RLIMIT_AS), set(psutil.Process().children())
+    with pytest.raises(
+        BrokenTemplate, match=f"the model's chat template ({told}).*; set model.chat: false, or"
+    ):
+        try_chat_template(tokenizer)
+    assert resource.getrlimit(resource.RLIMIT_AS) == before
+    assert set(psutil.Process().children()) <= children, "it was ended and waited for"
+
+
+def test_the_import_tries_it_unless_the_recipe_says_that_there_is_no_chat(
+    tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from schemas.job import ImportModel, StageJob
+    from schemas.recipe import Generation, Model
+    from tasks.import_model import run
+
+    monkeypatch.setattr(template_trial, "SECONDS", 1.0)
+    source = tmp_path / "source"
+    build_tiny(source, seed=0)
+    tokenizer.chat_template = "{{ 10 ** (10 ** 9) }}"
+    tokenizer.save_pretrained(source)
+
+    def job(chat: bool | None) -> StageJob:
+        model = Model(source=str(source), chat=chat)
+        folder = tmp_path / str(chat)
+        (folder / "scratch").mkdir(parents=True)
+        return StageJob(
+            run_id="r", name="model", attempt=1, stage_key="0" * 64, seed=0, work=ImportModel(model=model),
+            generation=Generation(), scratch=folder / "scratch", output=folder / "output",
+        )  # fmt: skip
+
+    for chat in (None, True):
+        with pytest.raises(BrokenTemplate, match="is not rendered within 1 seconds"):
+            run(job(chat))
+    run(job(False))
