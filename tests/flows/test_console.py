@@ -10,6 +10,7 @@ from rich.text import Text
 
 from flows.console import (
     STYLES,
+    PatientConsole,
     Screen,
     duration,
     facts_of,
