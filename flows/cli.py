@@ -173,7 +173,7 @@ def plan(
     """Say for each stage whether it would be reused, resumed or run, and why. Changes nothing."""
     with _explained(verbose):
         from flows.console import open_console, show_plan
-        from flows.planning import cautions, refuse_drift
+        from flows.planning import cautions, damage, refuse_drift
         from flows.planning import plan as plan_steps
         from flows.resolving import load_resolved
         from flows.runs import damaged_runs, read_runs
@@ -203,6 +203,8 @@ def plan(
             )
         if strict:
             refuse_drift(steps)
+        if damage(steps):
+            raise typer.Exit(ExitCode.STORAGE)
 
 
 @app.command()
@@ -214,10 +216,16 @@ def status(
         ),
     ] = None,
     workspace: Folder = DEFAULT_WORKSPACE,
+    verify: Annotated[
+        bool,
+        typer.Option(
+            "--verify", help="Read every byte that is stored again (about 1 GB/s), not names and sizes alone."
+        ),
+    ] = False,
     as_json: AsJson = False,
     verbose: Verbose = False,
 ) -> None:
-    """Show the runs of a workspace, or the stages of one run and how far they are."""
+    """Show the runs of a workspace, or the stages of one run and how far they are; say what is damaged."""
     with _explained(verbose):
         from flows.console import open_console, show_run, show_runs
         from flows.run_ids import find_run
@@ -229,7 +237,7 @@ def status(
         damaged = damaged_runs(place)
         _warn(damaged, but=run_id)
         records = [read_run(place, run_id)] if run_id else read_runs(place)
-        views = [look(place, record) for record in records]
+        views = [look(place, record, verify=verify) for record in records]
         if as_json:
             runs = {"runs": [view.as_json() for view in views], "damaged": damaged}
             _print_json(views[0].as_json() if run_id else runs)
@@ -237,6 +245,11 @@ def status(
             show_run(open_console(), views[0])
         else:
             show_runs(open_console(), views, place.root)
+        for view in views:
+            for what, problems in view.damage.items():
+                _warn_of_damage(view.record.run_id, what, problems)
+        if any(view.damage for view in views):
+            raise typer.Exit(ExitCode.STORAGE)
 
 
 @app.command()
@@ -350,6 +363,13 @@ def _code_of(error: Exception) -> ExitCode:
     if isinstance(error, ConnectionError | TimeoutError) or type(error).__name__ == "ServerUnavailable":
         return ExitCode.UNAVAILABLE
     return ExitCode.STORAGE if isinstance(error, OSError) else ExitCode.INTERNAL
+
+
+def _warn_of_damage(run_id: str, what: str, problems: Iterable[str]) -> None:
+    """A line for each fault, and what can be done."""
+    for problem in problems:
+        print(f"vantage: run {run_id}: {what} is damaged: {problem}", file=sys.stderr)
+    print(f"vantage: {what}: run the same recipe again, which makes it anew", file=sys.stderr)
 
 
 def _workspace(folder: Path) -> "Workspace":

@@ -101,6 +101,8 @@ def exit_code(record: RunRecord) -> int:
     if record.status == "failed":
         codes = [stage.exit_code for stage in record.stages.values() if stage.status == "failed"]
         return next((code for code in codes if code is not None), ExitCode.INTERNAL)
+    if record.status == "completed" and record.unpublished:
+        return ExitCode.STORAGE
     return {
         "completed": ExitCode.OK,
         "gate_closed": ExitCode.GATE_CLOSED,

@@ -18,7 +18,7 @@ class ExitCode(IntEnum):
     INTERNAL = 70
     """A fault of ours, or one that nobody foresaw; the log has the traceback."""
     STORAGE = 74
-    """A disk is full, read-only or broken; what was committed before is whole."""
+    """A disk is full, read-only or broken, and what was committed before is whole; or what is stored is damaged."""
     RESUME = 75
     """Stopped before the end with its state saved: run the same command again."""
     GATE_CLOSED = 78

@@ -49,6 +49,8 @@ class PlannedStep:
     kind: str
     action: Action
     reasons: tuple[str, ...] = ()
+    damage: tuple[str, ...] = ()
+    """What is wrong with an artifact that is in the store and cannot be reused."""
     drift: tuple[str, ...] = ()
     """What an artifact that is reused, or an attempt that is resumed, was made with, where that has changed since."""
     at_step: int | None = None
@@ -107,6 +109,11 @@ def refuse_drift(steps: Sequence[PlannedStep]) -> None:
             f"--strict refuses what was made with other code or libraries ({'; '.join(told)}); "
             "run without --strict, or in a new --workspace"
         )
+
+
+def damage(steps: Sequence[PlannedStep]) -> dict[str, tuple[str, ...]]:
+    """Step → what is wrong with the artifact that the store has for it."""
+    return {step.name: step.damage for step in steps if step.damage}
 
 
 def needs_work(steps: Sequence[PlannedStep]) -> bool:
@@ -173,13 +180,16 @@ def _plan_step(
             drift=tuple(drift(begun.provenance, present)) if begun and begun.provenance else (),
             at_step=at_step,
             stage_key=key,
+            damage=found.damage,
         )
-    return PlannedStep(name, kind, "run", reasons=_reasons_to_run(found, earlier, parts), stage_key=key)
+    reasons = _reasons_to_run(found, earlier, parts)
+    return PlannedStep(name, kind, "run", reasons=reasons, stage_key=key, damage=found.damage)
 
 
 def _reasons_to_run(found: Lookup, earlier: StageRecord | None, parts: Mapping[str, Any]) -> tuple[str, ...]:
     if found.damage:
-        return tuple(f"damaged: {damage}" for damage in found.damage)
+        told = tuple(f"damaged: {damage}" for damage in found.damage)
+        return (*told, "a run keeps what is damaged in the store's quarantine, and makes the artifact again")
     if earlier is None:
         return ("never run here",)
     return tuple(_changes(earlier.key_parts, parts)) or (

@@ -1,6 +1,6 @@
 """What happens after the stages: models that came to be, and whose gates passed, are registered."""
 
-from flows.runs import GOOD
+from flows.runs import GOOD, PublishedCopy
 from flows.stage_life import StageLife
 from schemas.artifacts import is_same
 from schemas.recipe import PolicyEvaluation, Publication
@@ -31,6 +31,19 @@ def publish(publication: Publication, life: StageLife) -> None:
     version = life.ledger.publish(
         publication.stage, artifact, life.store.folder(artifact), publication.registered_model, alias=alias
     )
+    name = publication.registered_model
+    copy = life.ledger.said_of_copy(name, artifact)
+    if copy.refused:
+        life.run.update(unpublished={**life.run.record.unpublished, name: copy.refused})
+        life.watcher.say(f"  {publication.stage} is not published as {name}: {copy.refused}", "red")
+        return
+    if copy.location:
+        kept = PublishedCopy(location=copy.location, digest=artifact.digest)
+        life.run.update(copies={**life.run.record.copies, name: kept})
+    for problem in copy.repaired:
+        life.watcher.say(
+            f"  MLflow's copy of {name} was damaged, and is made again from the store: {problem}", "red"
+        )
     told = f"version {version}" if version else "MLflow does not answer; the next run sends it"
     life.watcher.say(
         f"  published {publication.stage} as {publication.registered_model}{f'@{alias}' if alias else ''}: {told}"

@@ -92,6 +92,13 @@ class OpenFlowRun(Frozen):
     message: str = ""
 
 
+class PublishedCopy(Frozen):
+    """Where MLflow keeps its copy of an artifact."""
+
+    location: str
+    digest: str
+
+
 class RunRecord(Frozen):
     """The whole of ``run.json``."""
 
@@ -109,6 +116,10 @@ class RunRecord(Frozen):
     mlflow_run_id: str | None = None
     prefect_flow_run_ids: tuple[str, ...] = ()
     open_flow_runs: tuple[OpenFlowRun, ...] = ()
+    copies: dict[str, PublishedCopy] = Field(default_factory=dict)
+    """Registered model → MLflow's copy of what the run published under that name."""
+    unpublished: dict[str, str] = Field(default_factory=dict)
+    """Registered model → why MLflow has no right copy of what was to be published."""
     started: str
     """For people only."""
 

@@ -20,6 +20,7 @@ from flows.jobs import ARTIFACTS, gates_of, job_for, key_parts_of, resources_of,
 from flows.launch import RUN_STAGE, StageFailed, launch, result_left
 from flows.machine import Share
 from flows.micro_batches import in_micro_batches, remedy_for_memory, rows_at_once
+from flows.origin import origin
 from flows.provenance import drift, provenance
 from flows.runs import GOOD, Run, RunError, StageRecord, dead_runs, read_run, read_runs
 from flows.stage_process import explain
@@ -94,7 +95,8 @@ class StageLife:
         known = run.record.stages
         waiting = {"status": "waiting", "reason": None, "exit_code": None, "seconds": 0.0, "verdicts": ()}
         run.update(
-            stages={step: known.get(step, StageRecord()).model_copy(update=waiting) for step in self.inputs}
+            unpublished={},
+            stages={step: known.get(step, StageRecord()).model_copy(update=waiting) for step in self.inputs},
         )
 
     def attempt(self, step: str) -> int:
@@ -115,7 +117,8 @@ class StageLife:
 
     def begin(self) -> None:
         """Open the run in the ledger, and close what other runs left open when their processes died."""
-        self.ledger.open_run(self.run.record.run_id, self.recipe.recipe, self.recipe.model_dump(mode="json"))
+        recipe = self.recipe.model_dump(mode="json")
+        self.ledger.open_run(self.run.record.run_id, self.recipe.recipe, recipe, origin=origin())
         for dead in dead_runs(self.run.workspace):
             self.ledger.close_stale(dead.record.run_id, reason=DIED)
             for step, stage in dead.record.stages.items():
@@ -178,7 +181,7 @@ class StageLife:
             key = stage_key(parts)
             with self._exclusive(step, key):
                 # 2. An artifact, from the store or from a child process
-                obtained = self._find(step, key, inputs)
+                obtained = self._find(step, key, parts, inputs)
                 if obtained is None:
                     if from_store:
                         raise Gone
@@ -251,7 +254,9 @@ class StageLife:
                 return
             raise Stopped
 
-    def _find(self, step: str, key: str, inputs: Mapping[str, Input]) -> Obtained | None:
+    def _find(
+        self, step: str, key: str, parts: Mapping[str, Any], inputs: Mapping[str, Input]
+    ) -> Obtained | None:
         """The artifact that the store has for the key, every file of it checked; damage is told, never used."""
         found = self.store.lookup(key)
         for damage in found.damage:
@@ -259,10 +264,12 @@ class StageLife:
         if found.ref is None:
             return None
         untold = found.ref.run_id == self.run.record.run_id and self._has_scratch(key)
+        told = self._told(step, key, parts, inputs)
         if untold:  # this run made it, and was killed before it had told everything
-            self.ledger.open_stage(step, attempt=found.ref.attempt, **self._told(step, key, inputs))
+            self.ledger.open_stage(step, attempt=found.ref.attempt, **told)
         else:
-            self.ledger.record_reuse(step, artifact=found.ref.artifact, **self._told(step, key, inputs))
+            folder = self.store.folder(found.ref.artifact)
+            self.ledger.record_reuse(step, artifact=found.ref.artifact, folder=folder, **told)
         return Obtained(
             found.ref.artifact,
             reused=True,
@@ -287,7 +294,7 @@ class StageLife:
             microbatch_size=smaller,
         )
         self.run.set_stage(step, begun)
-        self.ledger.open_stage(step, attempt=attempt, **self._told(step, key, inputs))
+        self.ledger.open_stage(step, attempt=attempt, **self._told(step, key, parts, inputs))
         self.watcher.started(step, attempt)
         job = job_for(
             self.recipe,
@@ -366,16 +373,30 @@ class StageLife:
 
     # What is recorded
 
-    def _told(self, step: str, key: str, inputs: Mapping[str, Input]) -> dict[str, Any]:
+    def _told(
+        self, step: str, key: str, parts: Mapping[str, Any], inputs: Mapping[str, Input]
+    ) -> dict[str, Any]:
         """What the ledger is told of every stage."""
         work = work_of(self.recipe, step)
-        return {"kind": work.kind, "stage_key": key, "params": work.model_dump(mode="json"), "inputs": inputs}
+        return {
+            "kind": work.kind,
+            "stage_key": key,
+            "params": work.model_dump(mode="json"),
+            "inputs": inputs,
+            "source_sha256": parts["inputs"].get("source"),
+        }
 
     def _tell(self, step: str, obtained: Obtained, outcome: StageOutcome) -> None:
         """Tell the ledger the rest of the metrics and the artifact; the scratch folder has then done its duty."""
         key = obtained.artifact.stage_key
         self.ledger.send_metrics(step, journal_entries(self.store.scratch_folder(key)))
-        self.ledger.finish_stage(step, outcome, artifact=obtained.artifact, provenance=obtained.made_with)
+        self.ledger.finish_stage(
+            step,
+            outcome,
+            artifact=obtained.artifact,
+            folder=self.store.folder(obtained.artifact),
+            provenance=obtained.made_with,
+        )
         self.store.discard_scratch(key)
 
     def _fail(self, step: str, error: Exception, *, seconds: float) -> StageRecord:

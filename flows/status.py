@@ -1,8 +1,9 @@
 """How far runs are, seen from outside: from any terminal, while another process drives them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from flows.damage import damage_of
 from flows.evidence import contradictions
 from flows.jobs import gates_of
 from flows.runs import RunRecord, Workspace, is_driven
@@ -21,6 +22,8 @@ class RunView:
     """Running stage → how far it is."""
     contradictions: tuple[str, ...] = ()
     """What the run's own file says otherwise than its artifacts."""
+    damage: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Step, or registered model → what is wrong with its artifact, or with MLflow's copy."""
 
     @property
     def status(self) -> str:
@@ -51,11 +54,15 @@ class RunView:
             "status": self.status,
             "stages": stages,
             "contradictions": list(self.contradictions),
+            "damage": self.damage,
         }
 
 
-def look(workspace: Workspace, record: RunRecord) -> RunView:
-    """The run with what its files say of its running stages."""
+def look(workspace: Workspace, record: RunRecord, *, verify: bool = False) -> RunView:
+    """The run with what its files say of its running stages, and what is damaged of what it made.
+
+    ``verify`` reads every byte of what is stored (``flows.damage``).
+    """
     progress = {}
     for step, stage in record.stages.items():
         if stage.status == "running" and stage.stage_key is not None:
@@ -63,4 +70,10 @@ def look(workspace: Workspace, record: RunRecord) -> RunView:
             if report is not None:
                 progress[step] = report
     interrupted = record.status == "running" and not is_driven(workspace, record.run_id)
-    return RunView(record, interrupted, progress, tuple(contradictions(workspace, record)))
+    return RunView(
+        record,
+        interrupted,
+        progress,
+        tuple(contradictions(workspace, record)),
+        damage_of(workspace, record, verify=verify),
+    )

@@ -13,7 +13,18 @@ ROOT = Path(__file__).parents[1]
 TENSORS = {"torch", "transformers", "accelerate", "peft"}
 SERVERS = {"prefect", "mlflow"}
 
-TO_MLFLOW = ("book", "delivery", "lineage", "logged_models", "registered_models", "runs", "server", "writing")
+TO_MLFLOW = (
+    "book",
+    "copies",
+    "delivery",
+    "lineage",
+    "logged_models",
+    "registered_models",
+    "runs",
+    "samples",
+    "server",
+    "writing",
+)
 """Of the ledger, what may load mlflow."""
 
 PROBE = """

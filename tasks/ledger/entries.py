@@ -31,6 +31,9 @@ class StageEntry:
     outcome: str = "running"
     reason: str | None = None
     artifact: Artifact | None = None
+    source_sha256: str | None = None
+    folder: str | None = None
+    """Where the artifact's files are."""
     made: int | None = None
     """When the artifact was first told of (milliseconds since 1970), however often it is found again."""
     verdicts: tuple[Verdict, ...] = ()
@@ -43,6 +46,8 @@ class RunEntry:
     run_id: str
     experiment: str
     name: str
+    origin: dict[str, str] = field(default_factory=dict)
+    """Who runs it, and from which state of the code, since it was last opened."""
     openings: int = 1
     """How often the run was started or taken over."""
     outcome: str = "running"
@@ -55,8 +60,13 @@ def after(entry: RunEntry | None, operation: Operation) -> RunEntry:
     """The run's entry after one more operation; ValueError for one that cannot come here."""
     if isinstance(operation, OpenRun):
         if entry is None:
-            return RunEntry(run_id=operation.run_id, experiment=operation.experiment, name=operation.name)
-        return replace(entry, outcome="running", openings=entry.openings + 1)
+            return RunEntry(
+                run_id=operation.run_id,
+                experiment=operation.experiment,
+                name=operation.name,
+                origin=operation.origin,
+            )
+        return replace(entry, outcome="running", openings=entry.openings + 1, origin=operation.origin)
     if entry is None:
         raise ValueError(f"{operation.operation} before open_run; a run's first operation is open_run")
     match operation:
@@ -67,6 +77,7 @@ def after(entry: RunEntry | None, operation: Operation) -> RunEntry:
                 kind=operation.kind,
                 stage_key=operation.stage_key,
                 inputs=operation.inputs,
+                source_sha256=operation.source_sha256,
                 attempt=operation.attempt,
                 artifact=known.artifact if known else None,
                 made=known.made if known else None,
@@ -81,6 +92,8 @@ def after(entry: RunEntry | None, operation: Operation) -> RunEntry:
                 kind=operation.kind,
                 stage_key=operation.stage_key,
                 inputs=operation.inputs,
+                source_sha256=operation.source_sha256,
+                folder=operation.folder,
                 attempt=known.attempt if known else None,
                 outcome="gate_closed" if is_closed else "completed" if made_here else "reused",
                 artifact=operation.artifact,
@@ -95,6 +108,7 @@ def after(entry: RunEntry | None, operation: Operation) -> RunEntry:
                 known,
                 outcome=operation.outcome,
                 reason=operation.reason,
+                folder=operation.folder or known.folder,
                 artifact=operation.artifact or known.artifact,
                 made=_made(known, operation.artifact, operation.time) if operation.artifact else known.made,
             )

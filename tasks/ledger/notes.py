@@ -92,8 +92,8 @@ def stage_note(entry: RunEntry, name: str, run_page: str, makers: Mapping[Made, 
     return "\n".join(lines)
 
 
-def artifact_note(stage: StageEntry, run_page: str, makers: Mapping[Made, Link]) -> str:
-    """A model's page: which stage made it, and from what."""
+def artifact_note(entry: RunEntry, stage: StageEntry, run_page: str, makers: Mapping[Made, Link]) -> str:
+    """A model's page: which stage made it, from what, what its gates said, and how it was evaluated."""
     head = [
         f"Made by stage {_linked(stage.name, run_page)} ({_words(stage.kind)}).",
         f"**Parents:** {_parents_line(stage.inputs, makers)}",
@@ -101,7 +101,41 @@ def artifact_note(stage: StageEntry, run_page: str, makers: Mapping[Made, Link])
     if remark := _remark(stage):
         head.append(remark)
     head += _warnings(stage)
-    return "\n".join(["  \n".join(head), *_parents_table(stage.inputs, makers)])
+    gates = [f"- {of.name}: {verdict}" for of in judged(entry, stage.name) for verdict in of.verdicts]
+    measured = [
+        f"- {of.name}: {metric} {value:.6g}"
+        for of in judged(entry, stage.name)
+        if of.artifact
+        for metric, value in of.artifact.metrics.items()
+        if value is not None
+    ]
+    sections = [("### Gates", gates), ("### Measured", measured)]
+    told = [line for title, lines in sections if lines for line in ("", title, "", *lines)]
+    return "\n".join(["  \n".join(head), *told, *_parents_table(stage.inputs, makers)])
+
+
+def judged(entry: RunEntry, stage: str) -> list[StageEntry]:
+    """The stage itself, and the evaluations of this run whose candidate is what it made."""
+    evaluations = [
+        each
+        for each in entry.stages.values()
+        if each.kind == "evaluation"
+        and "candidate" in each.inputs
+        and each.inputs["candidate"].stage == stage
+    ]
+    return [*([entry.stages[stage]] if stage in entry.stages else []), *evaluations]
+
+
+def facts_of_model(entry: RunEntry, stage: str) -> dict[str, str]:
+    """Gates and evaluation of what the stage made, as tags: ``vantage.gate.STAGE.METRIC`` and ``vantage.measured.…``."""
+    facts = {}
+    for of in judged(entry, stage):
+        for verdict in of.verdicts:
+            facts[f"vantage.gate.{of.name}.{verdict.metric}"] = str(verdict)
+        for metric, value in (of.artifact.metrics if of.artifact else {}).items():
+            if value is not None:
+                facts[f"vantage.measured.{of.name}.{metric}"] = f"{value:.6g}"
+    return facts
 
 
 def _remark(stage: StageEntry) -> str | None:

@@ -35,6 +35,8 @@ class OpenRun(Frozen):
     experiment: str
     name: str
     recipe: dict[str, Any]
+    origin: dict[str, str] = Field(default_factory=dict)
+    """Tag → value: who runs it, and from which state of the code."""
 
 
 class OpenStage(Frozen):
@@ -48,6 +50,8 @@ class OpenStage(Frozen):
     attempt: int
     params: dict[str, Any]
     inputs: dict[str, Input]
+    source_sha256: str | None = None
+    """Of the file, folder or package outside that the step copies or reads."""
 
 
 class LogMetrics(Frozen):
@@ -79,6 +83,8 @@ class FinishStage(Frozen):
     artifact: Artifact | None
     provenance: dict[str, str]
     reason: str | None
+    folder: str | None = None
+    """Where the artifact's files are."""
 
 
 class RecordReuse(Frozen):
@@ -92,6 +98,8 @@ class RecordReuse(Frozen):
     params: dict[str, Any]
     inputs: dict[str, Input]
     artifact: Artifact
+    source_sha256: str | None = None
+    folder: str | None = None
 
 
 class FinishRun(Frozen):

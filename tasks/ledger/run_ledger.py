@@ -8,6 +8,7 @@ import shlex
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -40,6 +41,18 @@ from tasks.ledger.to_mlflow.model_description import PUBLISHABLE, PublishingErro
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class Copy:
+    """MLflow's copy of a published artifact."""
+
+    location: str | None
+    """Where it is; None: there is none."""
+    repaired: tuple[str, ...]
+    """What was wrong with the one that was there, which has been made again from the store."""
+    refused: str | None
+    """Why the artifact was not published, or its copy could not be made again."""
+
+
 class Ledger:
     """The record of one run. Making one is cheap and touches neither MLflow nor the network."""
 
@@ -63,8 +76,13 @@ class Ledger:
 
     # What happened
 
-    def open_run(self, run_id: str, name: str, recipe: Mapping[str, Any]) -> None:
-        """A run starts, or is taken over: then what a dead process left RUNNING in it is closed."""
+    def open_run(
+        self, run_id: str, name: str, recipe: Mapping[str, Any], *, origin: Mapping[str, str] | None = None
+    ) -> None:
+        """A run starts, or is taken over: then what a dead process left RUNNING in it is closed.
+
+        ``origin`` says who runs it and from which state of the code: tag → value.
+        """
         self._outbox = Outbox(self.workspace / "runs" / run_id / "ledger")
         try:
             for _, line in self._outbox.read():
@@ -74,7 +92,14 @@ class Ledger:
             aside = self._outbox.set_aside()
             log.warning("%s cannot be read and is begun anew (%s)", aside, str(error).splitlines()[0])
         self._tell(
-            OpenRun(time=_now(), run_id=run_id, experiment=self.experiment, name=name, recipe=dict(recipe))
+            OpenRun(
+                time=_now(),
+                run_id=run_id,
+                experiment=self.experiment,
+                name=name,
+                recipe=dict(recipe),
+                origin=dict(origin or {}),
+            )
         )
 
     def open_stage(
@@ -86,8 +111,12 @@ class Ledger:
         attempt: int,
         params: Mapping[str, Any],
         inputs: Mapping[str, Input],
+        source_sha256: str | None = None,
     ) -> None:
-        """An attempt at a stage starts; a later attempt goes on in the same MLflow run."""
+        """An attempt at a stage starts; a later attempt goes on in the same MLflow run.
+
+        ``source_sha256`` is of what the step reads from outside, where it does.
+        """
         self._tell(
             OpenStage(
                 time=_now(),
@@ -97,6 +126,7 @@ class Ledger:
                 attempt=attempt,
                 params=dict(params),
                 inputs=dict(inputs),
+                source_sha256=source_sha256,
             )
         )
 
@@ -125,10 +155,11 @@ class Ledger:
         outcome: StageOutcome,
         *,
         artifact: Artifact | None = None,
+        folder: Path | None = None,
         provenance: Mapping[str, str] | None = None,
         reason: str | None = None,
     ) -> None:
-        """An attempt at a stage ends; headline metrics are those of the artifact."""
+        """An attempt at a stage ends; headline metrics are those of the artifact, whose files lie in ``folder``."""
         self._tell(
             FinishStage(
                 time=_now(),
@@ -137,6 +168,7 @@ class Ledger:
                 artifact=artifact,
                 provenance=dict(provenance or {}),
                 reason=reason,
+                folder=str(folder.absolute()) if folder else None,
             )
         )
 
@@ -149,6 +181,8 @@ class Ledger:
         params: Mapping[str, Any],
         inputs: Mapping[str, Input],
         artifact: Artifact,
+        folder: Path | None = None,
+        source_sha256: str | None = None,
     ) -> None:
         """A stage's artifact was there already.
 
@@ -163,6 +197,8 @@ class Ledger:
                 params=dict(params),
                 inputs=dict(inputs),
                 artifact=artifact,
+                folder=str(folder.absolute()) if folder else None,
+                source_sha256=source_sha256,
             )
         )
 
@@ -186,10 +222,12 @@ class Ledger:
     ) -> str | None:
         """Copy an artifact's files into MLflow as a version of a registered model, and wait for it.
 
-        The same artifact never makes a second version. ``alias`` None moves no alias.
+        The same artifact never makes a second version. ``alias`` None moves no alias. Every byte of MLflow's copy is
+        read again and compared with the artifact's manifest: after the copying, and where the version was there.
+        What was found says ``said_of_copy``.
 
         Returns:
-            The version; None where MLflow did not answer, and the outbox will publish later.
+            The version; None where MLflow did not answer, and the outbox will publish later, or where it was refused.
 
         Raises:
             PublishingError: the artifact is neither a policy nor a reward model.
@@ -210,7 +248,18 @@ class Ledger:
             )
         )
         self.flush(timeout_seconds)
-        return self._sender.versions.get((registered_model, artifact.digest))
+        published = self._sender.published.get((registered_model, artifact.digest))
+        return published.version if published else None
+
+    def said_of_copy(self, registered_model: str, artifact: Artifact) -> Copy:
+        """What came of the last ``publish`` of the artifact under this name."""
+        which = (registered_model, artifact.digest)
+        published = self._sender.published.get(which)
+        return Copy(
+            location=published.location if published else None,
+            repaired=published.repaired if published else (),
+            refused=self._sender.unpublished.get(which),
+        )
 
     # The sending of it
 

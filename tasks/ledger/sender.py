@@ -16,6 +16,7 @@ from tasks.ledger.tracking import set_up_client, without_login, without_password
 
 if TYPE_CHECKING:
     from tasks.ledger.to_mlflow.delivery import Delivery
+    from tasks.ledger.to_mlflow.registered_models import Published
     from tasks.ledger.to_mlflow.server import Server
 
 log = logging.getLogger(__name__)
@@ -32,8 +33,10 @@ class Sender:
         """Stage → MLflow's id of its run; None → that of the whole run."""
         self.pages: dict[str | None, str | None] = {}
         """Stage → its page within MLflow's site."""
-        self.versions: dict[tuple[str, str], str] = {}
-        """(Registered model, content digest) → version, of what was published."""
+        self.published: dict[tuple[str, str], Published] = {}
+        """(Registered model, content digest) → its version, of what was published."""
+        self.unpublished: dict[tuple[str, str], str] = {}
+        """The same → why MLflow has no version of it."""
         self._tracking_uri = tracking_uri
         self._workspace = workspace
         self._outbox: Outbox | None = None
@@ -147,7 +150,8 @@ class Sender:
         if book is not None:
             self.run_ids = dict(book.runs.ids)
             self.pages = {stage: book.runs.page(stage) for stage in self.run_ids}
-            self.versions = dict(book.versions)
+            self.published = dict(book.published)
+            self.unpublished = dict(book.unpublished)
 
 
 def _first_line(error: Exception) -> str:

@@ -126,6 +126,10 @@ class Store:
             self._intact[digest] = before
         return problems
 
+    def glance(self, artifact: Artifact) -> list[str]:
+        """What is wrong with the artifact's files, as far as their names and sizes show it; no file is read."""
+        return find_problems(self._object_path(artifact.digest), digest=artifact.digest, read=False)
+
     def inspect(self, stage_key: str) -> Lookup:
         """Find and verify, changing nothing: what ``lookup`` would say."""
         try:

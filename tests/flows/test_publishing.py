@@ -8,17 +8,19 @@ from typing import Any
 import pytest
 
 from flows.publishing import publish
-from flows.runs import StageRecord
+from flows.runs import PublishedCopy, StageRecord
 from schemas.artifacts import Evaluation
 from schemas.recipe import Gate, Judge, PolicyEvaluation, Publication
 from schemas.verdicts import judge
+from tasks.ledger.run_ledger import Copy
 
 
 class Recorder:
     """A ledger that only remembers what it was asked to publish."""
 
-    def __init__(self, version: str | None = "3") -> None:
+    def __init__(self, version: str | None = "3", **said: Any) -> None:
         self.version = version
+        self.copy = Copy(**{"location": "/m", "repaired": (), "refused": None} | said)
         self.asked: list[tuple[str, str, str | None]] = []
 
     def publish(
@@ -26,6 +28,9 @@ class Recorder:
     ) -> str | None:
         self.asked.append((stage, registered_model, alias))
         return self.version
+
+    def said_of_copy(self, registered_model: str, artifact: Any) -> Copy:
+        return self.copy
 
 
 EVALUATION = PolicyEvaluation(
@@ -41,8 +46,9 @@ def life_with(ledger: Recorder, *, files: dict[str, str] | None = None, **stages
     """A run whose stages have these records; ``files``: step → what its artifact holds, its own name if not given."""
     said: list[str] = []
     steps = {"model", "sft", *stages}
+    record = SimpleNamespace(stages=stages, copies={}, unpublished={})
     return SimpleNamespace(
-        run=SimpleNamespace(record=SimpleNamespace(stages=stages)),
+        run=SimpleNamespace(record=record, update=lambda **changes: vars(record).update(changes)),
         recipe=SimpleNamespace(stages={"policy": None, "evaluation": EVALUATION}),
         inputs={
             "sft": {"init": "model"},
@@ -136,3 +142,20 @@ def test_an_alias_never_moves_to_a_model_that_is_not_new(
         f"  champion stays where it is: {why}",
         "  published policy as quickstart: version 3",
     ]
+
+
+def test_where_mlflow_keeps_its_copy_is_recorded_and_a_damaged_one_is_told() -> None:
+    life = life_with(Recorder(repaired=("model: a: is missing",)), policy=POLICY)
+    publish(Publication(stage="policy", registered_model="m"), life)
+    assert life.run.record.copies == {"m": PublishedCopy(location="/m", digest=sha("policy and its metrics"))}
+    assert life.said == [
+        "  MLflow's copy of m was damaged, and is made again from the store: model: a: is missing",
+        "  published policy as m: version 3",
+    ]
+
+
+def test_a_copy_that_is_not_what_is_stored_is_no_publication() -> None:
+    life = life_with(Recorder(version=None, location=None, refused="it differs"), policy=POLICY)
+    publish(Publication(stage="policy", registered_model="m"), life)
+    assert life.run.record.unpublished == {"m": "it differs"}
+    assert life.said == ["  policy is not published as m: it differs"]

@@ -12,7 +12,7 @@ from mlflow import entities
 from schemas.artifacts import Artifact
 from schemas.metric_warnings import warnings_of
 from tasks.ledger.entries import RunEntry
-from tasks.ledger.notes import artifact_note, run_note, stage_note
+from tasks.ledger.notes import artifact_note, facts_of_model, run_note, stage_note
 from tasks.ledger.operations import (
     CloseRun,
     FinishRun,
@@ -28,10 +28,14 @@ from tasks.ledger.operations import (
 from tasks.ledger.sameness import remark_on
 from tasks.ledger.to_mlflow.lineage import Maker, Makers, link_to, log_inputs
 from tasks.ledger.to_mlflow.logged_models import MODELS, record_model
-from tasks.ledger.to_mlflow.registered_models import publish
+from tasks.ledger.to_mlflow.registered_models import Published, publish
 from tasks.ledger.to_mlflow.runs import Runs, close_running
+from tasks.ledger.to_mlflow.samples import log_samples
 from tasks.ledger.to_mlflow.server import Server, is_refusal
 from tasks.ledger.to_mlflow.writing import NOTE, fit_tag, flatten, write, write_metrics
+
+IMPLICIT = frozenset({"import_model", "prepare_data", "import_verifier"})
+"""Kinds of work whose numbers say nothing of how good a run is."""
 
 _RUN_STATUS = {"completed": "FINISHED", "gate_closed": "FAILED", "failed": "FAILED", "resumable": "KILLED"}
 _STAGE_STATUS = {**_RUN_STATUS, "gate_closed": "FINISHED", "reused": "FINISHED"}
@@ -48,10 +52,16 @@ class Book:
         self._makers = Makers(server, run_id=self._run_id)
         self._note_is_stale = False
         self.runs = Runs(
-            self._client, self._experiment.experiment_id, run_id=self._run_id, recipe=opening.name
+            self._client,
+            self._experiment.experiment_id,
+            run_id=self._run_id,
+            recipe=opening.name,
+            origin=opening.origin,
         )
-        self.versions: dict[tuple[str, str], str] = {}
-        """(Registered model, content digest) → version, of what was published here."""
+        self.published: dict[tuple[str, str], Published] = {}
+        """(Registered model, content digest) → its version, of what was published here."""
+        self.unpublished: dict[tuple[str, str], str] = {}
+        """The same → why it was refused."""
 
     @property
     def destination(self) -> str:
@@ -68,6 +78,11 @@ class Book:
                 raise
             self._apply(entry, operation)  # a run may have been deleted by hand since we found it
         self._note_is_stale = True
+
+    def note_refusal(self, operation: Operation, why: str) -> None:
+        """Keep why something was not published, for whoever waits for it."""
+        if isinstance(operation, Publish):
+            self.unpublished[operation.registered_model, operation.artifact.digest] = why
 
     def forget(self) -> None:
         """Look everything up again: others may have written, or deleted, since."""
@@ -124,12 +139,12 @@ class Book:
                 time=operation.time,
             )
             self._client.update_run(run_id, status="RUNNING")
-        params, tags = flatten(operation.recipe), {"vantage.status": "running"}
+        params, tags = flatten(operation.recipe), {"vantage.status": "running", **operation.origin}
         write(self._client, run_id, params=params, tags=tags)
 
     def _open_stage(self, entry: RunEntry, operation: OpenStage) -> None:
         run_id = self.runs.of_stage(operation.stage, operation.time)
-        tags = log_inputs(self._client, run_id, entry.stages[operation.stage], self._makers)
+        tags = log_inputs(self._client, run_id, entry, operation.stage, self._makers) | entry.origin
         tags |= {"vantage.status": "running", "vantage.attempt": str(operation.attempt)}
         self._write_stage(entry, operation.stage, tags, params=flatten(operation.params))
         self._client.update_run(run_id, status="RUNNING")
@@ -162,7 +177,7 @@ class Book:
     def _record_reuse(self, entry: RunEntry, operation: RecordReuse) -> None:
         stage = operation.stage
         run_id = self.runs.of_stage(stage, operation.time)
-        tags = log_inputs(self._client, run_id, entry.stages[stage], self._makers)
+        tags = log_inputs(self._client, run_id, entry, stage, self._makers)
         outcome = entry.stages[stage].outcome
         maker = self._makers.find(operation.artifact)
         if outcome == "reused" and maker is not None and maker.run.info.run_id != run_id:
@@ -173,6 +188,7 @@ class Book:
         else:
             # Our own earlier attempt made it, or someone whom this server never heard of: here it is recorded.
             self._record_artifact(entry, stage, operation.artifact)
+        self._show_on_whole_run(entry, stage, operation.artifact)
         tags["vantage.status"] = outcome
         self._write_stage(entry, stage, tags, params=flatten(operation.params))
         self._client.set_terminated(run_id, _STAGE_STATUS[outcome], entry.stages[stage].made)
@@ -189,12 +205,21 @@ class Book:
         maker, stage = self._makers.find(operation.artifact), entry.stages.get(operation.stage)
         note = None
         if maker is not None and stage is not None:
-            note = artifact_note(stage, link_to(maker).run or "", self._makers.links(entry))
-        version = publish(self._client, operation, maker, our_run_id=self._run_id, note=note)
+            note = artifact_note(entry, stage, link_to(maker).run or "", self._makers.links(entry))
+        published = publish(
+            self._client,
+            operation,
+            maker,
+            tracking_uri=self._server.tracking_uri,
+            our_run_id=self._run_id,
+            note=note,
+            facts=facts_of_model(entry, operation.stage),
+        )
         alias = f"@{operation.alias}" if operation.alias else ""
-        published = {"vantage.published": f"{name}{alias} version {version}"}
-        write(self._client, self.runs.of_stage(operation.stage, operation.time), tags=published)
-        self.versions[name, digest] = version
+        told = {"vantage.published": f"{name}{alias} version {published.version}"}
+        write(self._client, self.runs.of_stage(operation.stage, operation.time), tags=told)
+        self.published[name, digest] = published
+        self.unpublished.pop((name, digest), None)
 
     # Parts of them
 
@@ -218,10 +243,16 @@ class Book:
                 run_id=run_id,
                 our_run_id=self._run_id,
                 note=artifact_note(
-                    entry.stages[stage], self.runs.page(stage) or "", self._makers.links(entry)
+                    entry, entry.stages[stage], self.runs.page(stage) or "", self._makers.links(entry)
                 ),
             )
             tags["vantage.model"] = model_id
+        elif artifact.kind == "evaluation":
+            # What an evaluation measures, it measures of its candidate: there it stands on the model's page too.
+            candidate = entry.stages[stage].inputs.get("candidate")
+            maker = self._makers.find(candidate.artifact) if candidate else None
+            model_id = maker.model_id if maker else None
+            log_samples(self._client, run_id, entry.stages[stage])
         # A headline metric is of the kept weights: it stands one step after the curve of its name, where there is one.
         # Its time is the artifact's: MLflow keeps the same number at two times as two.
         last_steps = {name: step for (of, name), step in entry.last_steps.items() if of == stage}
@@ -232,7 +263,21 @@ class Book:
         ]
         write(self._client, run_id, tags=tags)
         write_metrics(self._client, run_id, metrics)
+        self._show_on_whole_run(entry, stage, artifact)
         self._makers.remember(artifact, Maker(self._client.get_run(run_id), model_id))
+
+    def _show_on_whole_run(self, entry: RunEntry, stage: str, artifact: Artifact) -> None:
+        """A stage's headline metrics on the run above, as ``stage.metric``: by these MLflow's list compares runs."""
+        if entry.stages[stage].kind in IMPLICIT:
+            return
+        made = entry.stages[stage].made
+        assert made is not None, "whoever tells of an artifact tells when"
+        metrics = [
+            entities.Metric(f"{stage}.{name}", value, made, 0)
+            for name, value in artifact.metrics.items()
+            if value is not None
+        ]
+        write_metrics(self._client, self.runs.whole(made), metrics)
 
     def _write_stage(
         self, entry: RunEntry, stage: str, tags: Mapping[str, str], *, params: Mapping[str, str] | None = None

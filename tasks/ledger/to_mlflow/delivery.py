@@ -94,6 +94,7 @@ class Delivery:
                     raise
                 told = without_secrets(str(error))
                 self._outbox.mark_refused(book.destination, line, f"{type(error).__name__}: {told}")
+                book.note_refusal(operation, told)
                 log.warning("MLflow refused %s: %s", operation.operation, told.partition("\n")[0])
             self._outbox.mark_sent(book.destination, end)
         if self._entry is not None:

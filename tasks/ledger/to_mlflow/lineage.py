@@ -7,7 +7,7 @@ from mlflow import entities
 from mlflow.tracking import MlflowClient
 
 from schemas.artifacts import Artifact, Dataset
-from tasks.ledger.entries import RunEntry, StageEntry
+from tasks.ledger.entries import RunEntry
 from tasks.ledger.notes import Link, Made, made
 from tasks.ledger.operations import Input
 from tasks.ledger.to_mlflow.runs import page_of, search
@@ -80,9 +80,14 @@ def link_to(maker: Maker) -> Link:
     )
 
 
-def log_inputs(client: MlflowClient, run_id: str, stage: StageEntry, makers: Makers) -> dict[str, str]:
+def log_inputs(
+    client: MlflowClient, run_id: str, entry: RunEntry, name: str, makers: Makers
+) -> dict[str, str]:
     """Datasets and models that the stage reads; returns the tags that say what it is and what it is made of."""
+    stage = entry.stages[name]
     tags = {"vantage.kind": stage.kind, "vantage.stage_key": stage.stage_key}
+    if stage.source_sha256:
+        tags["vantage.source.sha256"] = stage.source_sha256
     datasets, models = [], []
     for role, given in stage.inputs.items():
         tags[f"vantage.parent.{role}"] = given.artifact.digest
@@ -92,23 +97,29 @@ def log_inputs(client: MlflowClient, run_id: str, stage: StageEntry, makers: Mak
             if maker.model_id is not None:
                 models.append(entities.LoggedModelInput(maker.model_id))
         if isinstance(given.artifact, Dataset):
-            datasets.append(_dataset_input(role, given, stage.kind))
+            prepared = entry.stages.get(given.stage)
+            datasets.append(
+                _dataset_input(role, given, stage.kind, prepared.source_sha256 if prepared else None)
+            )
     if datasets or models:
         client.log_inputs(run_id, datasets, models)
     return tags
 
 
-def _dataset_input(role: str, given: Input, kind: str) -> entities.DatasetInput:
-    """A dataset with our own digest: MLflow keeps 36 characters of it, the tag keeps all."""
+def _dataset_input(role: str, given: Input, kind: str, source_sha256: str | None) -> entities.DatasetInput:
+    """A dataset with our own digest, and that of the file it was read from: MLflow keeps 36 characters, the tags all."""
     artifact = given.artifact
     context = "evaluation" if kind == "evaluation" else "training"
     tags = {"mlflow.data.context": context, "vantage.role": role, "vantage.digest": artifact.digest}
+    source = {"uri": artifact.uri, "sha256": artifact.digest}
+    if source_sha256:
+        tags["vantage.source.sha256"] = source["source_sha256"] = source_sha256
     return entities.DatasetInput(
         entities.Dataset(
             name=given.stage.removeprefix("data."),
             digest=artifact.digest[:_DATASET_DIGEST_LENGTH],
             source_type="vantage",
-            source=json.dumps({"uri": artifact.uri, "sha256": artifact.digest}),
+            source=json.dumps(source),
             profile=json.dumps(artifact.metrics),
         ),
         [entities.InputTag(name, value[:_INPUT_TAG_LENGTH]) for name, value in tags.items()],

@@ -17,8 +17,7 @@ from typing import Any
 
 import yaml
 
-WEIGHTS = "model"
-"""Where the folder itself belongs, beside its description."""
+from tasks.ledger.published_copies import TOKENIZER, WEIGHTS, belongs_to_tokenizer
 
 REQUIREMENTS = ("mlflow", "safetensors", "torch", "transformers")
 
@@ -69,7 +68,7 @@ def write_description(
             f"{folder / 'config.json'}: architectures={architectures}; it has to name one class"
         )
 
-    _copy_tokenizer(folder, target / "components" / "tokenizer")
+    _copy_tokenizer(folder, target / TOKENIZER)
     requirements = [f"{name}=={_public_version(name)}" for name in REQUIREMENTS]
     (target / "requirements.txt").write_text("\n".join(requirements) + "\n")
     environment = {
@@ -119,7 +118,7 @@ def _copy_tokenizer(folder: Path, target: Path) -> None:
     """Everything but weights: which files a tokenizer consists of depends on its class."""
     target.mkdir(parents=True)
     for path in folder.iterdir():
-        if path.is_file() and ".safetensors" not in path.name:
+        if path.is_file() and belongs_to_tokenizer(path.name):
             shutil.copy(path, target / path.name)
 
 

@@ -9,11 +9,20 @@ from mlflow.tracking import MlflowClient
 class Runs:
     """MLflow's runs of one run of ours, all in one experiment; what was found is remembered until told to forget."""
 
-    def __init__(self, client: MlflowClient, experiment_id: str, *, run_id: str, recipe: str) -> None:
+    def __init__(
+        self,
+        client: MlflowClient,
+        experiment_id: str,
+        *,
+        run_id: str,
+        recipe: str,
+        origin: Mapping[str, str],
+    ) -> None:
         self._client = client
         self._experiment_id = experiment_id
         self._run_id = run_id
         self._recipe = recipe
+        self._origin = origin
         self._ids: dict[str | None, str] | None = None
 
     @property
@@ -48,6 +57,7 @@ class Runs:
             "vantage.run_id": self._run_id,
             "mlflow.source.name": "vantage",
             "mlflow.source.type": "LOCAL",
+            **self._origin,
             **tags,
         }
         run = self._client.create_run(

@@ -45,6 +45,7 @@ class Server:
         """
         logging.getLogger("alembic").setLevel(logging.WARNING)
         logging.getLogger("mlflow").setLevel(logging.WARNING)
+        self.tracking_uri = tracking_uri
         self._opened: dict[str, entities.Experiment] = {}
         database = _sqlite_file(tracking_uri)
         self._artifacts = artifacts.as_uri() if is_database(tracking_uri) else None

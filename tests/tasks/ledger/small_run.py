@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from mlflow.entities import Run
 from mlflow.tracking import MlflowClient
 
@@ -26,12 +28,16 @@ def client_of(workspace: Path) -> MlflowClient:
     return MlflowClient(f"sqlite:///{workspace / 'mlflow.db'}")
 
 
-def artifact(cls: type[Any], name: str, inputs: dict[str, Input], **fields: Any) -> Any:
+def artifact(
+    cls: type[Any], name: str, inputs: dict[str, Input], *, digest: str | None = None, **fields: Any
+) -> Any:
+    """An artifact called ``name``; ``digest`` is that of a sealed folder, where there is one."""
+    digest = digest or sha(name)
     if cls in (PolicyCheckpoint, RewardModel, ValueModel):
         fields["tokenizer_digest"] = sha("tokenizer")
     return cls(
-        uri=f"objects/{sha(name)}",
-        digest=sha(name),
+        uri=f"objects/{digest}",
+        digest=digest,
         stage_key=sha(f"key of {name}"),
         parents={role: given.artifact.digest for role, given in inputs.items()},
         **fields,
@@ -59,6 +65,8 @@ STAGES: dict[str, tuple[str, dict[str, Input], Artifact]] = {
     "sft": ("sft", SFT_INPUTS, SFT),
     "evaluation": ("evaluation", EVALUATION_INPUTS, EVALUATION),
 }
+SOURCES = {"data.demos": sha("demonstrations.jsonl"), "model": sha("the model's folder")}
+ORIGIN = {"mlflow.user": "ada", "mlflow.source.git.commit": "c0ffee", "vantage.git.dirty": "false"}
 RECIPE = {"recipe": "tiny", "seed": 17, "stages": {"sft": {"kind": "sft", "epochs": 2.0}}}
 JOURNAL = [
     Entry(step=step, time=1700000000.5 + step, metrics={"loss": 2.0 / (step + 1)}) for step in range(5)
@@ -66,26 +74,48 @@ JOURNAL = [
 JOURNAL_CURVE = [(step, 1700000000500 + 1000 * step, 2.0 / (step + 1)) for step in range(5)]
 
 
+def responses(folder: Path) -> Path:
+    """What an evaluation keeps: every response of both models, row by row."""
+    folder.mkdir(exist_ok=True)
+    for role, response, judgement in (("baseline", "2|3", 0.0), ("candidate", "#2\u4e2d", 1.0)):
+        row = {"prompt": "1+1?", "response": response, "ended": True, "judgement": judgement}
+        pq.write_table(pa.Table.from_pylist([row, row]), folder / f"{role}.parquet")
+    return folder
+
+
 def tell_stage(ledger: Ledger, stage: str, *, attempt: int = 1) -> None:
     kind, inputs, made = STAGES[stage]
     ledger.open_stage(
-        stage, kind=kind, stage_key=made.stage_key, attempt=attempt, params={"epochs": 2.0}, inputs=inputs
+        stage,
+        kind=kind,
+        stage_key=made.stage_key,
+        attempt=attempt,
+        params={"epochs": 2.0},
+        inputs=inputs,
+        source_sha256=SOURCES.get(stage),
     )
     if stage == "sft":
         ledger.send_metrics(stage, JOURNAL)
         ledger.record_verdicts(stage, [VERDICT])
-    ledger.finish_stage(stage, "completed", artifact=made, provenance={"device": "cpu"})
+    folder = responses(ledger.workspace / "responses") if stage == "evaluation" else None
+    ledger.finish_stage(stage, "completed", artifact=made, folder=folder, provenance={"device": "cpu"})
 
 
 def tell_reuse(ledger: Ledger, stage: str) -> None:
     kind, inputs, made = STAGES[stage]
     ledger.record_reuse(
-        stage, kind=kind, stage_key=made.stage_key, params={"epochs": 2.0}, inputs=inputs, artifact=made
+        stage,
+        kind=kind,
+        stage_key=made.stage_key,
+        params={"epochs": 2.0},
+        inputs=inputs,
+        artifact=made,
+        source_sha256=SOURCES.get(stage),
     )
 
 
 def tell_run(ledger: Ledger, run_id: str) -> None:
-    ledger.open_run(run_id, "tiny", RECIPE)
+    ledger.open_run(run_id, "tiny", RECIPE, origin=ORIGIN)
     for stage in STAGES:
         tell_stage(ledger, stage)
     ledger.finish_run("completed")

@@ -21,7 +21,7 @@ import pytest
 from small_run import (
     JOURNAL_CURVE,
     RECIPE,
-    SFT,
+    artifact,
     client_of,
     curve,
     record_run,
@@ -33,8 +33,10 @@ from small_run import (
     tell_stage,
 )
 
+from schemas.artifacts import PolicyCheckpoint
 from tasks.ledger.run_ledger import Ledger
 from tasks.ledger.tracking import MLFLOW_ENVIRONMENT
+from tasks.storage.sealed_folders import seal
 
 
 def test_what_one_run_could_not_send_the_next_one_sends_before_its_own(
@@ -188,7 +190,11 @@ def test_a_server_that_is_down_comes_goes_and_loses_answers_ends_up_with_everyth
         (model / "tokenizer_config.json").write_text("{}")
         (model / "model.safetensors").write_bytes(b"weights")
         with mlflow_server(workspace, port), losing_proxy(proxy_port, port) as lost:
-            ledger.publish("sft", SFT, model, "quickstart", alias="champion")
+            published = artifact(PolicyCheckpoint, "policy", {}, digest=seal(model))
+            key = published.stage_key
+            ledger.open_stage("policy", kind="dpo", stage_key=key, attempt=1, params={}, inputs={})
+            ledger.finish_stage("policy", "completed", artifact=published)
+            ledger.publish("policy", published, model, "quickstart", alias="champion")
             ledger.finish_run("completed")
             for _ in range(100):
                 if ledger.flush():
@@ -198,13 +204,14 @@ def test_a_server_that_is_down_comes_goes_and_loses_answers_ends_up_with_everyth
     assert refused(workspace) == []
 
     found = snapshot(client_of(workspace), run_id)
-    assert set(found) == {"", "model", "sft", "model of model", "model of sft"}
+    models = {"model of model", "model of sft", "model of policy"}
+    assert set(found) == {"", "model", "sft", "policy", *models}
     assert found["sft"]["curves"]["loss"] == JOURNAL_CURVE
     assert [value for _, _, value in found["sft"]["curves"]["test_nll"]] == [0.4]
     assert {found[stage]["status"] for stage in ("", "model", "sft")} == {"FINISHED"}
     assert found["sft"]["models"] == ["model of model"]
     (version,) = client_of(workspace).search_model_versions("name = 'quickstart'")
-    assert version.tags["vantage.digest"] == SFT.digest
+    assert version.tags["vantage.digest"] == published.digest
     champion = client_of(workspace).get_model_version_by_alias("quickstart", "champion")
     assert champion.version == version.version
     (weights,) = (workspace / "artifacts").rglob("model.safetensors")

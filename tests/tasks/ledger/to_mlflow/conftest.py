@@ -1,5 +1,6 @@
 """Models as the store has them."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForSequenceClassification
 
 from models.builtin import build_tiny
+from tasks.storage.sealed_folders import seal
 
 
 @pytest.fixture(scope="session")
@@ -14,7 +16,17 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A policy as the store has it: a Hugging Face folder, and the store's manifest beside."""
     folder = tmp_path_factory.mktemp("models") / "policy"
     build_tiny(folder, seed=3)
-    (folder / "manifest.json").write_text("{}")
+    seal(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def other_policy(policy: Path) -> Path:
+    """The same model under another manifest."""
+    folder = policy.with_name("other-policy")
+    shutil.copytree(policy, folder, ignore=shutil.ignore_patterns("manifest.json"))
+    (folder / "README.md").write_text("another")
+    seal(folder)
     return folder
 
 
@@ -27,4 +39,5 @@ def reward(policy: Path) -> Path:
     torch.manual_seed(0)
     LlamaForSequenceClassification(config).save_pretrained(folder)
     AutoTokenizer.from_pretrained(policy).save_pretrained(folder)
+    seal(folder)
     return folder

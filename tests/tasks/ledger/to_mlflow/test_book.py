@@ -3,9 +3,12 @@
 import json
 from pathlib import Path
 
+import mlflow
 from small_run import (
     JOURNAL_CURVE,
+    ORIGIN,
     RECIPE,
+    SOURCES,
     STAGES,
     client_of,
     curve,
@@ -61,14 +64,49 @@ def test_a_run_is_recorded_with_params_curves_verdicts_and_lineage(workspace: Pa
         "mlflow.data.context": "training",
         "vantage.role": "data",
         "vantage.digest": sha("data"),
+        "vantage.source.sha256": SOURCES["data.demos"],
     }
+    assert json.loads(dataset.dataset.source)["source_sha256"] == SOURCES["data.demos"]
+    assert runs["data.demos"].data.tags["vantage.source.sha256"] == SOURCES["data.demos"]
+    assert "vantage.source.sha256" not in tags
     assert [given.model_id for given in sft.inputs.model_inputs] == [runs["model"].data.tags["vantage.model"]]
     assert [made.model_id for made in sft.outputs.model_outputs] == [tags["vantage.model"]]
     model = client.get_logged_model(tags["vantage.model"])
     assert (model.source_run_id, model.model_type, model.status) == (sft.info.run_id, "policy", "READY")
     assert model.tags["vantage.parent.init"] == sha("model")
-    assert [(metric.key, metric.value) for metric in model.metrics] == [("test_nll", 0.4)]
+    measured = {metric.key: metric.value for metric in model.metrics}
+    assert measured == {"test_nll": 0.4, "accuracy": 0.5}, "its own, and what its evaluation measured"
     assert "vantage.model" not in runs["evaluation"].data.tags
+
+    # 4. Who ran it, from which revision, and what runs are compared by
+    for run in (parent, sft):
+        assert ORIGIN.items() <= run.data.tags.items()
+        assert run.info.user_id == "ada"
+    assert parent.data.metrics == {"sft.test_nll": 0.4, "evaluation.accuracy": 0.5}
+
+
+def test_an_evaluations_samples_are_a_table_that_mlflow_shows(workspace: Path) -> None:
+    record_run(workspace, "0001-tiny-aaaaaa")
+    client = client_of(workspace)
+    evaluation = runs_of(client, "0001-tiny-aaaaaa")["evaluation"]
+    tables = json.loads(evaluation.data.tags["mlflow.loggedArtifacts"])
+    assert tables == [{"path": "samples.json", "type": "table"}]
+    before = mlflow.get_tracking_uri()
+    mlflow.set_tracking_uri(
+        f"sqlite:///{workspace / 'mlflow.db'}"
+    )  # load_table asks there, not its own client
+    try:
+        rows = client.load_table(evaluation.info.experiment_id, "samples.json", [evaluation.info.run_id])
+    finally:
+        mlflow.set_tracking_uri(before)
+    assert list(rows.columns) == [
+        "prompt",
+        "baseline",
+        "baseline_judgement",
+        "candidate",
+        "candidate_judgement",
+    ]
+    assert rows.values.tolist() == [["1+1?", "2|3", 0.0, "#2\u4e2d", 1.0]] * 2
 
 
 def test_a_person_finds_the_parents_on_the_pages(workspace: Path) -> None:

@@ -39,6 +39,7 @@ def test_a_reused_stage_links_its_producer_and_has_no_metrics(workspace: Path) -
         assert reused[stage].data.tags["vantage.reused_from"] == made[stage].info.run_id
         assert reused[stage].data.metrics == {}
         assert reused[stage].outputs.model_outputs == []
+    assert reused[""].data.metrics == made[""].data.metrics, "runs are compared by what they reuse too"
     assert reused["sft"].data.tags["vantage.parent.init.run"] == made["model"].info.run_id
     assert reused["sft"].data.tags["vantage.verdict"] == "closed"
     assert "made by [sft of run 0001-tiny-aaaaaa]" in reused["sft"].data.tags["mlflow.note.content"]

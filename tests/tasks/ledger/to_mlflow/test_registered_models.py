@@ -1,6 +1,8 @@
 """Publishing: what MLflow loads back is the model that was stored, once, under the alias it was told."""
 
+import hashlib
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +12,23 @@ import pytest
 import torch
 from cutting import cut_after_every_write
 from mlflow.tracking import MlflowClient
-from small_run import artifact, runs_of
+from small_run import VERDICT, artifact, runs_of
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForSequenceClassification
 
-from schemas.artifacts import PolicyCheckpoint, RewardModel, ValueModel
+from schemas.artifacts import Evaluation, PolicyCheckpoint, RewardModel, ValueModel
+from tasks.ledger.operations import Input
+from tasks.ledger.published_copies import problems_in
 from tasks.ledger.run_ledger import Ledger
 from tasks.ledger.to_mlflow.model_description import PublishingError
 
 RUN_ID = "0001-tiny-aaaaaa"
 PROMPT = "3 + 4 ="
+
+
+def sealed(cls: type[Any], folder: Path, **fields: Any) -> Any:
+    """The artifact whose files lie in the sealed folder."""
+    digest = hashlib.sha256((folder / "manifest.json").read_bytes()).hexdigest()
+    return artifact(cls, folder.name, {}, digest=digest, **fields)
 
 
 def make(ledger: Ledger, stage: str, kind: str, made: Any) -> None:
@@ -38,7 +48,7 @@ def load(workspace: Path, uri: str) -> Any:
 def test_a_published_policy_loads_as_a_pipeline_that_answers_as_the_stored_one_does(
     workspace: Path, policy: Path
 ) -> None:
-    made = artifact(PolicyCheckpoint, "policy", {})
+    made = sealed(PolicyCheckpoint, policy)
     with Ledger(None, workspace, "tiny") as ledger:
         ledger.open_run(RUN_ID, "tiny", {})
         make(ledger, "policy", "policy_optimization", made)
@@ -76,7 +86,7 @@ def test_a_published_policy_loads_as_a_pipeline_that_answers_as_the_stored_one_d
 def test_a_published_reward_model_loads_as_a_classifier_with_the_stored_score(
     workspace: Path, reward: Path
 ) -> None:
-    made = artifact(RewardModel, "reward", {})
+    made = sealed(RewardModel, reward)
     with Ledger(None, workspace, "tiny") as ledger:
         ledger.open_run(RUN_ID, "tiny", {})
         make(ledger, "reward", "reward_model", made)
@@ -90,9 +100,9 @@ def test_a_published_reward_model_loads_as_a_classifier_with_the_stored_score(
 
 
 def test_the_same_artifact_is_one_version_and_an_alias_moves_only_when_told(
-    workspace: Path, policy: Path
+    workspace: Path, policy: Path, other_policy: Path
 ) -> None:
-    first, second = artifact(PolicyCheckpoint, "first", {}), artifact(PolicyCheckpoint, "second", {})
+    first, second = sealed(PolicyCheckpoint, policy), sealed(PolicyCheckpoint, other_policy)
     client = MlflowClient(f"sqlite:///{workspace / 'mlflow.db'}")
 
     def champion() -> str:
@@ -114,15 +124,15 @@ def test_the_same_artifact_is_one_version_and_an_alias_moves_only_when_told(
         )
         assert ledger.publish("policy", first, policy, "quickstart", alias=None) == "1"
         make(ledger, "other", "policy_optimization", second)
-        assert ledger.publish("other", second, policy, "quickstart", alias=None) == "2"
+        assert ledger.publish("other", second, other_policy, "quickstart", alias=None) == "2"
         assert champion() == "1"
-        assert ledger.publish("other", second, policy, "quickstart", alias="champion") == "2"
+        assert ledger.publish("other", second, other_policy, "quickstart", alias="champion") == "2"
         assert champion() == "2"
     assert len(client.search_model_versions("name = 'quickstart'")) == 2
 
 
 def test_what_could_not_be_published_is_published_by_the_next_run(workspace: Path, policy: Path) -> None:
-    made = artifact(PolicyCheckpoint, "policy", {})
+    made = sealed(PolicyCheckpoint, policy)
     with Ledger("http://127.0.0.1:9", workspace, "tiny") as ledger:  # nobody listens there
         ledger.open_run(RUN_ID, "tiny", {})
         make(ledger, "policy", "policy_optimization", made)
@@ -142,7 +152,7 @@ def test_only_a_policy_or_a_reward_model_can_be_published(workspace: Path, polic
 
 
 def test_a_kill_while_publishing_leaves_one_whole_version(workspace: Path, policy: Path) -> None:
-    made = artifact(PolicyCheckpoint, "policy", {})
+    made = sealed(PolicyCheckpoint, policy)
     with Ledger("http://127.0.0.1:9", workspace, "tiny") as ledger:  # nobody listens there
         ledger.open_run(RUN_ID, "tiny", {})
         make(ledger, "policy", "policy_optimization", made)
@@ -163,3 +173,90 @@ def test_a_kill_while_publishing_leaves_one_whole_version(workspace: Path, polic
     tags, files = expected[4:]
     assert json.loads(tags["mlflow.modelVersions"]) == [{"name": "quickstart", "version": 1}]
     assert {"MLmodel", "model/model.safetensors"} <= set(files)
+
+
+def copy_of(workspace: Path, made: Any) -> Path:
+    """Where MLflow keeps the copy."""
+    client = MlflowClient(f"sqlite:///{workspace / 'mlflow.db'}")
+    (version,) = client.search_model_versions(f"tags.`vantage.digest` = '{made.digest}'")
+    return Path(version.source.removeprefix("file://"))
+
+
+def flip(file: Path) -> None:
+    """Another bit, the same size."""
+    file.chmod(0o644)
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "complaint"),
+    [
+        ("model/model.safetensors", flip, "model: model.safetensors: sha256 is "),
+        ("components/tokenizer/tokenizer.json", flip, "components/tokenizer: tokenizer.json: sha256 is "),
+        ("model/config.json", Path.unlink, "model: config.json: is missing"),
+    ],
+)
+def test_a_copy_that_was_damaged_is_told_and_made_again_by_the_next_publication(
+    workspace: Path, policy: Path, name: str, damage: Any, complaint: str
+) -> None:
+    made = sealed(PolicyCheckpoint, policy)
+    with Ledger(None, workspace, "tiny") as ledger:
+        ledger.open_run(RUN_ID, "tiny", {})
+        make(ledger, "policy", "policy_optimization", made)
+        assert ledger.publish("policy", made, policy, "quickstart", alias="champion") == "1"
+        assert ledger.said_of_copy("quickstart", made).repaired == ()
+    copy = copy_of(workspace, made)
+    damage(copy / name)
+    assert problems_in(copy, made.digest)
+    with Ledger(None, workspace, "tiny") as ledger:
+        ledger.open_run("0002-tiny-bbbbbb", "tiny", {})
+        assert ledger.publish("policy", made, policy, "quickstart", alias="champion") == "1"
+        said = ledger.said_of_copy("quickstart", made)
+    assert len(said.repaired) == 1
+    assert said.repaired[0].startswith(complaint)
+    assert said.refused is None
+    assert problems_in(copy, made.digest) == []
+
+
+def test_what_mlflow_does_not_hold_as_it_is_stored_gets_neither_version_nor_alias(
+    workspace: Path, policy: Path, tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(policy, broken)
+    flip(broken / "model.safetensors")  # after it was sealed
+    made = sealed(PolicyCheckpoint, broken)
+    with Ledger(None, workspace, "tiny") as ledger:
+        ledger.open_run(RUN_ID, "tiny", {})
+        make(ledger, "policy", "policy_optimization", made)
+        assert ledger.publish("policy", made, broken, "quickstart", alias="champion") is None
+        refused = ledger.said_of_copy("quickstart", made).refused
+    assert refused is not None
+    assert "is not what is in the store: model: model.safetensors: sha256 is" in refused
+    client = MlflowClient(f"sqlite:///{workspace / 'mlflow.db'}")
+    assert client.search_model_versions("name = 'quickstart'") == []
+
+
+def test_a_published_models_page_names_its_gates_and_its_evaluation(workspace: Path, policy: Path) -> None:
+    made = sealed(PolicyCheckpoint, policy)
+    inputs = {"candidate": Input(stage="policy", artifact=made)}
+    evaluation = artifact(Evaluation, "evaluation", inputs, metrics={"accuracy_gain": 0.25, "none": None})
+    verdict = VERDICT.model_copy(update={"metric": "accuracy_gain", "measured": 0.25, "relation": ">="})
+    with Ledger(None, workspace, "tiny") as ledger:
+        ledger.open_run(RUN_ID, "tiny", {})
+        make(ledger, "policy", "policy_optimization", made)
+        ledger.open_stage(
+            "judged", kind="evaluation", stage_key=evaluation.stage_key, attempt=1, params={}, inputs=inputs
+        )
+        ledger.record_verdicts("judged", [verdict])
+        ledger.finish_stage("judged", "completed", artifact=evaluation)
+        assert ledger.publish("policy", made, policy, "quickstart", alias=None) == "1"
+    client = MlflowClient(f"sqlite:///{workspace / 'mlflow.db'}")
+    version = client.get_model_version("quickstart", "1")
+    assert version.tags["vantage.gate.judged.accuracy_gain"] == str(verdict)
+    assert version.tags["vantage.measured.judged.accuracy_gain"] == "0.25"
+    assert f"- judged: {verdict}" in version.description
+    assert "- judged: accuracy_gain 0.25" in version.description
+    model = client.get_logged_model(client.get_run(version.run_id).data.tags["vantage.model"])
+    assert [(metric.key, metric.value) for metric in model.metrics] == [("accuracy_gain", 0.25)]
