@@ -109,7 +109,7 @@ def test_collected_pairs_are_a_dataset_of_preferences_with_their_parents(
         assert artifact.parents == {role: of[step].digest for role, step in parents.items()}
         files = {path.name for path in life.store.folder(artifact).iterdir()}
         parquet = {"train.parquet", "validation.parquet", "test.parquet"}
-        assert files == {*parquet, "report.json", "manifest.json"}
+        assert files == {*parquet, "report.json", "metrics.json", "manifest.json"}
         assert files == {path.name for path in life.store.folder(of["data.prompts"]).iterdir()}
         for split in ("train", "validation", "test"):
             rows = read_rows(life.store.folder(artifact), split)

@@ -49,7 +49,7 @@ def paid(sampled: Sampled) -> list[float]:
     return [1.0 if is_right(*case) else -1.0 for case in zip(sampled.prompts, sampled.responses, strict=True)]
 
 
-def made(pipeline: Any, folder: Path, work: Any) -> Path:
+def made(pipeline: Any, folder: Path, work: Any, **inputs: Path) -> Path:
     """The output of an implicit step."""
     (folder / "output").mkdir(parents=True)
     (folder / "scratch").mkdir()
@@ -57,6 +57,7 @@ def made(pipeline: Any, folder: Path, work: Any) -> Path:
         update={
             "name": "verifiers.parity",
             "work": work,
+            "inputs": inputs,
             "scratch": folder / "scratch",
             "output": folder / "output",
         }
@@ -76,13 +77,11 @@ def inputs(pipeline: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
         split=Split(validation=8, test=8),
     )
     (folder / "parity.py").write_text(VERIFIER)
+    prompts = made(pipeline, folder / "prompts", PrepareData(content="prompts", data=data, alone=True))
+    verifier = ImportVerifier(verifier=Verifier(source=str(folder / "parity.py")))
     return {
-        "prompts": made(pipeline, folder / "prompts", PrepareData(content="prompts", data=data, alone=True)),
-        "verifier": made(
-            pipeline,
-            folder / "parity",
-            ImportVerifier(verifier=Verifier(source=str(folder / "parity.py"))),
-        ),
+        "prompts": prompts,
+        "verifier": made(pipeline, folder / "parity", verifier, **{"prompts.0": prompts}),
     }
 
 
@@ -98,6 +97,7 @@ def policy_job(pipeline: Any, inputs: dict[str, Path], algorithm: dict[str, Any]
             "batch_size": 16,
             "minibatch_size": 16,
             "validation_samples": 8,
+            "learning_rate": 1e-6,
             **fields,
         }
     )
@@ -238,6 +238,7 @@ def test_the_best_of_n_is_chosen_by_the_answer(
         minibatch_size=4,
         samples_per_prompt=4,
         validation_samples=4,
+        learning_rate=1e-5,
     )
     job = policy_job(pipeline, inputs, {"preset": "grpo", "samples_per_prompt": 4})
     run_stage(job.model_copy(update={"work": work}))
