@@ -485,7 +485,7 @@ arms:
 set:
   generation.max_response_tokens: 20
   data.demonstrations.rows: 240
-  data.preferences.rows: 240
+  data.preferences: {source: "builtin:arithmetic/preferences", rows: 240, max_dropped: 0.5}
   data.prompts: {source: "builtin:arithmetic/prompts", rows: 100, split: {validation: 16, test: 16}}
   stages.sft.epochs: 0.5
   stages.sft.batch_size: 8
@@ -521,10 +521,10 @@ def test_a_real_sweep_is_killed_and_resumed_and_its_table_is_that_of_mlflow(
     assert victim.stderr is not None
     for line in victim.stderr:  # in the middle: one run is over, others are on their way
         if "1/4" in line:
-            assert "policy.validation_score" in line
             break
     os.killpg(victim.pid, signal.SIGKILL)
     victim.communicate()
+    assert "policy.validation_score" in line
 
     resumed = subprocess.run(command, capture_output=True, text=True, check=False)
     assert resumed.returncode == ExitCode.OK, resumed.stderr

@@ -36,6 +36,12 @@ def refusal(verifier: VerifierProcess) -> str:
     return str(broken.value)
 
 
+def children() -> set[psutil.Process]:
+    """The processes below this one that live; other tests of the same worker may have left some."""
+    below = psutil.Process().children(recursive=True)
+    return {child for child in below if child.is_running() and child.status() != psutil.STATUS_ZOMBIE}
+
+
 def test_batches_are_judged_by_one_process_that_keeps_its_state(
     tmp_path: Path, verifier: VerifierProcess
 ) -> None:
@@ -96,6 +102,7 @@ def test_a_call_without_end_is_ended(
 ) -> None:
     monkeypatch.setattr(verifier_process, "CALL_SECONDS", 1.0)
     define(tmp_path, body)
+    before = children()
     began = time.monotonic()
     message = refusal(verifier)
     assert time.monotonic() - began < 60
@@ -103,7 +110,7 @@ def test_a_call_without_end_is_ended(
     assert message.endswith(f"{SHOWN}make it faster")
     if "sigmask" not in body and "fork" not in body:
         assert "(line 3, in verify)" in message
-    assert not [child for child in psutil.Process().children(recursive=True) if child.status() != "zombie"]
+    assert children() <= before
 
 
 def test_the_time_is_that_of_one_call_and_not_of_a_batch(
@@ -165,8 +172,9 @@ def test_nothing_is_left_when_its_owner_is_gone(tmp_path: Path) -> None:
     process = VerifierProcess(
         {"file": str(tmp_path / "verifier.py"), "function": "verify"}, name="mine", function="verify"
     )
+    before = children()
     assert process(*CASE)
-    before = psutil.Process().children()
+    started = children() - before
     del process
-    gone, _ = psutil.wait_procs(before, timeout=10)
-    assert before and len(gone) == len(before)
+    gone, _ = psutil.wait_procs(started, timeout=10)
+    assert started and len(gone) == len(started)
