@@ -355,7 +355,12 @@ def value_stage(setting: Setting) -> ValuePretraining:
 
 def predict(critic: ScalarModel, sequences: Sequences) -> Tensor:
     """Values (B,T), 0 outside the mask."""
-    said = per_token(lambda part: {"values": values(critic, part)}, sequences, microbatch_size=MICROBATCH)
+    said = per_token(
+        lambda part: {"values": values(critic, part)},
+        sequences,
+        microbatch_size=MICROBATCH,
+        computes="values",
+    )
     return said["values"]
 
 

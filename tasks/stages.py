@@ -4,6 +4,7 @@ import logging
 from importlib import import_module
 
 from schemas.job import StageJob, StageResult
+from tasks.training import progress
 from tasks.training.progress import Progress
 from tasks.training.scratch import PROGRESS
 
@@ -33,7 +34,10 @@ def run_stage(job: StageJob) -> StageResult:
     Progress(job.scratch / PROGRESS, total=0, phase="loading")
     log.info("%s (%s), attempt %d, seed %d", job.name, job.work.kind, job.attempt, job.seed)
     run = import_module(MODULES[job.work.kind]).run
-    result: StageResult = run(job)
+    try:
+        result: StageResult = run(job)
+    finally:
+        progress.end()
     for name, value in result.metrics.items():
         log.info("%s: %s", name, "undefined" if value is None else f"{value:.6g}")
     files = [path for path in job.output.rglob("*") if path.is_file()]

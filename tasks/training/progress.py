@@ -61,8 +61,12 @@ class Progress:
     """
 
     def __init__(self, path: Path, *, total: int, phase: str) -> None:
-        """Write a first report, and be what ``phase`` and ``within`` of this module speak to from now on."""
+        """Write a first report, and be what ``phase`` and ``within`` of this module speak to from now on.
+
+        Whoever was that before is closed: two that write one file would take it from each other.
+        """
         global _current
+        end()
         self._path = path
         self._started = clock.time()
         self._shown_at = -math.inf
@@ -70,6 +74,7 @@ class Progress:
         self._pace = Pace()
         self._showing = threading.Lock()
         self._later: threading.Timer | None = None
+        self._closed = False
         self._report = StageProgress(
             phase=phase, step=0, total=total, metrics={}, started=self._started, updated=self._started
         )
@@ -118,6 +123,13 @@ class Progress:
             self._later.daemon = True
             self._later.start()
 
+    def close(self) -> None:
+        """Write no more, whatever waits to be shown."""
+        with self._showing:  # not in the middle of a report
+            self._closed = True
+        if self._later is not None:
+            self._later.cancel()
+
     def _show_later(self) -> None:
         self._later = None
         with suppress(OSError):  # a full disk is for the stage's own files to find out
@@ -125,6 +137,8 @@ class Progress:
 
     def _show(self) -> None:
         with self._showing:
+            if self._closed:
+                return
             now = clock.monotonic()
             report = self._report
             left = self._pace.seconds_left(report.step, report.total, now)
@@ -171,6 +185,14 @@ def phase(name: str, done: int = 0, total: int = 0, *, note: str = "") -> None:
     """Tell whoever watches this process's stage what it does within its step, and how much of that is done."""
     if _current is not None:
         _current.phase(f"{_within}{name}", done, total, note=note)
+
+
+def end() -> None:
+    """The stage is over: nothing more is shown of it."""
+    global _current
+    if _current is not None:
+        _current.close()
+        _current = None
 
 
 @contextmanager

@@ -128,6 +128,22 @@ def test_a_loop_that_tells_of_ten_thousand_phases_writes_a_few(
     assert seconds < 5.0, "it costs the loop well below a millisecond each"
 
 
+def test_what_is_over_writes_no_more(tmp_path: Path) -> None:
+    path = tmp_path / "progress.json"
+    loading = Progress(path, total=0, phase="loading")
+    loading.phase("sampling")  # to be shown by another thread, a moment later
+    Progress(path, total=9, phase="running")
+    time.sleep(2 * progress_module.SECONDS_BETWEEN_SHOWS)
+    assert shown(path).phase == "running"
+
+    progress_module.phase("updating")
+    progress_module.end()
+    path.unlink()
+    time.sleep(2 * progress_module.SECONDS_BETWEEN_SHOWS)
+    progress_module.phase("nobody is told")
+    assert not path.exists()
+
+
 def test_a_full_disk_stops_nobody_who_tells_of_a_phase(tmp_path: Path) -> None:
     path = tmp_path / "gone" / "progress.json"
     path.parent.mkdir()
