@@ -6,8 +6,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from algorithms.aggregation import Aggregation, Denominator, aggregate, check_denominator
-from algorithms.masking import check_boolean, check_response_mask, check_shape, keep
+from algorithms.aggregation import (
+    Aggregation,
+    Denominator,
+    aggregate,
+    check_denominator,
+)
+from algorithms.masking import (
+    check_boolean,
+    check_response_mask,
+    check_shape,
+    keep,
+)
 from algorithms.metrics import SumCount, sum_count
 
 

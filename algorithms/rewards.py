@@ -6,7 +6,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from algorithms.masking import check_boolean, check_response_mask, check_shape, keep
+from algorithms.masking import (
+    check_boolean,
+    check_response_mask,
+    check_shape,
+    keep,
+)
 
 SCALE_EPSILON = 1e-6
 """Scores whose standard deviation is below this, in their own unit, are held to be equal up to rounding."""

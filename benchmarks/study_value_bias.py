@@ -40,18 +40,24 @@ from algorithms.advantages import gae, monte_carlo_returns
 from algorithms.diagnostics import explained_variance
 from algorithms.rewards import shape_rewards
 from algorithms.value_loss import value_loss
-from flows.sweep_report import interval
+from flows.sweeps.report import interval
 from models.folders import load_policy, load_tokenizer
-from models.heads import ScalarModel, load_critic, load_scalar, values
+from models.heads import (
+    ScalarModel,
+    load_critic,
+    load_scalar,
+    values,
+)
 from models.sequences import Sequences
-from schemas.loading import load_recipe
-from schemas.recipe import Recipe, ValuePretraining
+from schemas.loading.recipe_file import load_recipe
+from schemas.recipe.recipe import Recipe
+from schemas.recipe.stages import ValuePretraining
 from tasks.data.examples import Codec, Prompts, read_prompts
 from tasks.data.splits import TEST, TRAIN
 from tasks.rewards.scoring import Scorer, Term, score
 from tasks.rewards.verifiers import VERIFIERS
-from tasks.sampling.minibatches import minibatches
-from tasks.sampling.rollouts import Sampled, per_token, sample_responses
+from tasks.rollout.minibatches import minibatches
+from tasks.rollout.rollouts import Sampled, per_token, sample_responses
 from tasks.training.data_order import DataOrder
 from tasks.training.optimization import make_optimizer, update_weights
 from tasks.training.seeds import derive_seed

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from schemas.recipe import Resources
+from schemas.recipe.stages import Resources
 
 CGROUP = Path("/sys/fs/cgroup")
 

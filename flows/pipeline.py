@@ -4,18 +4,30 @@ import asyncio
 from collections.abc import Callable, Collection
 from contextlib import nullcontext
 
-from prefect import flow, runtime, tags, task
+from prefect import (
+    flow,
+    runtime,
+    tags,
+    task,
+)
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.context import TagsContext
 
-from flows.flow_runs import cancelled_by, close_left_open, page_of, state_of, told_of_run, told_of_stage
-from flows.jobs import resources_of
+from flows.attempts.jobs import resources_of
+from flows.attempts.stage_life import StageLife
 from flows.machine import Machine, Share
-from flows.pages import progress_page, show_run
-from flows.publishing import publish
-from flows.servers import server_name
-from flows.stage_life import StageLife
+from flows.prefect_server.flow_runs import (
+    cancelled_by,
+    close_left_open,
+    page_of,
+    state_of,
+    told_of_run,
+    told_of_stage,
+)
+from flows.prefect_server.pages import progress_page, show_run
+from flows.prefect_server.server import server_name
+from flows.runs.publishing import publish
 from flows.stopping import first_error, stopping
 
 MAX_ATTEMPTS = 3

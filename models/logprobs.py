@@ -8,7 +8,12 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel
 
-from models.chunked_logits import HeadGradients, default_chunk_tokens, in_autocast_type, logits_and_slope
+from models.chunked_logits import (
+    HeadGradients,
+    default_chunk_tokens,
+    in_autocast_type,
+    logits_and_slope,
+)
 from models.chunks import chunks
 from models.output_head import OutputHead, output_head, trunk
 from models.scalar_head import read_scalars

@@ -10,7 +10,12 @@ from pathlib import Path
 from typing import Literal
 
 from models.folder_check import check_agreement
-from schemas.source_files import copy_hashed, hash_file, model_limit, refuse_changed
+from schemas.source_files import (
+    copy_hashed,
+    hash_file,
+    model_limit,
+    refuse_changed,
+)
 
 BUILTIN_VERSIONS = {"tiny": 1}
 """Raised when the weights or the tokenizer of a built-in model change."""

@@ -24,7 +24,12 @@ from models.folders import (
     refusing,
     save_policy,
 )
-from models.source_digest import Source, copy_source, parse_source, source_digest
+from models.source_digest import (
+    Source,
+    copy_source,
+    parse_source,
+    source_digest,
+)
 
 __all__ = ["import_model", "source_digest"]
 

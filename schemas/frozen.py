@@ -1,7 +1,12 @@
 """The one base of every noun: immutable, and strict about names."""
 
 from collections.abc import Callable
-from typing import Any, ClassVar, Self, TypeVar
+from typing import (
+    Any,
+    ClassVar,
+    Self,
+    TypeVar,
+)
 
 from pydantic import BaseModel, ConfigDict, model_validator
 

@@ -1,7 +1,8 @@
 """The shares of prompts that are held out: one pair for all datasets of a recipe."""
 
 from schemas.problems import Problem
-from schemas.recipe import Recipe, Shares, Split
+from schemas.recipe.inputs import Shares, Split
+from schemas.recipe.recipe import Recipe
 
 HELD_OUT = ("validation", "test")
 

@@ -7,25 +7,54 @@ seed by seed. What no seed reaches has the same key in every run and is made onc
 import contextlib
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, replace
 from pathlib import Path as File
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints, field_validator
 
-from schemas import plain_yaml
-from schemas.algorithm import Number
-from schemas.field_errors import validated
+from schemas.checks.sweep_rules import (
+    MAX_SEEDS,
+    Draft,
+    choice_problems,
+    draft_of,
+    draft_problems,
+    mapping_of,
+)
 from schemas.frozen import Frozen
-from schemas.loading import find_recipe, load_recipe, read_document
-from schemas.metrics import measured_by
-from schemas.problems import Path, Problem, RecipeError, quote, suggest
-from schemas.recipe import MAX_NAMED, AnyStage, Name, PolicyEvaluation, Recipe, Seed
-from schemas.references import dependencies, order, reward_of
-from schemas.sources import NoPlace, absolute, is_file, mode_of
-from schemas.stage_key import NOT_IN_KEY, canonical_json
-from schemas.sweep_rules import MAX_SEEDS, Draft, choice_problems, draft_of, draft_problems, mapping_of
+from schemas.loading import plain_yaml
+from schemas.loading.field_errors import validated
+from schemas.loading.recipe_file import find_recipe, load_recipe, read_document
+from schemas.loading.sources import (
+    NoPlace,
+    absolute,
+    is_file,
+    mode_of,
+)
+from schemas.problems import (
+    Path,
+    Problem,
+    RecipeError,
+    quote,
+    suggest,
+)
+from schemas.recipe.fields import (
+    MAX_NAMED,
+    Name,
+    Number,
+    Seed,
+)
+from schemas.recipe.recipe import Recipe
+from schemas.recipe.stages import AnyStage, PolicyEvaluation
+from schemas.records.metrics import measured_by
+from schemas.records.stage_key import NOT_IN_KEY, canonical_json
+from schemas.steps import dependencies, order, reward_of
 
 ONLY_HOW = NOT_IN_KEY - {"kind", "seed"}
 """Fields of a stage that never change what it measures."""

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pandera.api.pyarrow.types import PyArrowData
 
-from schemas.references import CONTENT_COLUMNS, OPTIONAL_COLUMNS
+from schemas.steps import CONTENT_COLUMNS, OPTIONAL_COLUMNS
 
 Mask: TypeAlias = Any
 """``pyarrow.ChunkedArray`` of booleans, one for each row, True where the row breaks a rule."""

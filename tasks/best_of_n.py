@@ -9,16 +9,22 @@ from models.chunks import chunks
 from models.folders import load_policy, save_policy, tokenizer_digest
 from models.logprobs import response_logprobs
 from models.sequences import Sequences
-from schemas.job import StageJob, StageResult
-from schemas.recipe import BestOfN
+from schemas.recipe.stages import BestOfN
+from schemas.records.job import StageJob, StageResult
 from tasks.data.encoding_counts import encoding_metrics
 from tasks.data.examples import codec_of, read_prompts
 from tasks.data.splits import SPLITS
 from tasks.rewards.scoring import load_scorer
-from tasks.sampling.minibatches import minibatches
-from tasks.sampling.rollouts import Actors, Sampled, Scored, prompts_of_iteration, sample_and_score
-from tasks.sampling.sampler_check import compare_with_sampler
-from tasks.sampling.selection import Selection
+from tasks.rollout.minibatches import minibatches
+from tasks.rollout.rollouts import (
+    Actors,
+    Sampled,
+    Scored,
+    prompts_of_iteration,
+    sample_and_score,
+)
+from tasks.rollout.sampler_check import compare_with_sampler
+from tasks.rollout.selection import Selection
 from tasks.training import progress
 from tasks.training.attempt import Attempt
 from tasks.training.measured import uncertainty_of, values_of

@@ -15,8 +15,8 @@ from models.chunks import chunks
 from models.folders import load_policy, save_policy, tokenizer_digest
 from models.logprobs import response_logprobs
 from models.sequences import Sequences
-from schemas.job import StageJob, StageResult
-from schemas.recipe import DirectPreferenceOptimization
+from schemas.recipe.stages import DirectPreferenceOptimization
+from schemas.records.job import StageJob, StageResult
 from tasks.data.encoding_counts import comparison_metrics
 from tasks.data.examples import Completions, codec_of, read_completions
 from tasks.data.splits import TEST, TRAIN, VALIDATION

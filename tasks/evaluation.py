@@ -8,16 +8,21 @@ from torch import Tensor
 
 from algorithms.uncertainty import Estimate, clustered_mean
 from models.folders import load_policy
-from schemas.job import StageJob, StageResult
-from schemas.recipe import PolicyEvaluation
+from schemas.recipe.stages import PolicyEvaluation
+from schemas.records.job import StageJob, StageResult
 from tasks.data.encoding_counts import encoding_metrics
 from tasks.data.examples import Prompts, codec_of, read_prompts
 from tasks.data.rows import write_rows
 from tasks.data.splits import TEST
 from tasks.rewards.scoring import TokenizersDiffer
-from tasks.sampling.judging import load_judge
-from tasks.sampling.rollouts import Sampled, sample_responses
-from tasks.training.measured import clusters_of, defined, uncertainty_of, values_of
+from tasks.rollout.judging import load_judge
+from tasks.rollout.rollouts import Sampled, sample_responses
+from tasks.training.measured import (
+    clusters_of,
+    defined,
+    uncertainty_of,
+    values_of,
+)
 from tasks.training.optimization import training_device
 from tasks.training.progress import RUNNING, Progress, within
 from tasks.training.scratch import PROGRESS

@@ -15,18 +15,24 @@ from algorithms.diagnostics import explained_variance
 from algorithms.kl import PenaltyController, ProportionalController
 from algorithms.rewards import RunningMoments
 from models.folders import load_policy, save_policy, tokenizer_digest
-from schemas.algorithm import Algorithm
-from schemas.job import StageJob, StageResult
-from schemas.recipe import PolicyOptimization
+from schemas.recipe.algorithm import Algorithm
+from schemas.recipe.stages import PolicyOptimization
+from schemas.records.job import StageJob, StageResult
 from tasks.data.encoding_counts import encoding_metrics
-from tasks.data.examples import Codec, Prompts, codec_of, read_completions, read_prompts
+from tasks.data.examples import (
+    Codec,
+    Prompts,
+    codec_of,
+    read_completions,
+    read_prompts,
+)
 from tasks.data.splits import SPLITS, TRAIN
 from tasks.rewards.scoring import load_scorer
 from tasks.rewards.verifier_file import Verifier
 from tasks.rewards.verifiers import load_verifier
-from tasks.sampling.group_sampling import Filled, fill, uniform_groups
-from tasks.sampling.reward_moments import read_moments
-from tasks.sampling.rollouts import (
+from tasks.rollout.group_sampling import Filled, fill, uniform_groups
+from tasks.rollout.reward_moments import read_moments
+from tasks.rollout.rollouts import (
     Actors,
     Rollout,
     Scored,
@@ -36,8 +42,8 @@ from tasks.sampling.rollouts import (
     sequence_sums,
     shape,
 )
-from tasks.sampling.sampler_check import compare_with_sampler
-from tasks.sampling.selection import Selection
+from tasks.rollout.sampler_check import compare_with_sampler
+from tasks.rollout.selection import Selection
 from tasks.training.attempt import Attempt
 from tasks.training.data_order import DataOrder
 from tasks.training.measured import uncertainty_of, values_of

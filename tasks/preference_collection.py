@@ -15,14 +15,19 @@ from transformers import PreTrainedModel
 from models.folders import load_policy
 from models.prompts import decode_all, encode_responses
 from schemas.frozen import Frozen
-from schemas.job import StageJob, StageResult
-from schemas.recipe import PreferenceCollection
+from schemas.recipe.stages import PreferenceCollection
+from schemas.records.job import StageJob, StageResult
 from tasks.data.encoding_counts import encoding_metrics
-from tasks.data.examples import Codec, Prompts, codec_of, read_prompts
+from tasks.data.examples import (
+    Codec,
+    Prompts,
+    codec_of,
+    read_prompts,
+)
 from tasks.data.rows import read_rows, write_rows
 from tasks.data.splits import SPLITS
-from tasks.sampling.judging import Judgement, load_judge
-from tasks.sampling.rollouts import Sampled, sample_responses
+from tasks.rollout.judging import Judgement, load_judge
+from tasks.rollout.rollouts import Sampled, sample_responses
 from tasks.training.batch_files import BatchFiles
 from tasks.training.optimization import training_device
 from tasks.training.seeds import derive_seed, stage_seed

@@ -13,16 +13,42 @@ from typing import Any
 
 import pyarrow as pa
 
-from schemas.job import PrepareData, StageJob, StageResult
-from schemas.recipe import Data
-from schemas.references import CONTENT_COLUMNS, OPTIONAL_COLUMNS
-from schemas.source_files import PLAIN_FORMATS, copy_hashed, data_format, data_limit, refuse_changed
-from schemas.tables import COLUMN_TYPES, FAULT, FAULT_TYPE, REPEATED, Report, usable
+from schemas.recipe.inputs import Data
+from schemas.records.job import PrepareData, StageJob, StageResult
+from schemas.source_files import (
+    PLAIN_FORMATS,
+    copy_hashed,
+    data_format,
+    data_limit,
+    refuse_changed,
+)
+from schemas.steps import CONTENT_COLUMNS, OPTIONAL_COLUMNS
+from schemas.tables import (
+    COLUMN_TYPES,
+    FAULT,
+    FAULT_TYPE,
+    REPEATED,
+    Report,
+    usable,
+)
 from tasks.data import arithmetic
 from tasks.data.columns import RowMapper, WrongValue
 from tasks.data.rows import Row, spool, write_marked
-from tasks.data.source_rows import Fault, SourceRow, UnreadableFile, read_rows_of
-from tasks.data.splits import SPLITS, TEST, TRAIN, VALIDATION, side_of, split_alone, split_by_shares
+from tasks.data.source_rows import (
+    Fault,
+    SourceRow,
+    UnreadableFile,
+    read_rows_of,
+)
+from tasks.data.splits import (
+    SPLITS,
+    TEST,
+    TRAIN,
+    VALIDATION,
+    side_of,
+    split_alone,
+    split_by_shares,
+)
 from tasks.training.progress import Progress
 from tasks.training.scratch import PROGRESS
 

@@ -9,7 +9,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from algorithms.preference_loss import bradley_terry, rankable, ranking_loss, score_centring, untied_pairs
+from algorithms.preference_loss import (
+    bradley_terry,
+    rankable,
+    ranking_loss,
+    score_centring,
+    untied_pairs,
+)
 from algorithms.preference_loss import measure_pairs as measure
 from algorithms.supervised_loss import token_nll
 from algorithms.uncertainty import Estimate, clustered_mean, clustered_ratio
@@ -23,17 +29,29 @@ from models.heads import (
     scores_and_logprobs,
 )
 from models.output_head import OutputHead
-from schemas.job import StageJob, StageResult
-from schemas.recipe import RewardModelling
+from schemas.recipe.stages import RewardModelling
+from schemas.records.job import StageJob, StageResult
 from tasks.data.encoding_counts import comparison_metrics
-from tasks.data.examples import Codec, Completions, Rankings, codec_of, read_completions, read_rankings
+from tasks.data.examples import (
+    Codec,
+    Completions,
+    Rankings,
+    codec_of,
+    read_completions,
+    read_rankings,
+)
 from tasks.data.splits import TEST, TRAIN, VALIDATION
 from tasks.training import progress
 from tasks.training.attempt import Attempt
 from tasks.training.data_order import order_of
 from tasks.training.measured import uncertainty_of, values_of
 from tasks.training.metric_sums import MetricSums
-from tasks.training.optimization import autocast, make_optimizer, training_device, update_weights
+from tasks.training.optimization import (
+    autocast,
+    make_optimizer,
+    training_device,
+    update_weights,
+)
 from tasks.training.seeds import derive_seed, stage_seed
 
 SIDES = ("chosen", "rejected")

@@ -9,8 +9,8 @@ from models.chunks import chunks
 from models.folders import load_policy, save_policy, tokenizer_digest
 from models.logprobs import response_logprobs
 from models.sequences import Sequences
-from schemas.job import StageJob, StageResult
-from schemas.recipe import SupervisedFineTuning
+from schemas.recipe.stages import SupervisedFineTuning
+from schemas.records.job import StageJob, StageResult
 from tasks.data.encoding_counts import encoding_metrics
 from tasks.data.examples import Completions, codec_of, read_completions
 from tasks.data.splits import TEST, TRAIN, VALIDATION
@@ -18,7 +18,12 @@ from tasks.training import progress
 from tasks.training.attempt import Attempt
 from tasks.training.data_order import order_of
 from tasks.training.measured import uncertainty_of, values_of
-from tasks.training.optimization import autocast, make_optimizer, training_device, update_weights
+from tasks.training.optimization import (
+    autocast,
+    make_optimizer,
+    training_device,
+    update_weights,
+)
 from tasks.training.seeds import stage_seed
 
 

@@ -18,16 +18,21 @@ from algorithms.uncertainty import Estimate, clustered_explained_variance, clust
 from algorithms.value_loss import value_loss
 from models.chunks import chunks
 from models.folders import load_policy, tokenizer_digest
-from models.heads import ScalarModel, load_critic, save_value, values
-from schemas.job import StageJob, StageResult
-from schemas.recipe import ValuePretraining
+from models.heads import (
+    ScalarModel,
+    load_critic,
+    save_value,
+    values,
+)
+from schemas.recipe.stages import ValuePretraining
+from schemas.records.job import StageJob, StageResult
 from tasks.data.encoding_counts import encoding_metrics
 from tasks.data.examples import Prompts, codec_of, read_prompts
 from tasks.data.splits import TEST, TRAIN, VALIDATION
 from tasks.rewards.scoring import load_scorer
-from tasks.sampling.minibatches import minibatches
-from tasks.sampling.reward_moments import write_moments
-from tasks.sampling.rollouts import (
+from tasks.rollout.minibatches import minibatches
+from tasks.rollout.reward_moments import write_moments
+from tasks.rollout.rollouts import (
     Actors,
     Rollout,
     prompts_of_iteration,
@@ -35,7 +40,7 @@ from tasks.sampling.rollouts import (
     sample_and_score,
     shape,
 )
-from tasks.sampling.sampler_check import compare_with_sampler
+from tasks.rollout.sampler_check import compare_with_sampler
 from tasks.training import progress
 from tasks.training.attempt import Attempt, weights_of
 from tasks.training.data_order import DataOrder

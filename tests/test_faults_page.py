@@ -72,4 +72,6 @@ def test_a_test_that_is_not_there_would_be_noticed() -> None:
     here = collected(Path(__file__))
     assert "::test_a_test_that_is_not_there_would_be_noticed" in here
     assert "::collected" not in here
-    assert "::TestHang::test_is_not_what_goes_on_reporting" in collected(ROOT / "tests/flows/test_launch.py")
+    assert "::TestHang::test_is_not_what_goes_on_reporting" in collected(
+        ROOT / "tests/flows/launchers/test_local_process.py"
+    )

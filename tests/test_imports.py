@@ -85,10 +85,17 @@ def test_models_load_no_server_and_no_tables() -> None:
 
 
 def test_stages_can_be_imported_where_prefect_mlflow_and_pandera_are_not_installed() -> None:
-    # These run where they are installed: one checks rows, the others write the ledger's entries.
-    to_mlflow = {"tasks.ledger.to_mlflow." + name for name in TO_MLFLOW}
-    modules = modules_of("tasks", but={"tasks.prepare_data", *to_mlflow})
+    modules = modules_of("tasks", but={"tasks.prepare_data"})  # which checks rows, where pandera is installed
     assert loaded_by(modules, SERVERS | {"pandera"}) == {}
+
+
+def test_storage_loads_no_tensor_library_and_no_server() -> None:
+    assert loaded_by(modules_of("storage"), TENSORS | SERVERS | {"pandera", "pyarrow"}) == {}
+
+
+def test_what_is_told_to_the_ledger_loads_no_tensor_library_and_no_server() -> None:
+    to_mlflow = {"ledger.to_mlflow." + name for name in TO_MLFLOW}
+    assert loaded_by(modules_of("ledger", but=to_mlflow), TENSORS | SERVERS | {"pandera"}) == {}
 
 
 @pytest.mark.parametrize("module", ["tasks.stages", "tasks.prepare_data", "tasks.training.preemption"])
@@ -97,16 +104,16 @@ def test_what_trains_nothing_loads_no_tensor_library(module: str) -> None:
 
 
 def test_the_orchestrating_process_never_loads_a_tensor_library() -> None:
-    # flows.forkserver is imported by the fork server alone.
-    assert loaded_by(modules_of("flows", but={"flows.forkserver"}), TENSORS) == {}
+    # flows.launchers.forkserver is imported by the fork server alone.
+    assert loaded_by(modules_of("flows", but={"flows.launchers.forkserver"}), TENSORS) == {}
 
 
 def test_the_command_line_starts_without_prefect_mlflow_and_pandera() -> None:
-    assert loaded_by(["flows.cli"], TENSORS | SERVERS | {"pandera", "pyarrow", "datasets"}) == {}
+    assert loaded_by(["flows.commands.main"], TENSORS | SERVERS | {"pandera", "pyarrow", "datasets"}) == {}
 
 
 def test_the_probe_finds_what_is_there() -> None:
-    assert loaded_by(["algorithms.kl", "schemas.recipe"], {"torch", "pydantic", "prefect"}) == {
+    assert loaded_by(["algorithms.kl", "schemas.recipe.recipe"], {"torch", "pydantic", "prefect"}) == {
         "torch": "algorithms.kl",
         "pydantic": "schemas.recipe",
     }

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from schemas.loading import parse_recipe
+from schemas.loading.recipe_file import parse_recipe
 from tasks.rewards.exact_match import exact_match
 from tasks.rewards.verifier_file import load_function
 

@@ -13,12 +13,12 @@ WALL = {"time", "time_ns", "now", "utcnow", "today", "localtime", "gmtime", "str
 MODULES = {"time", "clock", "datetime", "date"}
 
 KNOWN = {
-    "flows/runs.py": 1,  # when a run was started, for people
+    "flows/runs/run.py": 1,  # when a run was started, for people
     "tasks/training/attempt.py": 1,  # the times of a journal's lines, which MLflow draws
     "tasks/training/batch_files.py": 1,
     "tasks/training/progress.py": 2,  # of progress, for people
-    "tasks/ledger/run_ledger.py": 1,  # when an operation was told, for MLflow
-    "tasks/ledger/to_mlflow/model_description.py": 2,  # when a model was published, for MLflow
+    "ledger/run_ledger.py": 1,  # when an operation was told, for MLflow
+    "ledger/to_mlflow/model_description.py": 2,  # when a model was published, for MLflow
 }
 """Module → how often it reads a wall clock. What compares times has to read ``time.monotonic``."""
 

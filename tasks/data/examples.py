@@ -13,8 +13,8 @@ from models.folders import load_tokenizer
 from models.prompts import encode_prompts as prompts_to_ids
 from models.prompts import encode_responses, stop_token_ids
 from models.sequences import Sequences, collate
-from schemas.job import StageJob
-from schemas.recipe import Generation
+from schemas.recipe.inputs import Generation
+from schemas.records.job import StageJob
 from tasks.data.encoding_counts import NOT_COUNTED, EncodingCounts, count_tokens
 from tasks.data.rows import Row, read_rows
 from tasks.training.measured import clusters_of

@@ -2,11 +2,16 @@
 
 from pathlib import Path
 
-from schemas.job import ImportVerifier, StageJob
-from schemas.recipe import EXACT_MATCH
+from schemas.recipe.inputs import EXACT_MATCH
+from schemas.records.job import ImportVerifier, StageJob
 from tasks.data.rows import Row, read_rows
 from tasks.data.splits import SPLITS
-from tasks.rewards.verifiers import VERIFIERS, MissingAnswers, in_process, lack_of_answers
+from tasks.rewards.verifiers import (
+    VERIFIERS,
+    MissingAnswers,
+    in_process,
+    lack_of_answers,
+)
 
 ROWS = 4
 """Of each side of each dataset."""

@@ -11,8 +11,8 @@ from models.chunks import chunks
 from models.folders import tokenizer_digest
 from models.heads import ScalarModel, load_scalar, scores
 from models.sequences import Sequences
-from schemas.job import StageJob
-from schemas.recipe import MissingEos
+from schemas.recipe.rewards import MissingEos
+from schemas.records.job import StageJob
 from tasks.rewards.verifier_file import Verifier
 from tasks.rewards.verifiers import load_verifier, verdicts
 from tasks.training import progress

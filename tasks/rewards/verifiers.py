@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from schemas.job import StageJob
-from schemas.recipe import EXACT_MATCH, PolicyEvaluation, PreferenceCollection, Rollouts
-from schemas.recipe import Verifier as Configuration
+from schemas.recipe.inputs import EXACT_MATCH
+from schemas.recipe.inputs import Verifier as Configuration
+from schemas.recipe.stages import PolicyEvaluation, PreferenceCollection, Rollouts
+from schemas.records.job import StageJob
 from tasks.data import arithmetic
 from tasks.data.rows import count_missing
 from tasks.data.splits import SPLITS

@@ -12,12 +12,17 @@ from typing import Any, NoReturn, Self
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from schemas.job import StageJob
-from tasks.ledger.journal import Journal
+from ledger.journal import Journal
+from schemas.records.job import StageJob
 from tasks.training import checkpoints, preemption
 from tasks.training.optimization import TrainingDiverged
 from tasks.training.progress import RUNNING, Progress
-from tasks.training.scratch import CHECKPOINTS, JOURNAL, PROGRESS, write_committed
+from tasks.training.scratch import (
+    CHECKPOINTS,
+    JOURNAL,
+    PROGRESS,
+    write_committed,
+)
 
 log = logging.getLogger(__name__)
 
@@ -118,7 +123,7 @@ class Attempt:
         """Write a step's metrics to the journal and show how far the stage is.
 
         Args:
-            metrics: name → value, of ``schemas.metrics``.
+            metrics: name → value, of ``schemas.records.metrics``.
             num_tokens: tokens that the step read or sampled.
             headline: the metric that a person wants to see beside the progress bar.
 

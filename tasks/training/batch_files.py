@@ -13,9 +13,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from schemas.stage_key import canonical_json
-from tasks.ledger.journal import Journal
-from tasks.storage.durable_files import make_folder, replace_file
+from ledger.journal import Journal
+from schemas.records.stage_key import canonical_json
+from storage.durable_files import make_folder, replace_file
 from tasks.training import preemption
 from tasks.training.attempt import Speed
 from tasks.training.progress import Progress
@@ -80,7 +80,7 @@ class BatchFiles:
 
         Args:
             content: what a later attempt finds in ``finished``.
-            metrics: name → value, of ``schemas.metrics``.
+            metrics: name → value, of ``schemas.records.metrics``.
             num_tokens: tokens that the batch read or sampled.
             headline: the metric that a person wants to see beside the progress bar.
         """

@@ -12,8 +12,8 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from tasks.storage.durable_files import free_path, make_folder, move_folder
-from tasks.storage.sealed_folders import find_problems, seal
+from storage.durable_files import free_path, make_folder, move_folder
+from storage.sealed_folders import find_problems, seal
 
 _NAME = re.compile(r"checkpoint-(\d{8,})(?:\.(\d+))?")
 _SAVING = "saving"

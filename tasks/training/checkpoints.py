@@ -16,9 +16,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from schemas.stage_key import canonical_json
-from tasks.storage.durable_files import write_file
-from tasks.training.checkpoint_folders import Checkpoint, commit, latest, saving_folder
+from schemas.records.stage_key import canonical_json
+from storage.durable_files import write_file
+from tasks.training.checkpoint_folders import (
+    Checkpoint,
+    commit,
+    latest,
+    saving_folder,
+)
 
 __all__ = [
     "Checkpoint",

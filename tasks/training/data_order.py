@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from schemas.recipe import DirectPreferenceOptimization, RewardModelling, SupervisedFineTuning
+from schemas.recipe.stages import DirectPreferenceOptimization, RewardModelling, SupervisedFineTuning
 from tasks.training.seeds import generator
 
 WINDOW_BATCHES = 16

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from algorithms.uncertainty import Estimate
-from schemas.uncertainty import Uncertainty
+from schemas.records.uncertainty import Uncertainty
 
 
 def clusters_of(prompts: Sequence[Hashable]) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from schemas.recipe import Training
+from schemas.recipe.stages import Training
 
 Schedule = Literal["constant", "linear", "cosine"]
 Precision = Literal["float32", "bfloat16"]

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from schemas.frozen import Frozen
-from tasks.storage.durable_files import show_file
+from storage.durable_files import show_file
 
 RUNNING = "running"
 """The phase of a stage between those that it names."""

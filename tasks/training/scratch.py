@@ -6,7 +6,7 @@ from typing import Annotated
 from pydantic import Field
 
 from schemas.frozen import Frozen
-from tasks.storage.durable_files import show_file
+from storage.durable_files import show_file
 
 CHECKPOINTS = "checkpoints"
 JOURNAL = "journal.jsonl"

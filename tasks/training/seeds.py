@@ -8,7 +8,7 @@ import hashlib
 
 import torch
 
-from schemas.job import StageJob
+from schemas.records.job import StageJob
 
 
 def stage_seed(job: StageJob) -> int:

@@ -9,9 +9,14 @@ from transformers import PreTrainedModel
 
 from models.folders import load_policy
 from models.heads import ScalarModel, fresh_value_head, load_critic
-from schemas.job import StageJob
-from schemas.recipe import PolicyOptimization
-from tasks.sampling.rollouts import Actors, Rollout, rollout_values, rollout_values_and_final
+from schemas.recipe.stages import PolicyOptimization
+from schemas.records.job import StageJob
+from tasks.rollout.rollouts import (
+    Actors,
+    Rollout,
+    rollout_values,
+    rollout_values_and_final,
+)
 from tasks.training.optimization import make_optimizer
 from tasks.training.seeds import derive_seed, stage_seed
 

@@ -18,10 +18,10 @@ from algorithms.advantages import (
     whiten,
 )
 from algorithms.rewards import shape_rewards
-from schemas.algorithm import GROUPED, Algorithm
+from schemas.recipe.algorithm import GROUPED, Algorithm
 from tasks.rewards.verifier_file import Verifier
 from tasks.rewards.verifiers import verdicts
-from tasks.sampling.rollouts import Rollout, sequence_sums
+from tasks.rollout.rollouts import Rollout, sequence_sums
 
 _AGAINST_THE_GROUP = {
     "leave_one_out": leave_one_out,

@@ -11,15 +11,20 @@ from torch import Tensor
 
 from algorithms.aggregation import aggregate, denominator_of
 from algorithms.kl_loss import exact_kl_loss, old_kl_loss, reference_kl_loss
-from algorithms.policy_loss import PolicyLoss, clipped_surrogate, policy_gradient, positive_example_nll
+from algorithms.policy_loss import (
+    PolicyLoss,
+    clipped_surrogate,
+    policy_gradient,
+    positive_example_nll,
+)
 from algorithms.supervised_loss import token_nll
 from algorithms.value_loss import ValueLoss, value_loss
 from models.chunks import chunks
 from models.heads import values
 from models.logprobs import LogProbs, response_logprobs
 from models.sequences import Sequences
-from schemas.recipe import PolicyOptimization
-from tasks.sampling.rollouts import Actors, Rollout
+from schemas.recipe.stages import PolicyOptimization
+from tasks.rollout.rollouts import Actors, Rollout
 from tasks.training.metric_sums import MetricSums
 from tasks.training.optimization import TrainingDiverged, autocast
 from tasks.updates.actor_critic import ActorCritic

@@ -5,12 +5,12 @@ from functools import partial
 
 import torch
 
-from schemas.job import StageJob
-from schemas.recipe import PolicyOptimization
+from schemas.recipe.stages import PolicyOptimization
+from schemas.records.job import StageJob
 from tasks.data.examples import Completions
-from tasks.sampling.minibatches import minibatches
-from tasks.sampling.rollouts import Actors, Rollout
-from tasks.sampling.sampler_check import check_gap
+from tasks.rollout.minibatches import minibatches
+from tasks.rollout.rollouts import Actors, Rollout
+from tasks.rollout.sampler_check import check_gap
 from tasks.training import progress
 from tasks.training.data_order import DataOrder
 from tasks.training.metric_sums import means_of
@@ -18,7 +18,12 @@ from tasks.training.optimization import update_weights
 from tasks.training.seeds import stage_seed
 from tasks.updates.actor_critic import ActorCritic
 from tasks.updates.estimates import Estimates
-from tasks.updates.policy_losses import Minibatch, accumulate_losses, minibatch_of, surrogate_and_old_kl
+from tasks.updates.policy_losses import (
+    Minibatch,
+    accumulate_losses,
+    minibatch_of,
+    surrogate_and_old_kl,
+)
 from tasks.updates.trust_region import guarded_step
 
 

@@ -11,7 +11,13 @@ from algorithms.aggregation import aggregate, denominator_of
 from algorithms.kl import full_kl
 from algorithms.kl_loss import exact_kl_loss, old_kl_loss, reference_kl_loss
 from algorithms.policy_loss import clipped_surrogate, policy_gradient, positive_example_nll
-from algorithms.preference_loss import bradley_terry, dpo, rankable, ranking_loss, score_centring
+from algorithms.preference_loss import (
+    bradley_terry,
+    dpo,
+    rankable,
+    ranking_loss,
+    score_centring,
+)
 from algorithms.supervised_loss import token_nll
 from algorithms.value_loss import value_loss
 

@@ -6,7 +6,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from algorithms.advantages import gae, length_adaptive_lambda, monte_carlo_returns, returns_to_go, whiten
+from algorithms.advantages import (
+    gae,
+    length_adaptive_lambda,
+    monte_carlo_returns,
+    returns_to_go,
+    whiten,
+)
 
 seeds = st.integers(0, 2**32 - 1)
 unit = st.floats(0, 1)

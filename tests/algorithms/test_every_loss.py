@@ -15,7 +15,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from loss_cases import CASES, NUM_FEATURES, Batch, initial_weights, random_batch, result_and_gradient
+from loss_cases import (
+    CASES,
+    NUM_FEATURES,
+    Batch,
+    initial_weights,
+    random_batch,
+    result_and_gradient,
+)
 
 from algorithms.metrics import metrics_of
 

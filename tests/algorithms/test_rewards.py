@@ -6,7 +6,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from algorithms.rewards import overlong_penalty, replace_missing_eos, shape_rewards, subtract_missing_eos
+from algorithms.rewards import (
+    overlong_penalty,
+    replace_missing_eos,
+    shape_rewards,
+    subtract_missing_eos,
+)
 
 
 def test_shaped_rewards_by_hand():

@@ -3,7 +3,7 @@
     python tests/flows/code_record.py "same numbers: the loop over chunks is one function now"
 
 writes down the code as it is. Either the kinds of work that run a changed module have had their number in
-``schemas.stage_key.REVISIONS`` raised, or the reason begins with ``same numbers:``, and then somebody vouches that
+``schemas.records.stage_key.REVISIONS`` raised, or the reason begins with ``same numbers:``, and then somebody vouches that
 they are: an artifact made with the old code stands for one made with the new.
 """
 
@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 from typing import TypedDict
 
-from flows.provenance import module_digests
-from schemas.stage_key import REVISIONS
+from flows.attempts.provenance import module_digests
+from schemas.records.stage_key import REVISIONS
 from tasks.stages import MODULES
 
 RECORD = Path(__file__).with_suffix(".json")
@@ -72,7 +72,7 @@ def recorded(
         if same:
             raise ValueError(
                 f"{', '.join(same)} run changed code under an unchanged revision; raise it in "
-                f'schemas/stage_key.py, or begin with "{SAME}" if their numbers are the same'
+                f'schemas/records/stage_key.py, or begin with "{SAME}" if their numbers are the same'
             )
     now = {module: digest for digests in code.values() for module, digest in digests.items()}
     reasons = {

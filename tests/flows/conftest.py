@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.runs import Workspace
-from flows.servers import start
+from flows.prefect_server.server import start
+from flows.runs.run import Workspace
 
 # Fake stages are imported by name, by tests and by child processes, which get this process's path.
 sys.path.insert(0, str(Path(__file__).parent))

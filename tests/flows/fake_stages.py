@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from schemas.job import StageJob, StageResult
+from schemas.records.job import StageJob, StageResult
 from tasks.training import preemption
 from tasks.training.progress import Progress
 from tasks.training.scratch import PROGRESS
@@ -38,7 +38,9 @@ def tell(job: StageJob) -> StageResult:
                 "path": sys.path,
                 "gpus": os.environ.get("CUDA_VISIBLE_DEVICES"),
                 "pid": os.getpid(),
-                "orchestrator_modules": sorted({"prefect", "mlflow", "flows.cli"} & set(sys.modules)),
+                "orchestrator_modules": sorted(
+                    {"prefect", "mlflow", "flows.commands.main"} & set(sys.modules)
+                ),
             },
         ),
     )

@@ -7,8 +7,8 @@ from pathlib import Path
 from fake_work import WEIGHTS, workspace_of
 from fake_work import run_stage as run_fake
 
-from flows import launch
-from schemas.job import StageJob, StageResult
+from flows.launchers import local_process as launch
+from schemas.records.job import StageJob, StageResult
 
 launch.RUN_STAGE = "fake_sweep.run_stage"
 forkserver.set_forkserver_preload = lambda modules: None  # fake stages need no torch, which takes seconds
@@ -39,6 +39,6 @@ def meet(place: Path) -> None:
 
 
 if __name__ == "__main__":
-    from flows.cli import main
+    from flows.commands.main import main
 
     main()

@@ -2,14 +2,14 @@
 
 from multiprocessing import forkserver
 
-import flows.launch
+import flows.launchers.local_process
 
-flows.launch.RUN_STAGE = "fake_work.run_stage"
+flows.launchers.local_process.RUN_STAGE = "fake_work.run_stage"
 forkserver.set_forkserver_preload = lambda modules: (
     None
 )  # fake stages need no torch, which takes seconds to load
 
 if __name__ == "__main__":
-    from flows.cli import main
+    from flows.commands.main import main
 
     main()

@@ -16,11 +16,11 @@ import threading
 import time
 from pathlib import Path
 
-from schemas.job import StageJob, StageResult
-from schemas.recipe import SupervisedFineTuning
+from ledger.journal import Journal
+from schemas.recipe.stages import SupervisedFineTuning
+from schemas.records.job import StageJob, StageResult
+from storage.durable_files import replace_file
 from tasks import import_verifier
-from tasks.ledger.journal import Journal
-from tasks.storage.durable_files import replace_file
 from tasks.training import preemption
 from tasks.training.progress import Progress
 from tasks.training.scratch import JOURNAL, PROGRESS, write_committed

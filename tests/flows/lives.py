@@ -4,13 +4,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from flows.jobs import resources_of
+from flows.attempts.jobs import resources_of
+from flows.attempts.stage_life import StageLife
 from flows.machine import Machine, Share, available_cpus
-from flows.resolving import load_resolved
-from flows.runs import StageRecord, Workspace, drive
-from flows.stage_life import StageLife
-from tasks.ledger.run_ledger import Ledger
-from tasks.storage.store import Store
+from flows.runs.resolving import load_resolved
+from flows.runs.run import StageRecord, Workspace, drive
+from ledger.run_ledger import Ledger
+from storage.store import Store
 from tasks.training.progress import StageProgress
 
 

@@ -10,11 +10,11 @@ from typing import Any
 
 from rich.console import Console
 
-from flows.console import Screen
-from flows.execution import execute
-from flows.resolving import load_resolved
-from flows.runs import RunRecord, Workspace, drive
-from flows.servers import _set_environment
+from flows.commands.console import Screen
+from flows.prefect_server.server import _set_environment
+from flows.runs.execution import execute
+from flows.runs.resolving import load_resolved
+from flows.runs.run import RunRecord, Workspace, drive
 
 Starter = Callable[..., subprocess.Popen[str]]
 

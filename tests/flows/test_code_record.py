@@ -1,9 +1,15 @@
 """No stage's code changes without a word on its numbers."""
 
 import pytest
-from code_record import Written, present, read, recorded, unrecorded
+from code_record import (
+    Written,
+    present,
+    read,
+    recorded,
+    unrecorded,
+)
 
-from schemas.stage_key import REVISIONS
+from schemas.records.stage_key import REVISIONS
 
 CODE = {"sft": {"tasks.sft": "aa", "models.heads": "bb"}, "dpo": {"tasks.dpo": "cc", "models.heads": "bb"}}
 WRITTEN: Written = {

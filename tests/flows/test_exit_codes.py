@@ -3,7 +3,12 @@ import signal
 
 import pytest
 
-from flows.exit_codes import ExitCode, has_second_chance, may_be_retried, of_signal
+from flows.exit_codes import (
+    ExitCode,
+    has_second_chance,
+    may_be_retried,
+    of_signal,
+)
 
 
 def test_no_two_meanings_share_a_number_and_all_fit_in_a_byte() -> None:

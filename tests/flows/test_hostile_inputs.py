@@ -8,11 +8,17 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from flows.cli import app
+from flows.commands.main import app
 from flows.exit_codes import ExitCode
 from models.builtin import build_tiny
 from tests.models.damage import BY_HAND
-from tests.schemas.hostile import OVERRIDES, PATHS, TEXTS, WHOLE, lay_out
+from tests.schemas.hostile import (
+    OVERRIDES,
+    PATHS,
+    TEXTS,
+    WHOLE,
+    lay_out,
+)
 
 ROOT = Path(__file__).parents[2]
 
@@ -89,7 +95,7 @@ def test_a_model_folder_is_refused_by_a_plan(
 def test_in_a_process_of_its_own(tmp_path: Path, arguments: list[str], said: str) -> None:
     (tmp_path / "escape.yaml").write_text('recipe: "\\UFFFFFFFF"')
     done = subprocess.run(
-        [sys.executable, "-c", "from flows.cli import main; main()", *arguments],
+        [sys.executable, "-c", "from flows.commands.main import main; main()", *arguments],
         cwd=tmp_path, env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}, capture_output=True, timeout=120, check=False,
     )  # fmt: skip
     told = done.stderr.decode()

@@ -4,8 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from flows.machine import Machine, Share, available_cpus, available_gpus, gpus_listed, oom_kills
-from schemas.recipe import Resources
+from flows.machine import (
+    Machine,
+    Share,
+    available_cpus,
+    available_gpus,
+    gpus_listed,
+    oom_kills,
+)
+from schemas.recipe.stages import Resources
 
 
 class Watched:

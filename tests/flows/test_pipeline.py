@@ -9,13 +9,19 @@ from pathlib import Path
 import psutil
 import pytest
 from lives import events, pace
-from real_runs import Starter, prefect_at, prefect_shows, run_recipe, wait_for
+from real_runs import (
+    Starter,
+    prefect_at,
+    prefect_shows,
+    run_recipe,
+    wait_for,
+)
 
-from flows.execution import exit_code
 from flows.exit_codes import ExitCode
-from flows.runs import Workspace, read_runs
-from flows.servers import prefect_server
-from flows.status import look
+from flows.prefect_server.server import prefect_server
+from flows.runs.execution import exit_code
+from flows.runs.run import Workspace, read_runs
+from flows.runs.status import look
 
 CANARY = "hf_canary_that_nobody_writes_down"
 
@@ -272,7 +278,7 @@ def test_a_prefect_server_that_is_killed_midway_is_told_and_no_finished_stage_is
     [server] = [
         child
         for child in psutil.Process(process.pid).children()
-        if "flows.tied_process" in child.cmdline() and "uvicorn" in child.cmdline()
+        if "flows.prefect_server.tied_process" in child.cmdline() and "uvicorn" in child.cmdline()
     ]
     server.kill()
     printed, errors = process.communicate(timeout=300)

@@ -11,7 +11,12 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from models.folders import UnsafeModel, check_folder, load_policy, save_policy
+from models.folders import (
+    UnsafeModel,
+    check_folder,
+    load_policy,
+    save_policy,
+)
 from models.heads import (
     ScalarModel,
     fresh_value_head,

@@ -3,7 +3,13 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-from transformers import Cohere2Config, Gemma2Config, GraniteConfig, LlamaConfig, PreTrainedModel
+from transformers import (
+    Cohere2Config,
+    Gemma2Config,
+    GraniteConfig,
+    LlamaConfig,
+    PreTrainedModel,
+)
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from models.output_head import check_output_head, output_head

@@ -2,7 +2,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel, PreTrainedModel
+from transformers import (
+    GenerationConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+    PreTrainedModel,
+)
 
 from models import sampling
 from models.logprobs import response_logprobs

@@ -9,7 +9,13 @@ from safetensors.torch import load_file
 from tokenizers import processors
 from transformers import PreTrainedTokenizerFast
 
-from models.folders import UnsafeModel, check_folder, load_policy, load_tokenizer, tokenizer_digest
+from models.folders import (
+    UnsafeModel,
+    check_folder,
+    load_policy,
+    load_tokenizer,
+    tokenizer_digest,
+)
 from models.prompts import decode, encode_prompt, stop_token_ids
 from models.sampling import sample
 from models.sources import import_model, repair_tokenizer

@@ -75,8 +75,8 @@ def test_one_that_takes_too_much_or_fails_is_refused_with_the_remedy(
 def test_the_import_tries_it_unless_the_recipe_says_that_there_is_no_chat(
     tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from schemas.job import ImportModel, StageJob
-    from schemas.recipe import Generation, Model
+    from schemas.recipe.inputs import Generation, Model
+    from schemas.records.job import ImportModel, StageJob
     from tasks.import_model import run
 
     monkeypatch.setattr(template_trial, "SECONDS", 1.0)

@@ -111,14 +111,6 @@ def warm_up() -> None:
     import pytest  # noqa: F401
     import safetensors.torch  # noqa: F401
     import torch
-    from transformers import (  # noqa: F401
-        AutoModelForCausalLM,
-        AutoModelForSequenceClassification,
-        AutoTokenizer,
-        LlamaForCausalLM,
-        LlamaForSequenceClassification,
-        PreTrainedTokenizerFast,
-    )
 
     torch.set_num_threads(1)
     # the editable installation leads back to the tree itself

@@ -6,7 +6,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from mutations import LISTS, ROOT, Mutation, load, mutated, selected
+from mutations import (
+    LISTS,
+    ROOT,
+    Mutation,
+    load,
+    mutated,
+    selected,
+)
 
 ALL = load()
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import yaml
 
-from schemas.json_schema import recipe_schema, sweep_schema
-from schemas.loading import builtin_recipes, find_recipe
+from schemas.loading.json_schema import recipe_schema, sweep_schema
+from schemas.loading.recipe_file import builtin_recipes, find_recipe
 
 PIECES = (
     b"\0", b"\r", b"\t", b"\n", b"\x85", "\u2028".encode(), "\u2029".encode(), b"\xff", b"\xed\xa0\x80", b"\xef\xbb\xbf", b"---\n",
@@ -189,7 +189,7 @@ def try_one(number: int, folder: Path) -> str:
 
     Whatever is raised but a ``RecipeError`` goes on up, and AssertionError where that is not as it should be.
     """
-    from schemas.loading import load_recipe
+    from schemas.loading.recipe_file import load_recipe
     from schemas.problems import RecipeError
     from schemas.sweep import load_sweep
 

@@ -13,10 +13,11 @@ import jsonschema
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from schemas import loading, sweep
-from schemas.json_schema import recipe_schema, sweep_schema
+from schemas import sweep
+from schemas.loading import recipe_file as loading
+from schemas.loading.json_schema import recipe_schema, sweep_schema
 from schemas.problems import RecipeError
-from schemas.recipe import Recipe
+from schemas.recipe.recipe import Recipe
 from schemas.sweep import Sweep
 
 SAID = {
@@ -54,9 +55,9 @@ RULES = {
 """Rules that no schema can say (or none that an editor could explain) → why."""
 
 NO_FIELDS = (
-    "names that other parts of the recipe give (schemas.names), and rings of them",
+    "names that other parts of the recipe give (schemas.checks.names), and rings of them",
     "metrics, which depend on the judge",
-    "agreement of a critic with its policy stages (schemas.agreement)",
+    "agreement of a critic with its policy stages (schemas.checks.agreement)",
     "files: whether they are there, and of what kind; `?`, which is to be given by --set",
     "what YAML alone can write: tags, anchors, a key twice",
     "2.0 for a whole number: JSON knows no difference between 2.0 and 2",

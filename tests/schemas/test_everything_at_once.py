@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from schemas.field_errors import validated
-from schemas.loading import load_recipe, parse_recipe
+from schemas.loading.field_errors import validated
+from schemas.loading.recipe_file import load_recipe, parse_recipe
 from schemas.problems import RecipeError
-from schemas.recipe import Recipe
+from schemas.recipe.recipe import Recipe
 from schemas.sweep import load_sweep
 
 

@@ -9,13 +9,13 @@ from typing import Any, get_args, get_origin
 import pytest
 from pydantic import BaseModel
 
-from schemas.algorithm import Algorithm
-from schemas.recipe import Recipe
-from schemas.references import DATA_FIELDS, STAGE_FIELDS
+from schemas.recipe.algorithm import Algorithm
+from schemas.recipe.recipe import Recipe
+from schemas.steps import DATA_FIELDS, STAGE_FIELDS
 
 ROOT = Path(__file__).parents[2]
 STAGES = ("models", "tasks")
-EVERYTHING = (*STAGES, "flows", "schemas/verdicts.py")  # gates are judged there
+EVERYTHING = (*STAGES, "flows", "schemas/records/verdicts.py")  # gates are judged there
 
 
 def _models(annotation: Any) -> Iterator[type[BaseModel]]:

@@ -5,9 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from schemas.loading import load_recipe, parse_recipe
+from schemas.loading.recipe_file import load_recipe, parse_recipe
 from schemas.sweep import load_sweep
-from tests.schemas.hostile import OVERRIDES, PATHS, TEXTS, WHOLE, lay_out, refuses
+from tests.schemas.hostile import (
+    OVERRIDES,
+    PATHS,
+    TEXTS,
+    WHOLE,
+    lay_out,
+    refuses,
+)
 
 SECONDS = 10.0
 """Longest time for one text of the greatest size, on a slow machine that does other things too."""

@@ -1,6 +1,11 @@
 """How a mistake is told."""
 
-from schemas.problems import Problem, RecipeError, quote, suggest
+from schemas.problems import (
+    Problem,
+    RecipeError,
+    quote,
+    suggest,
+)
 
 
 def test_a_problem_names_file_line_field_message_and_remedy() -> None:

@@ -6,7 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.safe_text import safe_text, secrets_of, servers_secrets, without_controls, without_secrets
+from schemas.safe_text import (
+    safe_text,
+    secrets_of,
+    servers_secrets,
+    without_controls,
+    without_secrets,
+)
 
 ENVIRONMENT = {
     "MLFLOW_TRACKING_URI": "https://ann:canary%21one@mlflow.example:5000/x",

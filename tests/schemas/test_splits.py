@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from schemas.agreement import resolve
-from schemas.recipe import Recipe, Shares, Split
+from schemas.checks.agreement import resolve
+from schemas.recipe.inputs import Shares, Split
+from schemas.recipe.recipe import Recipe
 from schemas.splits import is_alone, shares_of
 
 

@@ -11,7 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.tables import REPEATED, SCHEMAS, SLICE_ROWS, BadRow, UnusableTable, usable, validate
+from schemas.tables import (
+    REPEATED,
+    SCHEMAS,
+    SLICE_ROWS,
+    BadRow,
+    UnusableTable,
+    usable,
+    validate,
+)
 
 
 def table(*rows: dict[str, Any]) -> pa.Table:

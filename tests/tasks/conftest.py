@@ -10,23 +10,33 @@ from typing import Any
 import pytest
 import torch
 
-from schemas.algorithm import Returns
-from schemas.job import ImportModel, PrepareData, StageJob, StageResult, Work
-from schemas.recipe import (
+from schemas.recipe.algorithm import Returns
+from schemas.recipe.inputs import (
     Data,
     Generation,
-    Judge,
-    MissingEos,
     Model,
-    PolicyEvaluation,
-    PolicyOptimization,
-    Reward,
-    RewardModelling,
-    RewardTerm,
     Shares,
     Split,
+)
+from schemas.recipe.rewards import (
+    Judge,
+    MissingEos,
+    Reward,
+    RewardTerm,
+)
+from schemas.recipe.stages import (
+    PolicyEvaluation,
+    PolicyOptimization,
+    RewardModelling,
     SupervisedFineTuning,
     ValuePretraining,
+)
+from schemas.records.job import (
+    ImportModel,
+    PrepareData,
+    StageJob,
+    StageResult,
+    Work,
 )
 from tasks.stages import run_stage
 

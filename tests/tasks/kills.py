@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from schemas.job import StageJob, StageResult
-from tasks.ledger.journal import read
+from ledger.journal import read
+from schemas.records.job import StageJob, StageResult
 from tasks.training.attempt import Attempt
 from tasks.training.scratch import JOURNAL
 

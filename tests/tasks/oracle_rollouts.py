@@ -13,7 +13,13 @@ import pyarrow.parquet as pq
 import torch
 from oracle_networks import of_tokens
 from torch import Tensor
-from unequal_inputs import BOS, CHARACTERS, EOS, EXTRACT, SPECIAL
+from unequal_inputs import (
+    BOS,
+    CHARACTERS,
+    EOS,
+    EXTRACT,
+    SPECIAL,
+)
 
 
 def encode(text: str) -> list[int]:

@@ -6,22 +6,18 @@ from typing import Any
 
 import pytest
 
-from schemas.job import ImportVerifier, PrepareData, StageJob
-from schemas.recipe import (
+from schemas.recipe.inputs import Data, Split, Verifier
+from schemas.recipe.rewards import Judge, Reward, RewardTerm
+from schemas.recipe.stages import (
     BestOfN,
-    Data,
-    Judge,
     PolicyEvaluation,
     PolicyOptimization,
     PreferenceCollection,
-    Reward,
-    RewardTerm,
-    Split,
-    Verifier,
 )
+from schemas.records.job import ImportVerifier, PrepareData, StageJob
 from tasks import best_of_n, policy_optimization
 from tasks.data.rows import read_rows
-from tasks.sampling.rollouts import Rollout, Sampled, Scored
+from tasks.rollout.rollouts import Rollout, Sampled, Scored
 from tasks.stages import run_stage
 
 VERIFIER = """\

@@ -12,20 +12,21 @@ import torch
 from kills import same_bytes_after_a_kill, same_weights_in_half_the_micro_batch
 from safetensors.torch import load_file
 
+from ledger.journal import read
 from models.folders import load_policy
 from models.heads import load_scalar, scores
 from models.sequences import Sequences, collate
-from schemas.job import StageJob
-from schemas.metrics import curves_of, measured_by
-from schemas.recipe import BestOfN, MissingEos, Reward, RewardTerm
+from schemas.recipe.rewards import MissingEos, Reward, RewardTerm
+from schemas.recipe.stages import BestOfN
+from schemas.records.job import StageJob
+from schemas.records.metrics import curves_of, measured_by
 from tasks import best_of_n
 from tasks.best_of_n import accumulate_nll, best_rows, run
 from tasks.data.examples import codec_of, read_prompts
-from tasks.ledger.journal import read
 from tasks.rewards.scoring import Scorer, Term, score
 from tasks.rewards.verifiers import VERIFIERS
-from tasks.sampling.rollouts import Sampled, prompts_of_iteration, sample_responses
-from tasks.sampling.selection import Selection
+from tasks.rollout.rollouts import Sampled, prompts_of_iteration, sample_responses
+from tasks.rollout.selection import Selection
 from tasks.training.scratch import JOURNAL
 from tasks.training.seeds import derive_seed, stage_seed
 

@@ -12,13 +12,20 @@ import pytest
 import torch
 from kills import same_bytes_after_a_kill, same_weights_in_half_the_micro_batch
 
+from ledger.journal import read
 from models.folders import load_policy
-from schemas.job import StageJob
-from schemas.metrics import curves_of, measured_by
-from schemas.recipe import DirectPreferenceOptimization, Generation
+from schemas.recipe.inputs import Generation
+from schemas.recipe.stages import DirectPreferenceOptimization
+from schemas.records.job import StageJob
+from schemas.records.metrics import curves_of, measured_by
 from tasks.data.examples import Completions, codec_of, read_completions
-from tasks.dpo import SIDES, Models, accumulate_preferences, measure_pairs, run
-from tasks.ledger.journal import read
+from tasks.dpo import (
+    SIDES,
+    Models,
+    accumulate_preferences,
+    measure_pairs,
+    run,
+)
 from tasks.rewards.scoring import TokenizersDiffer
 from tasks.training.scratch import JOURNAL
 

@@ -8,12 +8,17 @@ import pytest
 import torch
 
 from models.sequences import collate
-from schemas.metrics import measured_by
-from schemas.recipe import Judge
-from schemas.uncertainty import estimated_by
+from schemas.recipe.rewards import Judge
+from schemas.records.metrics import measured_by
+from schemas.records.uncertainty import estimated_by
 from tasks.data.rows import read_rows
-from tasks.evaluation import Judged, compare, run, shown
-from tasks.sampling.rollouts import Sampled
+from tasks.evaluation import (
+    Judged,
+    compare,
+    run,
+    shown,
+)
+from tasks.rollout.rollouts import Sampled
 
 
 def judged(

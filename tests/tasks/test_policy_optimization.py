@@ -7,13 +7,19 @@ import torch
 
 from algorithms.rewards import RunningMoments
 from models.folders import load_policy
-from schemas.algorithm import Algorithm
+from schemas.recipe.algorithm import Algorithm
 from tasks.data.examples import codec_of, read_prompts
 from tasks.policy_optimization import describe, initial_state
 from tasks.rewards.scoring import load_scorer
 from tasks.rewards.verifiers import VERIFIERS
-from tasks.sampling.group_sampling import Filled
-from tasks.sampling.rollouts import Actors, Rollout, Scored, sample_and_score, shape
+from tasks.rollout.group_sampling import Filled
+from tasks.rollout.rollouts import (
+    Actors,
+    Rollout,
+    Scored,
+    sample_and_score,
+    shape,
+)
 from tasks.updates.actor_critic import ActorCritic, load_actor_critic
 from tasks.updates.estimates import estimate
 from tasks.updates.policy_losses import accumulate_losses, minibatch_of

@@ -19,9 +19,10 @@ from oracle_policy import Outcome
 from safetensors.torch import load_file
 from unequal_inputs import job_of, write_inputs
 
-from schemas.job import StageJob
-from schemas.recipe import MissingEos, PolicyOptimization, Reward, RewardTerm
-from tasks.ledger.journal import read
+from ledger.journal import read
+from schemas.recipe.rewards import MissingEos, Reward, RewardTerm
+from schemas.recipe.stages import PolicyOptimization
+from schemas.records.job import StageJob
 from tasks.stages import run_stage
 from tasks.training import checkpoints
 from tasks.training.scratch import CHECKPOINTS, JOURNAL

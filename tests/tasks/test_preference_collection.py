@@ -11,17 +11,24 @@ import pytest
 import torch
 from kills import Killed
 
+from ledger.journal import read
 from models.builtin import write_tokenizer
 from models.folders import load_policy, load_tokenizer
 from models.heads import load_scalar, scores
-from schemas.job import StageJob, StageResult
-from schemas.metrics import curves_of, measured_by
-from schemas.recipe import Generation, Judge, PreferenceCollection, Reward, RewardTerm
+from schemas.recipe.inputs import Generation
+from schemas.recipe.rewards import Judge, Reward, RewardTerm
+from schemas.recipe.stages import PreferenceCollection
+from schemas.records.job import StageJob, StageResult
+from schemas.records.metrics import curves_of, measured_by
 from schemas.tables import validate
-from tasks.data.examples import Codec, codec_of, read_completions, read_prompts
+from tasks.data.examples import (
+    Codec,
+    codec_of,
+    read_completions,
+    read_prompts,
+)
 from tasks.data.rows import read_rows
 from tasks.data.splits import SPLITS
-from tasks.ledger.journal import read
 from tasks.preference_collection import (
     NO_TEXT,
     SAME_SCORE,
@@ -37,7 +44,7 @@ from tasks.preference_collection import (
     without_opening,
 )
 from tasks.rewards.verifiers import VERIFIERS
-from tasks.sampling.rollouts import sample_responses
+from tasks.rollout.rollouts import sample_responses
 from tasks.training import preemption
 from tasks.training.batch_files import BATCHES, BatchFiles
 from tasks.training.scratch import JOURNAL, read_committed

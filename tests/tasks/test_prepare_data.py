@@ -10,8 +10,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from schemas.job import PrepareData, StageJob, StageResult
-from schemas.recipe import Data, Generation, Shares, Split
+from schemas.recipe.inputs import (
+    Data,
+    Generation,
+    Shares,
+    Split,
+)
+from schemas.records.job import PrepareData, StageJob, StageResult
 from schemas.tables import UnusableTable
 from tasks.data import arithmetic
 from tasks.data.columns import MissingColumn

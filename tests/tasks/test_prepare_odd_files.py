@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from schemas.job import PrepareData, StageJob, StageResult
-from schemas.recipe import Data, Generation, Split
+from schemas.recipe.inputs import Data, Generation, Split
+from schemas.records.job import PrepareData, StageJob, StageResult
 from schemas.source_files import SourceChanged, SourceTooLarge
 from tasks import prepare_data
 from tasks.data.columns import MissingColumn

@@ -6,10 +6,19 @@ k1, values, ratios and weights stand. −0.05·k1 is −0.01, 0.02, −0.02, −
 
 from math import e, log, sqrt
 
-from two_responses import NEW_VALUES, RATIOS, SEQUENCE, TOKEN, VALUES, close, learn, times
+from two_responses import (
+    NEW_VALUES,
+    RATIOS,
+    SEQUENCE,
+    TOKEN,
+    VALUES,
+    close,
+    learn,
+    times,
+)
 
 from algorithms.rewards import RunningMoments
-from schemas.algorithm import PRESETS, Algorithm
+from schemas.recipe.algorithm import PRESETS, Algorithm
 
 UNMOVED = [1.0] * 5
 

@@ -7,10 +7,19 @@ k1, ratios and weights stand. −0.05·k1 is −0.01, 0.02, −0.02, −0.01, 0.
 from math import exp, log, sqrt
 
 import pytest
-from two_responses import CONSTANT_OF_10, RATIOS, SEQUENCE, Learnt, close, learn, scored_as, times
+from two_responses import (
+    CONSTANT_OF_10,
+    RATIOS,
+    SEQUENCE,
+    Learnt,
+    close,
+    learn,
+    scored_as,
+    times,
+)
 
-from schemas.algorithm import PRESETS, Algorithm
-from tasks.sampling.group_sampling import fill
+from schemas.recipe.algorithm import PRESETS, Algorithm
+from tasks.rollout.group_sampling import fill
 
 UNMOVED = [1.0] * 5
 # log π − log π_ref after the update: k1 + log ρ

@@ -9,13 +9,15 @@ from typing import Any, get_args
 import pytest
 import torch
 
+from ledger.journal import read
 from models.folders import load_policy
 from models.heads import fresh_value_head, load_critic
-from schemas.algorithm import Algorithm, PresetName
-from schemas.job import StageJob, StageResult
-from schemas.metrics import curves_of, measured_by
-from schemas.recipe import Generation, PolicyOptimization, Reward, RewardTerm
-from tasks.ledger.journal import read
+from schemas.recipe.algorithm import Algorithm, PresetName
+from schemas.recipe.inputs import Generation
+from schemas.recipe.rewards import Reward, RewardTerm
+from schemas.recipe.stages import PolicyOptimization
+from schemas.records.job import StageJob, StageResult
+from schemas.records.metrics import curves_of, measured_by
 from tasks.stages import run_stage
 from tasks.training import checkpoints, preemption
 from tasks.training.scratch import CHECKPOINTS, JOURNAL

@@ -13,15 +13,27 @@ from kills import killed_in
 from torch.nn.functional import softplus
 
 from algorithms.preference_loss import bradley_terry
+from ledger.journal import read
 from models.folders import load_policy
-from models.heads import ScalarModel, load_scalar, reward_with_language_head, scores
+from models.heads import (
+    ScalarModel,
+    load_scalar,
+    reward_with_language_head,
+    scores,
+)
 from models.logprobs import response_logprobs
-from schemas.job import PrepareData, StageJob
-from schemas.metrics import curves_of, measured_by
-from schemas.recipe import Data, RewardModelling, Split
-from tasks.data.examples import Completions, Rankings, codec_of, read_completions, read_rankings
+from schemas.recipe.inputs import Data, Split
+from schemas.recipe.stages import RewardModelling
+from schemas.records.job import PrepareData, StageJob
+from schemas.records.metrics import curves_of, measured_by
+from tasks.data.examples import (
+    Completions,
+    Rankings,
+    codec_of,
+    read_completions,
+    read_rankings,
+)
 from tasks.data.rows import write_rows
-from tasks.ledger.journal import read
 from tasks.reward_model import (
     SIDES,
     accumulate_preferences,

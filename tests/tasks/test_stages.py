@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from kills import killed_in, same_weights_in_half_the_micro_batch
 
-from schemas.metrics import curves_of, measured_by
-from schemas.uncertainty import estimated_by
+from ledger.journal import read
+from schemas.records.metrics import curves_of, measured_by
+from schemas.records.uncertainty import estimated_by
 from tasks.data.rows import read_rows
-from tasks.ledger.journal import read
-from tasks.sampling import rollouts
+from tasks.rollout import rollouts
 from tasks.stages import run_stage
 from tasks.training import preemption
 from tasks.training.attempt import Attempt

@@ -17,8 +17,8 @@ from oracle_stages import Outcome
 from safetensors.torch import load_file
 from unequal_inputs import job_of, write_inputs
 
-from schemas.job import StageJob
-from schemas.recipe import (
+from ledger.journal import read
+from schemas.recipe.stages import (
     BestOfN,
     DirectPreferenceOptimization,
     PolicyEvaluation,
@@ -27,7 +27,7 @@ from schemas.recipe import (
     SupervisedFineTuning,
     ValuePretraining,
 )
-from tasks.ledger.journal import read
+from schemas.records.job import StageJob
 from tasks.stages import run_stage
 from tasks.training import checkpoints
 from tasks.training.scratch import CHECKPOINTS, JOURNAL

@@ -7,17 +7,17 @@ import pytest
 import torch
 
 from algorithms.rewards import RunningMoments
+from ledger.journal import read
 from models.folders import load_policy
 from models.heads import load_critic, load_scalar, value_from_policy
-from schemas.algorithm import Returns
-from schemas.recipe import Gate
-from schemas.verdicts import judge
+from schemas.recipe.algorithm import Returns
+from schemas.recipe.stages import Gate
+from schemas.records.verdicts import judge
 from tasks.data.examples import codec_of, read_prompts
 from tasks.data.rows import read_rows
-from tasks.ledger.journal import read
 from tasks.rewards.scoring import load_scorer
-from tasks.sampling.reward_moments import read_moments
-from tasks.sampling.rollouts import Actors, sample_and_score, shape
+from tasks.rollout.reward_moments import read_moments
+from tasks.rollout.rollouts import Actors, sample_and_score, shape
 from tasks.stages import run_stage
 from tasks.training.scratch import JOURNAL
 from tasks.training.seeds import derive_seed

@@ -14,12 +14,22 @@ from torch import Tensor
 from algorithms.rewards import RunningMoments
 from models.logprobs import LogProbs
 from models.sequences import collate
-from schemas.recipe import PolicyOptimization
+from schemas.recipe.stages import PolicyOptimization
 from tasks.rewards.scoring import Scores
-from tasks.sampling.rollouts import Rollout, Sampled, Scored, paid
+from tasks.rollout.rollouts import (
+    Rollout,
+    Sampled,
+    Scored,
+    paid,
+)
 from tasks.training.metric_sums import MetricSums
 from tasks.updates.estimates import Estimates, estimate
-from tasks.updates.policy_losses import Microbatch, minibatch_of, policy_loss_of, value_loss_of
+from tasks.updates.policy_losses import (
+    Microbatch,
+    minibatch_of,
+    policy_loss_of,
+    value_loss_of,
+)
 
 OLD_LOGPROBS = [-1.0, -2.0, -0.5, -1.5, -1.0]
 REF_LOGPROBS = [-1.2, -1.6, -0.9, -1.7, -0.8]

@@ -11,11 +11,24 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
-from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification, LlamaModel
+from tokenizers import (
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    pre_tokenizers,
+    processors,
+)
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaForSequenceClassification,
+    LlamaModel,
+)
 
-from schemas.job import StageJob
-from schemas.recipe import Generation, MissingEos, Reward, RewardTerm, Verifier
+from schemas.recipe.inputs import Generation, Verifier
+from schemas.recipe.rewards import MissingEos, Reward, RewardTerm
+from schemas.records.job import StageJob
 from tasks.data.rows import write_rows
 
 SPECIAL = ("<pad>", "<s>", "</s>", "<unk>")

@@ -9,8 +9,8 @@ from transformers import PreTrainedTokenizerFast
 
 from models.builtin import build_tiny
 from models.folders import load_tokenizer
-from schemas.job import ImportModel, StageJob
-from schemas.recipe import Generation, Model
+from schemas.recipe.inputs import Generation, Model
+from schemas.records.job import ImportModel, StageJob
 from tasks.data.encoding_counts import (
     TokenCounts,
     TooManyLeftOut,
@@ -18,7 +18,13 @@ from tasks.data.encoding_counts import (
     count_tokens,
     encoding_metrics,
 )
-from tasks.data.examples import Codec, NothingLeft, read_completions, read_prompts, read_rankings
+from tasks.data.examples import (
+    Codec,
+    NothingLeft,
+    read_completions,
+    read_prompts,
+    read_rankings,
+)
 from tasks.data.rows import write_rows
 
 SIDES = ("chosen", "rejected")

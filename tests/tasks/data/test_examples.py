@@ -8,8 +8,13 @@ import torch
 
 from models.builtin import build_tiny
 from models.folders import load_tokenizer
-from schemas.recipe import Generation
-from tasks.data.examples import Codec, read_completions, read_prompts, read_rankings
+from schemas.recipe.inputs import Generation
+from tasks.data.examples import (
+    Codec,
+    read_completions,
+    read_prompts,
+    read_rankings,
+)
 from tasks.data.rows import write_rows
 
 TOO_LONG = "x" * 40

@@ -7,8 +7,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from schemas.recipe import Shares, Split
-from tasks.data.splits import TooFewRows, prompt_position, side_of, split_alone, split_by_shares
+from schemas.recipe.inputs import Shares, Split
+from tasks.data.splits import (
+    TooFewRows,
+    prompt_position,
+    side_of,
+    split_alone,
+    split_by_shares,
+)
 
 PROMPTS = [f"What is {n} plus {n}?" for n in range(1000)]
 

@@ -9,7 +9,7 @@ import torch
 
 from models.heads import load_scalar, scores
 from models.sequences import collate
-from schemas.recipe import MissingEos, Reward, RewardTerm
+from schemas.recipe.rewards import MissingEos, Reward, RewardTerm
 from tasks.rewards.scoring import TokenizersDiffer, load_scorer, score
 
 CPU = torch.device("cpu")

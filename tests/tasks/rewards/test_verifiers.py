@@ -7,14 +7,21 @@ from typing import Any
 
 import pytest
 
-from schemas.job import ImportVerifier, StageJob, StageResult
-from schemas.recipe import EXACT_MATCH, Generation, Judge, PolicyEvaluation, Verifier
+from schemas.recipe.inputs import EXACT_MATCH, Generation, Verifier
+from schemas.recipe.rewards import Judge
+from schemas.recipe.stages import PolicyEvaluation
+from schemas.records.job import ImportVerifier, StageJob, StageResult
 from schemas.source_files import SourceChanged, SourceTooLarge
 from tasks.data.rows import write_rows
 from tasks.data.splits import SPLITS
 from tasks.import_verifier import run
 from tasks.rewards.verifier_file import BrokenVerifier
-from tasks.rewards.verifiers import MissingAnswers, load_verifier, read_configuration, verdicts
+from tasks.rewards.verifiers import (
+    MissingAnswers,
+    load_verifier,
+    read_configuration,
+    verdicts,
+)
 
 WORK = PolicyEvaluation(
     kind="evaluation", candidate="a", baseline="b", judge=Judge(verifier="mine"), prompts="tasks"

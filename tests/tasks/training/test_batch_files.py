@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from kills import Killed
 
-from tasks.ledger.journal import read
+from ledger.journal import read
 from tasks.training import preemption
 from tasks.training.batch_files import BATCHES, BatchFiles
 from tasks.training.progress import read_progress

@@ -13,7 +13,13 @@ from pathlib import Path
 import pytest
 from power_loss import WATCHED, Disk, written
 
-from tasks.training.checkpoint_folders import Checkpoint, commit, committed, latest, saving_folder
+from tasks.training.checkpoint_folders import (
+    Checkpoint,
+    commit,
+    committed,
+    latest,
+    saving_folder,
+)
 
 
 def save(folder: Path, step: int, *, keep: int = 2, content: str | None = None) -> Checkpoint:
@@ -193,6 +199,6 @@ def _save_and_die(folder: Path, step: int, *, before_operation: int) -> None:
 
 
 def test_asking_for_checkpoints_loads_no_tensor_library() -> None:
-    modules = "tasks.training.checkpoint_folders, tasks.storage.store, tasks.ledger.journal, tasks.storage.sealed_folders, schemas.stage_key"
+    modules = "tasks.training.checkpoint_folders, storage.store, ledger.journal, storage.sealed_folders, schemas.records.stage_key"
     code = f"import sys, {modules}; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 import torch
 
-from schemas.recipe import SupervisedFineTuning
+from schemas.recipe.stages import SupervisedFineTuning
 from tasks.training.data_order import WINDOW_BATCHES, DataOrder, order_of
 from tasks.training.seeds import generator
 

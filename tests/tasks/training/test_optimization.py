@@ -6,7 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from tasks.training.optimization import TrainingDiverged, learning_rate_at, make_optimizer, take_step
+from tasks.training.optimization import (
+    TrainingDiverged,
+    learning_rate_at,
+    make_optimizer,
+    take_step,
+)
 
 
 def test_warm_up_is_linear_and_reaches_the_peak() -> None:

@@ -8,7 +8,12 @@ from pathlib import Path
 import pytest
 
 from tasks.training import progress as progress_module
-from tasks.training.progress import Pace, Progress, StageProgress, read_progress
+from tasks.training.progress import (
+    Pace,
+    Progress,
+    StageProgress,
+    read_progress,
+)
 
 
 class Clock:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from models.sampling import Samples, sample
-from schemas.job import StageJob
-from tasks.sampling import rollouts
+from schemas.records.job import StageJob
+from tasks.rollout import rollouts
 from tasks.stages import run_stage
 from tasks.training.seeds import derive_seed, stage_seed
 

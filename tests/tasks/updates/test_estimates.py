@@ -2,10 +2,15 @@
 
 import pytest
 import torch
-from two_responses import VALUES, close, learn, scored_as
+from two_responses import (
+    VALUES,
+    close,
+    learn,
+    scored_as,
+)
 
-from schemas.algorithm import Algorithm
-from tasks.sampling.rollouts import Scored, paid
+from schemas.recipe.algorithm import Algorithm
+from tasks.rollout.rollouts import Scored, paid
 from tasks.updates.estimates import estimate, held_to_be_right, minibatch_advantages
 from tasks.updates.policy_losses import minibatch_of
 

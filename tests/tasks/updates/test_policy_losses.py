@@ -9,16 +9,28 @@ from torch.nn.functional import cross_entropy
 
 from models.folders import load_policy
 from models.sequences import Sequences, collate
-from schemas.algorithm import Algorithm
-from schemas.job import StageJob
-from schemas.recipe import Generation, PolicyOptimization
+from schemas.recipe.algorithm import Algorithm
+from schemas.recipe.inputs import Generation
+from schemas.recipe.stages import PolicyOptimization
+from schemas.records.job import StageJob
 from tasks.data.examples import codec_of, read_prompts
 from tasks.rewards.scoring import load_scorer
-from tasks.sampling.rollouts import Actors, Rollout, rollout_logprobs, sample_and_score, shape
+from tasks.rollout.rollouts import (
+    Actors,
+    Rollout,
+    rollout_logprobs,
+    sample_and_score,
+    shape,
+)
 from tasks.training.optimization import TrainingDiverged
 from tasks.updates.actor_critic import ActorCritic, load_actor_critic
 from tasks.updates.estimates import estimate
-from tasks.updates.policy_losses import Minibatch, accumulate_losses, minibatch_of, surrogate_and_old_kl
+from tasks.updates.policy_losses import (
+    Minibatch,
+    accumulate_losses,
+    minibatch_of,
+    surrogate_and_old_kl,
+)
 
 CPU = torch.device("cpu")
 MAX_LENGTH = 10

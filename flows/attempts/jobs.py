@@ -1,0 +1,186 @@
+"""From a step of a recipe to what its stage is handed: the work, the parts of its key, and the job."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from flows.machine import Share, available_cpus
+from models.source_digest import source_digest
+from schemas.recipe.inputs import MODEL, Verifier
+from schemas.recipe.recipe import Recipe
+from schemas.recipe.rewards import Reward
+from schemas.recipe.stages import Gate, Resources
+from schemas.records.job import (
+    ImportModel,
+    ImportVerifier,
+    PrepareData,
+    StageJob,
+    Work,
+)
+from schemas.records.stage_key import key_parts
+from schemas.source_files import VERIFIER_LIMIT, data_limit, hash_file
+from schemas.splits import is_alone, shares_of
+from schemas.steps import content_of, dependencies, reward_of
+
+DATA = "data."
+"""What the names of the implicit steps that prepare data start with."""
+VERIFIERS = "verifiers."
+"""The same of those that import verifiers."""
+
+ARTIFACTS = {
+    "import_model": "policy",
+    "prepare_data": "dataset",
+    "import_verifier": "verifier",
+    "sft": "policy",
+    "reward_model": "reward_model",
+    "dpo": "policy",
+    "value_pretraining": "value_model",
+    "policy_optimization": "policy",
+    "best_of_n": "policy",
+    "preference_collection": "dataset",
+    "evaluation": "evaluation",
+}
+"""Kind of work → kind of artifact that it makes."""
+
+_ONE_CPU = Resources(cpus=1, gpus=0, hang_seconds=86400.0)
+"""A day: no recipe can give an implicit step more, and a model may come over a slow line."""
+
+_BUILTIN = "builtin:"
+
+
+def work_of(recipe: Recipe, step: str) -> Work:
+    """What the step asks for: a stage of the recipe, or an implicit step."""
+    if step == MODEL:
+        return ImportModel(model=recipe.model)
+    if step.startswith(DATA):
+        name = step.removeprefix(DATA)
+        return PrepareData(
+            content=content_of(recipe, name),
+            data=recipe.data[name],
+            shares=shares_of(recipe),
+            alone=is_alone(recipe, name),
+        )
+    if step.startswith(VERIFIERS):
+        name = step.removeprefix(VERIFIERS)
+        return ImportVerifier(verifier=recipe.verifiers.get(name) or Verifier(source=f"{_BUILTIN}{name}"))
+    return recipe.stages[step]
+
+
+def gates_of(recipe: Recipe, step: str) -> tuple[Gate, ...]:
+    """The step's gates; an implicit step has none."""
+    return recipe.stages[step].gate if step in recipe.stages else ()
+
+
+def resources_of(recipe: Recipe, step: str) -> Resources:
+    """What the step occupies; an implicit step takes one CPU."""
+    return recipe.stages[step].resources if step in recipe.stages else _ONE_CPU
+
+
+def key_parts_of(recipe: Recipe, step: str, inputs: Mapping[str, str]) -> dict[str, Any]:
+    """What the step's key is made of, given the content digest of each of its inputs (role → digest).
+
+    Raises:
+        OSError, ValueError: a source outside cannot be read, or is not what the recipe says.
+    """
+    work = work_of(recipe, step)
+    return key_parts(
+        work,
+        generation=recipe.generation,
+        rewards=rewards_of(recipe, step),
+        seed=_seed_in_key(recipe, work),
+        inputs={**inputs, **_source_of(work)},
+        extra=_extra(recipe, work),
+    )
+
+
+def job_for(
+    recipe: Recipe,
+    step: str,
+    *,
+    run_id: str,
+    attempt: int,
+    stage_key: str,
+    inputs: Mapping[str, Path],
+    scratch: Path,
+    output: Path,
+    threads: int,
+    source_sha256: str | None = None,
+) -> StageJob:
+    """One attempt at the step, as its process is handed it."""
+    return StageJob(
+        run_id=run_id,
+        name=step,
+        attempt=attempt,
+        stage_key=stage_key,
+        seed=seed_of(recipe, step),
+        work=work_of(recipe, step),
+        generation=recipe.generation,
+        chat=recipe.model.chat,
+        rewards=rewards_of(recipe, step),
+        inputs=dict(inputs),
+        max_dropped=max_dropped_of(recipe, step),
+        source_sha256=source_sha256,
+        scratch=scratch,
+        output=output,
+        threads=threads,
+    )
+
+
+def threads_of(share: Share | None) -> int:
+    """CPU threads of torch: as many as the stage's CPUs, or OMP_NUM_THREADS where that asks for fewer."""
+    cpus = share.cpus if share else available_cpus()
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    return min(cpus, int(asked)) if asked.isdecimal() and int(asked) else cpus
+
+
+def seed_of(recipe: Recipe, step: str) -> int:
+    """The stage's own seed, or the recipe's."""
+    own = recipe.stages[step].seed if step in recipe.stages else None
+    return recipe.seed if own is None else own
+
+
+def rewards_of(recipe: Recipe, step: str) -> dict[str, Reward]:
+    """The reward that the step scores with, by its name; empty where it scores with none."""
+    name = reward_of(recipe.stages[step]) if step in recipe.stages else None
+    return {} if name is None else {name: recipe.rewards[name]}
+
+
+def max_dropped_of(recipe: Recipe, step: str) -> dict[str, float]:
+    """Role → the share of rows that may be unusable, of each of the recipe's datasets that the step reads."""
+    read = dependencies(recipe)[step]
+    return {
+        role: recipe.data[source.removeprefix(DATA)].max_dropped
+        for role, source in read.items()
+        if source.startswith(DATA)
+    }
+
+
+def _seed_in_key(recipe: Recipe, work: Work) -> int | None:
+    """The implicit steps draw nothing, except that a built-in model's weights are drawn from the seed."""
+    if isinstance(work, PrepareData | ImportVerifier):
+        return None
+    if isinstance(work, ImportModel):
+        return recipe.seed if work.model.source.startswith(_BUILTIN) else None
+    return recipe.seed if work.seed is None else work.seed
+
+
+def _extra(recipe: Recipe, work: Work) -> dict[str, Any]:
+    """What the step reads of the recipe besides its own configuration."""
+    if isinstance(work, PrepareData):
+        # Prompts that were prepared when nobody could ask for answers may lack those of their file.
+        return {"answers": True} if recipe.verifiers and work.content == "prompts" else {}
+    return {} if isinstance(work, ImportModel | ImportVerifier) else {"chat": recipe.model.chat}
+
+
+def _source_of(work: Work) -> dict[str, str]:
+    """``source`` → sha256 of what an implicit step reads from outside."""
+    if isinstance(work, ImportModel):
+        return {"source": source_digest(work.model.source)}
+    if isinstance(work, PrepareData):
+        source, limit = work.data.source, data_limit()
+    elif isinstance(work, ImportVerifier):
+        source, limit = work.verifier.source, VERIFIER_LIMIT
+    else:
+        return {}
+    return {} if source.startswith(_BUILTIN) else {"source": hash_file(Path(source), limit)}

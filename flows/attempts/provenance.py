@@ -1,0 +1,156 @@
+"""What a stage was computed with, beside what it was computed from: shown as drift, never part of a key.
+
+Nothing here imports what it describes: code is read as syntax trees, versions come from the installed metadata.
+"""
+
+import ast
+import hashlib
+import importlib.util
+import os
+import platform
+import re
+import threading
+from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from tasks.stages import MODULES
+
+PACKAGES = ("schemas", "algorithms", "models", "storage", "ledger", "tasks")
+"""Whose code decides a stage's numbers."""
+
+NVIDIA = Path("/proc/driver/nvidia")
+
+# CPython 3.11 counts the depth of the tree that it builds in one place for all threads: when a garbage collection lets
+# another thread build one meanwhile, either fails with a SystemError (python/cpython#106905).
+_parser_lock = threading.Lock()
+
+LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "pyarrow", "numpy")
+
+
+def provenance(kind: str, *, threads: int) -> dict[str, str]:
+    """What a kind of work would be done with here: code, library versions, device, torch's threads, processes."""
+    return {
+        "code": code_digest(MODULES[kind]),
+        "python": platform.python_version(),
+        **{name: _version(name) for name in LIBRARIES},
+        "device": _device(),
+        "threads": str(threads),
+        "world_size": "1",
+    }
+
+
+def drift(recorded: Mapping[str, object], present: Mapping[str, str]) -> list[str]:
+    """``what: then → now`` for everything that differs; digests are shortened."""
+    return [
+        f"{part}: {_short(str(recorded.get(part, 'unknown')))} → {_short(value)}"
+        for part, value in present.items()
+        if recorded.get(part) != value
+    ]
+
+
+def code_digest(module: str) -> str:
+    """sha256 over the syntax trees of a module and of all of our modules that it imports, at any depth.
+
+    Comments, layout and docstrings do not change it; a renamed variable does.
+    """
+    trees = module_digests(module)
+    listing = "\n".join(f"{name} {trees[name]}" for name in sorted(trees))
+    return hashlib.sha256(listing.encode()).hexdigest()
+
+
+def module_digests(module: str) -> dict[str, str]:
+    """A module and all of ours that it imports → sha256 of its syntax tree, the same in every version of Python."""
+    trees: dict[str, str] = {}
+    waiting = [module]
+    while waiting:
+        name = waiting.pop()
+        path = _source(name)
+        if name not in trees and path is not None:
+            trees[name], imports = _read(path)
+            waiting += imports
+    return trees
+
+
+@cache
+def _read(path: Path) -> tuple[str, tuple[str, ...]]:
+    """sha256 of the module's syntax tree without docstrings, and what it may import; read once in a process."""
+    with _parser_lock:
+        tree = ast.parse(path.read_bytes())
+    imports = tuple(_imports(tree))
+    return hashlib.sha256(_dump(_without_docstrings(tree)).encode()).hexdigest(), imports
+
+
+@cache
+def _source(module: str) -> Path | None:
+    """The module's file, found without importing the module; None for what is not ours."""
+    package, *rest = module.split(".")
+    if package not in PACKAGES:
+        return None
+    found = importlib.util.find_spec(package)
+    if found is None or not found.submodule_search_locations:
+        return None
+    folder = Path(found.submodule_search_locations[0])
+    path = folder.joinpath(*rest).with_suffix(".py") if rest else folder / "__init__.py"
+    return path if path.is_file() else None
+
+
+def _imports(tree: ast.Module) -> list[str]:
+    """Every module that the tree may import; ``from a import b`` gives ``a`` and ``a.b``."""
+    names: list[str] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+    return names
+
+
+def _without_docstrings(tree: ast.Module) -> ast.Module:
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            node.body = [statement for statement in node.body if not _is_text(statement)] or [ast.Pass()]
+    return tree
+
+
+def _dump(node: object) -> str:
+    """``ast.dump`` without empty fields, since versions of Python differ in which there are."""
+    if isinstance(node, ast.AST):
+        filled = [
+            f"{name}={_dump(value)}" for name, value in ast.iter_fields(node) if value not in (None, [])
+        ]
+        return f"{type(node).__name__}({', '.join(filled)})"
+    if isinstance(node, list):
+        return f"[{', '.join(_dump(each) for each in node)}]"
+    return repr(node)
+
+
+def _is_text(statement: ast.stmt) -> bool:
+    """A string that stands alone documents what is beside it."""
+    return (
+        isinstance(statement, ast.Expr)
+        and isinstance(statement.value, ast.Constant)
+        and isinstance(statement.value.value, str)
+    )
+
+
+def _device() -> str:
+    """The first GPU's model as its driver names it, or ``cpu``; asked of the kernel, so that nothing is loaded."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1"):
+        return "cpu"
+    for information in sorted(NVIDIA.glob("gpus/*/information")):
+        if model := re.search(r"^Model:\s*(.+)$", information.read_text(), re.MULTILINE):
+            return model[1].strip()
+    return "cpu"
+
+
+def _version(distribution: str) -> str:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return "absent"
+
+
+def _short(value: str) -> str:
+    return value[:12] if re.fullmatch(r"[0-9a-f]{64}", value) else value

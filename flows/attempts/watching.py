@@ -1,0 +1,58 @@
+"""What a running stage tells of itself, passed on: progress to whoever looks, metrics to the ledger."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from flows.runs.run import StageRecord
+from ledger.journal import Entry, read
+from ledger.run_ledger import Ledger
+from tasks.training.progress import StageProgress, read_progress
+from tasks.training.scratch import JOURNAL, PROGRESS, read_committed
+
+SECONDS_BETWEEN_METRICS = 2.0
+
+
+class Watcher(Protocol):
+    """Whoever looks at a run; called from the threads of several stages at once."""
+
+    def say(self, text: str, style: str = "") -> None:
+        """A line that is not about how far a stage is."""
+
+    def started(self, step: str, attempt: int) -> None:
+        """A stage's computation begins."""
+
+    def progressed(self, step: str, report: StageProgress) -> None:
+        """A running stage got on."""
+
+    def ended(self, step: str, stage: StageRecord) -> None:
+        """A stage is over, one way or another."""
+
+
+def feed(step: str, scratch: Path, *, watcher: Watcher, ledger: Ledger) -> Callable[[], None]:
+    """What to call a few times a second while the step runs.
+
+    The ledger gets the journal only up to the newest committed checkpoint: what lies behind may be measured again.
+    """
+    sent, due = 0, 0.0
+
+    def look() -> None:
+        nonlocal sent, due
+        report = read_progress(scratch / PROGRESS)
+        if report is not None:
+            watcher.progressed(step, report)
+        if time.monotonic() >= due:
+            due = time.monotonic() + SECONDS_BETWEEN_METRICS
+            _, committed = read_committed(scratch)
+            if committed > sent:
+                ledger.send_metrics(step, journal_entries(scratch, start=sent, end=committed))
+                sent = committed
+
+    return look
+
+
+def journal_entries(scratch: Path, *, start: int = 0, end: int | None = None) -> list[Entry]:
+    """The lines of a stage's metric journal between two offsets; a stage that measures no curve has none."""
+    path = scratch / JOURNAL
+    return list(read(path, start, end)) if path.exists() else []

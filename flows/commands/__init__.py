@@ -1,0 +1,1 @@
+"""The command line, and what a person sees on it."""

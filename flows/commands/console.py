@@ -1,0 +1,428 @@
+"""What a person sees of a run: the plan, a bar for each running stage, verdicts, samples, and where to look.
+
+On a terminal the bars move; anywhere else the same facts come as plain lines, without control codes.
+"""
+
+import os
+import sys
+import threading
+import time
+from collections.abc import (
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, TextIO
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+)
+from rich.segment import Segment
+from rich.table import Column, Table
+from rich.text import Text
+
+from flows.attempts.jobs import gates_of
+from flows.commands.doctor import Finding
+from flows.runs.planning import PlannedStep
+from flows.runs.resolving import ChosenRates
+from flows.runs.run import GOOD, RunRecord, StageRecord
+from flows.runs.status import RunView
+from flows.runs.summary import comparison
+from schemas.records.verdicts import Verdict
+from schemas.safe_text import safe_text
+from tasks.training.progress import RUNNING, StageProgress
+
+STYLES = {
+    "reuse": "cyan",
+    "reused": "cyan",
+    "completed": "green",
+    "resume": "yellow",
+    "resumable": "yellow",
+    "running": "yellow",
+    "interrupted": "yellow",
+    "run": "bold",
+    "gate_closed": "red",
+    "failed": "red",
+    "blocked": "magenta",
+    "wait": "dim",
+    "waiting": "dim",
+}
+"""One colour for each action of a plan and each status of a stage or run."""
+
+MARKS = {
+    "reused": "=",
+    "completed": "✓",
+    "resumable": "…",
+    "gate_closed": "✗",
+    "failed": "✗",
+    "blocked": "–",
+}
+"""What a stage's last line starts with."""
+
+PLAIN_LINE_SECONDS = 10.0
+"""How often a running stage says a line where there is no terminal."""
+
+_PLAIN_WIDTH = 200
+_NAME_WIDTH = 20
+_SAMPLES_SHOWN = 3
+_SAMPLE_CHARACTERS = 400
+
+
+class SafeConsole(Console):
+    """A console whose own control codes alone reach the terminal: text that holds some is written out, secrets are masked."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """The renderable in segments, as rich asks for it; each piece of text is made safe."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(safe_text(segment.text), segment.style)
+
+
+class PatientConsole(SafeConsole):
+    """A console that goes on without a reader: ``vantage run … | head`` must not end a training.
+
+    rich would raise SystemExit in whichever thread printed last.
+    """
+
+    def on_broken_pipe(self) -> None:
+        """Print nothing more, to anybody."""
+        self.quiet = True
+        forget_reader(self.file)
+
+
+def forget_reader(stream: IO[str]) -> None:
+    """Point a stream whose reader has gone at nothing, so that what is still in its buffer can be flushed."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
+
+
+def open_console(stream: TextIO | None = None) -> Console:
+    """A console for standard output, or for ``stream``; wide enough for whole lines where nobody watches."""
+    stream = stream or sys.stdout
+    stream = getattr(stream, "unguarded", stream)  # the console itself makes text safe
+    return PatientConsole(
+        file=stream, highlight=False, soft_wrap=False, width=None if stream.isatty() else _PLAIN_WIDTH
+    )
+
+
+class Screen:
+    """The view of one run. Its methods may be called from the threads of several stages at once."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._bars = Progress(
+            TextColumn("  {task.description}"),
+            BarColumn(bar_width=12),
+            # Time left is the stage's own: rich forgets a step that took longer than half a minute.
+            TextColumn(
+                "{task.fields[facts]}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)
+            ),
+            console=console,
+            expand=True,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._bar_of: dict[str, TaskID] = {}
+        self._said: dict[str, tuple[float, str]] = {}
+        self._changing = threading.Lock()
+
+    @contextmanager
+    def live(self) -> Iterator[None]:
+        """Bars move inside this block and are gone after it."""
+        with self._bars:
+            yield
+
+    def say(self, text: str, style: str = "") -> None:
+        """One line."""
+        self.console.print(Text(text, style=style), soft_wrap=True)
+
+    def started(self, step: str, attempt: int) -> None:
+        """A stage's computation begins."""
+        with self._changing:
+            self._bar_of[step] = self._bars.add_task(escape(step), total=None, facts="starting")
+            self._said[step] = (time.monotonic(), "")
+        if not self.console.is_terminal:
+            self.say(f"  {step}: started" + (f", attempt {attempt}" if attempt > 1 else ""))
+
+    def progressed(self, step: str, report: StageProgress) -> None:
+        """A running stage got on."""
+        facts = facts_of(report)
+        with self._changing:
+            if step in self._bar_of:
+                bar, total = self._bar_of[step], report.total or None
+                self._bars.update(bar, completed=report.step, total=total, facts=escape(facts))
+            said_at, said = self._said.get(step, (0.0, ""))
+            due = facts != said and time.monotonic() - said_at >= PLAIN_LINE_SECONDS
+            if due:
+                self._said[step] = (time.monotonic(), facts)
+        if due and not self.console.is_terminal:
+            self.say(f"  {step}: {facts}")
+
+    def ended(self, step: str, stage: StageRecord) -> None:
+        """A stage is over, one way or another."""
+        with self._changing:
+            if step in self._bar_of:
+                self._bars.remove_task(self._bar_of.pop(step))
+        style = STYLES[stage.status]
+        start = Text.assemble((f"  {MARKS[stage.status]} ", style), f"{step:<{_NAME_WIDTH}} ")
+        line = Text.assemble((words(stage.status), style))
+        if headline := headline_of(stage):
+            line.append(f"  {headline}")
+        if stage.seconds:
+            line.append(f"  {stage.seconds:.1f} s", "dim")
+        if stage.reason:
+            line.append(f": {stage.reason}")
+        self._line(start, line)
+        if stage.remark:
+            self._line(Text("      "), Text(stage.remark, style="yellow"))
+        if stage.left_out:
+            self._line(Text("      left out: "), Text(stage.left_out))
+        for warning in stage.warnings:
+            self._line(Text("      warning: "), Text(warning, style="bold yellow"))
+        for verdict in stage.verdicts:
+            self._line(Text("      gate "), verdict_text(verdict))
+
+    def _line(self, start: Text, rest: Text) -> None:
+        """One line; what is too long for a terminal goes on below ``rest``, not in the middle of a word."""
+        if not self.console.is_terminal:
+            self.console.print(start + rest, soft_wrap=True)
+            return
+        table = Table.grid()
+        table.add_column(no_wrap=True)
+        table.add_column(overflow="fold")
+        table.add_row(start, rest)
+        self.console.print(table)
+
+    def samples(self, samples: Sequence[Mapping[str, Any]], *, heading: str = "") -> None:
+        """A few texts of baseline and candidate, each with its judgement."""
+        if samples and heading:
+            self.say(f"\n{heading}", "dim")
+        for sample in samples[:_SAMPLES_SHOWN]:
+            table = Table(show_header=False, box=None, padding=(0, 1, 0, 2))
+            table.add_column(style="dim", no_wrap=True)
+            table.add_column(justify="right", no_wrap=True)
+            table.add_column(overflow="fold")
+            for side in ("prompt", "baseline", "candidate"):
+                judgement = sample.get(f"{side}_judgement")
+                table.add_row(
+                    side, "" if judgement is None else _number(judgement), Text(_cut(sample.get(side, "")))
+                )
+            self.console.print(table)
+            self.console.print()
+
+
+def show_plan(
+    console: Console,
+    steps: Iterable[PlannedStep],
+    *,
+    heading: str,
+    warnings: Iterable[str] = (),
+    chosen: ChosenRates | None = None,
+) -> None:
+    """The plan as a table: what happens to each stage, and why; below it the learning rates that were left open."""
+    console.print(Text(heading, style="bold"))
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("stage", no_wrap=True)
+    table.add_column("plan", no_wrap=True)
+    table.add_column("why", overflow="fold")
+    for step in steps:
+        why = Text("\n").join([Text(reason) for reason in step.reasons])
+        for difference in step.drift:
+            why.append(f"\ndrift: {difference}", "yellow")
+        table.add_row(step.name, Text(step.said, style=STYLES[step.action]), why)
+    console.print(table)
+    for name, rates in (chosen or {}).items():
+        told = ", ".join(f"{field} {rate:g}" for field, rate in rates.items())
+        console.print(Text(f"{name}: {told}, by the width of the model", style="dim"), soft_wrap=True)
+    for warning in warnings:
+        console.print(Text(f"warning: {warning}", style="yellow"), soft_wrap=True)
+
+
+def show_end(
+    console: Console,
+    record: RunRecord,
+    *,
+    pages: Mapping[str, str],
+    models: Mapping[str, Path],
+    snippet: Sequence[str] = (),
+    next_steps: Sequence[str] = (),
+) -> None:
+    """The run in one table, where to look further, where its models lie, and how one is loaded.
+
+    Args:
+        pages: whose page → where it is.
+        models: stage → folder of its model.
+        snippet: lines for a shell that load one; none are printed where there are none.
+        next_steps: what can be done about a closed gate.
+    """
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for column in ("stage", "status", "headline", "digest"):
+        table.add_column(column, no_wrap=column != "headline", overflow="fold")
+    table.add_column("seconds", justify="right", no_wrap=True)
+    for name, stage in record.stages.items():
+        table.add_row(
+            name,
+            _status(stage.status),
+            Text(outcome_of(stage)),
+            (stage.digest or "")[:12],
+            f"{stage.seconds:.1f}" if stage.seconds else "",
+        )
+    console.print(table)
+    _show_warnings(console, record)
+    console.print(
+        Text.assemble("run ", (record.run_id, "bold"), " ", (words(record.status), STYLES[record.status]))
+    )
+    for what, where in pages.items():
+        console.print(Text(f"  {what:<8}{where}"), soft_wrap=True)
+    for name, folder in models.items():
+        console.print(Text(f"  model   {name}: {folder}"), soft_wrap=True)
+    for line in ("", *next_steps) if next_steps else ():
+        console.print(Text(line), soft_wrap=True)
+    if snippet:
+        console.print(Text("\nto load it and ask it something:\n", style="dim"))
+        for line in snippet:  # from the first column on, so that a shell takes what is copied
+            console.print(Text(line), soft_wrap=True)
+
+
+def show_runs(console: Console, views: Sequence[RunView], workspace: Path) -> None:
+    """All runs of a workspace, the newest first."""
+    if not views:
+        console.print(f"no runs in {workspace}", soft_wrap=True)
+        return
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for column in ("run", "recipe", "status", "stages", "started"):
+        table.add_column(column, no_wrap=True)
+    for view in views:
+        good = sum(stage.status in GOOD for stage in view.record.stages.values())
+        table.add_row(
+            view.record.run_id,
+            view.record.recipe.recipe,
+            _status(view.status),
+            f"{good}/{len(view.record.stages)}",
+            view.record.started,
+        )
+    console.print(table)
+    for view in views:
+        _show_contradictions(console, view)
+
+
+def show_run(console: Console, view: RunView) -> None:
+    """One run: each stage, and how far a running one is."""
+    console.print(Text.assemble((view.record.run_id, "bold"), "  ", _status(view.status)))
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for column in ("stage", "status", "how far, or what came of it", "digest"):
+        table.add_column(column, no_wrap=column != "how far, or what came of it", overflow="fold")
+    for name, stage in view.record.stages.items():
+        report = view.progress.get(name)
+        told = Text(facts_of(report) if report else stage.reason or outcome_of(stage))
+        for gate in () if stage.verdicts else gates_of(view.record.recipe, name):
+            told.append("\n" if told else "").append(
+                f"gate {gate.metric} {gate.relation} {gate.bound:g}", "dim"
+            )
+        table.add_row(name, _status(view.status_of(name)), told, (stage.digest or "")[:12])
+    console.print(table)
+    for name, stage in view.record.stages.items():
+        if stage.left_out:
+            console.print(Text(f"{name}: left out: {stage.left_out}"), soft_wrap=True)
+    _show_warnings(console, view.record)
+    _show_contradictions(console, view)
+
+
+def _show_warnings(console: Console, record: RunRecord) -> None:
+    for name, stage in record.stages.items():
+        for warning in stage.warnings:
+            console.print(Text(f"warning: {name}: {warning}", style="bold yellow"), soft_wrap=True)
+
+
+def _show_contradictions(console: Console, view: RunView) -> None:
+    for each in view.contradictions:
+        console.print(Text(f"{view.record.run_id}: not borne out: {each}", style="red"), soft_wrap=True)
+
+
+def show_findings(console: Console, findings: Iterable[Finding]) -> None:
+    """What the doctor found."""
+    for finding in findings:
+        mark, style = {"fine": ("✓", "green"), "warning": ("!", "yellow"), "broken": ("✗", "red")}[
+            finding.verdict
+        ]
+        console.print(
+            Text.assemble((f"{mark} ", style), (f"{finding.subject:<14}", "bold"), finding.message),
+            soft_wrap=True,
+        )
+
+
+def words(status: str) -> str:
+    """A status as a person reads it."""
+    return status.replace("_", " ")
+
+
+def _status(status: str) -> Text:
+    return Text(words(status), style=STYLES[status])
+
+
+def verdict_text(verdict: Verdict) -> Text:
+    """The verdict with its number, green or red."""
+    return Text(str(verdict), style="green" if verdict.passed else "red")
+
+
+def headline_of(stage: StageRecord) -> str:
+    """What an evaluation compared, else the gated metrics, or the first ones where there is no gate."""
+    if compared := comparison(stage):
+        return compared
+    names = [verdict.metric for verdict in stage.verdicts] or list(stage.metrics)[:2]
+    return "  ".join(f"{name} {_number(stage.metrics.get(name))}" for name in names)
+
+
+def outcome_of(stage: StageRecord) -> str:
+    """What came of a stage, in a cell: its gates' verdicts or its headline, and what a person must know of it."""
+    told = [str(verdict) for verdict in stage.verdicts] or [headline_of(stage)]
+    if stage.verdicts and (compared := comparison(stage)):
+        told.insert(0, compared)
+    return "\n".join([*told, *([stage.remark] if stage.remark else [])])
+
+
+def facts_of(progress: StageProgress) -> str:
+    """``3/14  4 min left  sampling 120/256, token 37 of 72  score 0.61  21,034 tokens/s``, as far as it is known."""
+    facts = [f"{progress.step}/{progress.total}"] if progress.total else []
+    if progress.seconds_left is not None:
+        facts.append(f"{duration(progress.seconds_left)} left")
+    facts += [phase_of(progress)] if progress.phase != RUNNING or not facts else []
+    shown = [progress.headline] if progress.headline else list(progress.metrics)[:1]
+    facts += [f"{name} {_number(progress.metrics.get(name))}" for name in shown]
+    if progress.tokens_per_second is not None:
+        facts.append(f"{progress.tokens_per_second:,.0f} tokens/s")
+    return "  ".join(facts)
+
+
+def phase_of(progress: StageProgress) -> str:
+    """``sampling 120/256, token 37 of 72``: what is done within the step."""
+    count = f" {progress.phase_done}/{progress.phase_total}" if progress.phase_total else ""
+    return f"{progress.phase}{count}{f', {progress.phase_note}' if progress.phase_note else ''}"
+
+
+def duration(seconds: float) -> str:
+    """``45 s``, ``12 min`` or ``3 h 20 min``."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "undefined"
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:.4g}"
+
+
+def _cut(value: Any) -> str:
+    text = safe_text(str(value))
+    return text if len(text) <= _SAMPLE_CHARACTERS else text[: _SAMPLE_CHARACTERS - 1] + "…"

@@ -1,0 +1,1 @@
+"""Where a stage's computation runs: a child process of this machine."""

@@ -1,0 +1,365 @@
+"""The one door behind which a stage's computation runs: ``inline``, a fresh child process for each stage.
+
+Children are forks of a server that has torch and transformers loaded (``flows.launchers.forkserver``); the orchestrating
+process itself never loads them. A child leads its own process group, so that Ctrl-C in a terminal reaches the
+orchestrator alone, which passes the request on and waits for a checkpoint; and it dies with the orchestrator,
+however that ends.
+"""
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing import forkserver
+from multiprocessing.connection import wait
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from types import ModuleType
+
+from flows.exit_codes import ExitCode, of_signal
+from flows.launchers import stage_process
+from flows.launchers.descendants import end_descendants
+from flows.launchers.stage_process import Cause, Failure
+from flows.launchers.watchdog import Watchdog
+from flows.machine import Share, available_cpus, oom_kills
+from schemas.records.job import StageJob, StageResult
+from schemas.safe_text import without_secrets
+from tasks.training.scratch import PROGRESS
+
+RUN_STAGE = "tasks.stages.run_stage"
+OURS = Path(__file__).parents[2]
+"""The folder that our packages were imported from."""
+
+POLL_SECONDS = 0.2
+GRACE_SECONDS = 20.0
+"""How long a stage that is asked to stop may take to save its state."""
+STACKS_SECONDS = 5.0
+"""How long a stage that hangs may take to write its stacks."""
+
+# multiprocessing reads a child's exit status from a pipe that only one thread may read.
+_multiprocessing_lock = threading.Lock()
+
+_stages: set[int | None] = set()
+"""The processes of stages that have been started and not yet waited for; guarded by the lock."""
+
+
+class StageFailed(Exception):
+    """A stage's process ended without a result."""
+
+    def __init__(self, *, exit_code: int, cause: Cause, message: str, remedy: str, log: Path) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+        """One of ``flows.exit_codes``."""
+        self.cause = cause
+        self.message = message
+        self.remedy = remedy
+        self.log = log
+
+    def __str__(self) -> str:
+        return f"{self.message}; {self.remedy} ({self.log})"
+
+
+def warm_up() -> None:
+    """Start the fork server and return at once; it loads its libraries while other things start."""
+    with _multiprocessing_lock, _environment_of_children():
+        forkserver.set_forkserver_preload(["flows.launchers.forkserver"])
+        forkserver.ensure_running()
+
+
+def launch(
+    job: StageJob,
+    *,
+    log: Path,
+    share: Share | None = None,
+    stop: threading.Event | None = None,
+    on_poll: Callable[[], None] | None = None,
+    stage: str = RUN_STAGE,
+    grace: float = GRACE_SECONDS,
+    hang_seconds: float | None = None,
+) -> StageResult:
+    """Run one attempt at a stage in a fresh process and wait for it.
+
+    Args:
+        job: what to do; ``job.json``, ``result.json`` and ``failure.json`` lie in ``attempt_folder(job)``.
+        log: receives all that the process prints, appended.
+        share: CPUs and GPUs that it may use; None: all of the machine's. ``job.threads`` wins for torch.
+        stop: when set, the process is asked to save and stop, and killed ``grace`` seconds later.
+        on_poll: called about five times a second while the process runs, in the calling thread.
+        stage: dotted name of the function ``StageJob -> StageResult``.
+        hang_seconds: without a progress report, after which the stacks of the process go to the log and it is
+            killed; None: never.
+
+    Raises:
+        StageFailed: the process ended without a result.
+    """
+    attempt = attempt_folder(job)
+    attempt.mkdir(parents=True, exist_ok=True)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    for left_over in ("result.json", "failure.json"):
+        (attempt / left_over).unlink(missing_ok=True)
+    stage_process.write_whole(attempt / "job.json", job.model_dump_json(indent=2))
+
+    threads = job.threads or (share.cpus if share else available_cpus())
+    environment = {"CUDA_VISIBLE_DEVICES": ",".join(share.gpus)} if share else {}
+    oom_kills_before = oom_kills()
+    process = _start(attempt / "job.json", log, stage, threads, environment)
+    watchdog = Watchdog(job.scratch / PROGRESS, hang_seconds=hang_seconds)
+    try:
+        stopped, hung = _wait(
+            process, stop=stop, on_poll=on_poll, grace=grace, complaint=watchdog.complaint, log=log
+        )
+    finally:
+        _kill_group(process)
+    status = _exit_status(process)
+
+    if status == ExitCode.OK and (attempt / "result.json").exists():
+        return StageResult.model_validate_json((attempt / "result.json").read_bytes())
+    failure = _failure(
+        attempt / "failure.json",
+        status,
+        log=log,
+        stopped=stopped,
+        hung=hung,
+        out_of_memory=oom_kills() > oom_kills_before,
+    )
+    told = {**failure.model_dump(), "message": without_secrets(failure.message)}
+    raise StageFailed(**told, log=log)
+
+
+def attempt_folder(job: StageJob) -> Path:
+    """Where one attempt's job, result and failure lie."""
+    return _attempt_folder(job.scratch, job.attempt)
+
+
+def result_left(scratch: Path, attempt: int) -> StageResult | None:
+    """What an attempt has measured, for as long as its scratch folder is there."""
+    try:
+        return StageResult.model_validate_json(
+            (_attempt_folder(scratch, attempt) / "result.json").read_bytes()
+        )
+    except (OSError, ValueError):
+        return None
+
+
+def _attempt_folder(scratch: Path, attempt: int) -> Path:
+    return scratch / f"attempt-{attempt}"
+
+
+def _start(
+    job_file: Path, log: Path, stage: str, threads: int, environment: dict[str, str]
+) -> ForkServerProcess:
+    """Fork a child; a fork server that has just died is found out by asking it, and replaced.
+
+    Raises:
+        StageFailed: no fork server stays alive.
+    """
+    context = multiprocessing.get_context("forkserver")
+    for _ in range(3):
+        process = context.Process(
+            target=stage_process.main, args=(job_file, log, stage, threads, environment), name="stage"
+        )
+        warm_up()
+        try:
+            with _multiprocessing_lock, _main_module_hidden():
+                process.start()
+                _stages.add(process.pid)
+        except (ConnectionError, EOFError):
+            time.sleep(POLL_SECONDS)
+        else:
+            return process
+    raise StageFailed(
+        exit_code=ExitCode.INTERNAL,
+        cause="internal",
+        message="the process that stages are forked from ends as soon as it is started",
+        remedy="`python -c 'import flows.launchers.forkserver'` shows why",
+        log=log,
+    )
+
+
+def _wait(
+    process: ForkServerProcess,
+    *,
+    stop: threading.Event | None,
+    on_poll: Callable[[], None] | None,
+    grace: float,
+    complaint: Callable[[int], str | None],
+    log: Path,
+) -> tuple[bool, str | None]:
+    """Wait for the end of the process; (whether it had to be asked, why it was taken for hung)."""
+    kill_at: float | None = None
+    next_request = 0.0
+    hung: str | None = None
+    while not wait([process.sentinel], timeout=POLL_SECONDS):
+        if on_poll is not None:
+            on_poll()
+        if stop is None or not stop.is_set():
+            if hung is None and (hung := complaint(process.pid or 0)) is not None:
+                _write_stacks(process, log, hung)
+            if hung is not None:
+                _kill_group(process)
+            continue
+        now = time.monotonic()
+        if kill_at is None:
+            kill_at = now + grace
+        if now >= kill_at:
+            _kill_group(process)
+        elif now >= next_request:
+            # Asked again every second: a process that has only just been forked does not listen yet.
+            next_request = now + 1.0
+            with suppress(ProcessLookupError):
+                os.kill(process.pid or 0, signal.SIGTERM)
+    return kill_at is not None, hung
+
+
+def _write_stacks(process: ForkServerProcess, log: Path, why: str) -> None:
+    """Have faulthandler write where each of the process's threads stands; it is in C and waits for no lock."""
+    with suppress(OSError):  # a full disk, or the process has just ended: it is killed all the same
+        with log.open("a") as file:
+            file.write(f"vantage: {why}; where its threads stand:\n")
+        os.kill(process.pid or 0, signal.SIGUSR1)
+        size, give_up = -1, time.monotonic() + STACKS_SECONDS
+        while size != log.stat().st_size and time.monotonic() < give_up:
+            size = log.stat().st_size
+            wait([process.sentinel], timeout=POLL_SECONDS)
+
+
+def _kill_group(process: ForkServerProcess) -> None:
+    """Kill the process and all that it started and left behind."""
+    pid = process.pid
+    assert pid is not None, "the process was started"
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        # No such group: either all of it has ended, or the process does not lead it yet.
+        if not wait([process.sentinel], timeout=0):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _exit_status(process: ForkServerProcess) -> int:
+    """The exit code as a shell reports it."""
+    with _multiprocessing_lock:
+        process.join()
+        status = process.exitcode
+        _stages.discard(process.pid)
+        process.close()
+        # What a stage that was killed has left behind is now the fork server's: nothing else is, but other stages.
+        server = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+        if server is not None:
+            end_descendants(server, spare=_stages)
+    assert status is not None, "the process has ended"
+    return status if status >= 0 else of_signal(-status)
+
+
+def _failure(
+    path: Path, status: int, *, log: Path, stopped: bool, hung: str | None, out_of_memory: bool
+) -> Failure:
+    """What the process said of its end, or what its exit status tells."""
+    failure = _told_by_itself(path)
+    if failure is not None:
+        if failure.cause != "internal":
+            return failure
+        return failure.model_copy(
+            update={"message": f"{failure.message} [last line of the log: {last_line(log)}]"}
+        )
+    if status == ExitCode.STORAGE:
+        return Failure(
+            exit_code=ExitCode.STORAGE,
+            cause="storage",
+            message="the disk took no more, not even the reason",
+            remedy=stage_process.MAKE_ROOM,
+        )
+    if hung is not None:
+        return Failure(
+            exit_code=ExitCode.HUNG,
+            cause="hung",
+            message=f"{hung}: the stage hung and was killed, and the log has the stacks of its threads",
+            remedy="mend what they wait for; if the stage was only slow, raise its resources.hang_seconds",
+        )
+    if stopped:
+        return Failure(
+            exit_code=ExitCode.RESUME,
+            cause="preempted",
+            message="the stage was stopped before it could save; it goes on from its last checkpoint",
+            remedy="run the same command again",
+        )
+    if out_of_memory:
+        return Failure(
+            exit_code=ExitCode.OUT_OF_MEMORY,
+            cause="memory",
+            message="the kernel killed the stage's process because memory ran out",
+            remedy="lower the stage's microbatch_size, or run fewer stages side by side (resources.cpus)",
+        )
+    if status == of_signal(signal.SIGKILL) or status == FORKSERVER_LOST:
+        return Failure(
+            exit_code=ExitCode.RESUME,
+            cause="killed",
+            message="the stage's process was killed from outside",
+            remedy="run the same command again; if it happens again, look for a lack of memory in the kernel's log",
+        )
+    return Failure(
+        exit_code=ExitCode.INTERNAL,
+        cause="internal",
+        message=f"the stage's process ended with status {status}; last line of the log: {last_line(log)}",
+        remedy="the log has the traceback",
+    )
+
+
+def _told_by_itself(path: Path) -> Failure | None:
+    """What the process wrote of its failure; None where it could write nothing, or not all of it."""
+    try:
+        return Failure.model_validate_json(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+
+
+FORKSERVER_LOST = 255
+"""What multiprocessing reports for a child whose fork server ended before it."""
+
+
+def last_line(log: Path) -> str:
+    """The last line of a log that is not blank, of its last 8 KiB."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 8192))
+            lines = file.read().decode("utf-8", errors="replace").split("\n")
+    except FileNotFoundError:
+        return "(the log was never written)"
+    return next((line.strip() for line in reversed(lines) if line.strip()), "(the log is empty)")
+
+
+@contextmanager
+def _environment_of_children() -> Iterator[None]:
+    """What the fork server inherits: our own packages first, and never the current folder."""
+    python_path = os.environ.get("PYTHONPATH")
+    changes = {
+        "PYTHONSAFEPATH": "1",
+        "PYTHONPATH": os.pathsep.join([str(OURS), *filter(None, [python_path])]),
+        # Ask the driver, not CUDA, whether there is a GPU: a CUDA context does not survive a fork.
+        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+    }
+    before = {name: os.environ.get(name) for name in changes}
+    os.environ.update(changes)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+@contextmanager
+def _main_module_hidden() -> Iterator[None]:
+    """Keep multiprocessing from running the orchestrator's ``__main__`` again in the child."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main

@@ -1,0 +1,238 @@
+"""The life of a stage's process, from its first line to its exit code.
+
+It is handed three paths and says everything in files: ``result.json`` or ``failure.json`` beside ``job.json``,
+and whatever was printed in the log. Its exit code is one of ``flows.exit_codes``.
+"""
+
+import ctypes
+import faulthandler
+import importlib
+import logging
+import multiprocessing
+import os
+import re
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from multiprocessing import forkserver
+from pathlib import Path
+from typing import (
+    Literal,
+    NoReturn,
+    TextIO,
+    cast,
+)
+
+from flows.exit_codes import ExitCode
+from flows.launchers.descendants import adopt_descendants, end_descendants
+from flows.launchers.disk_faults import is_disk_fault
+from flows.launchers.safe_stream import SafeStream
+from schemas.frozen import Frozen
+from schemas.records.job import StageJob, StageResult
+from schemas.safe_text import servers_secrets, without_secrets
+from tasks.training import preemption
+
+Cause = Literal["refused", "diverged", "preempted", "memory", "storage", "killed", "hung", "internal"]
+
+NO_MEMORY = (
+    "DefaultCPUAllocator: can't allocate memory",
+    "DefaultCPUAllocator: not enough memory",
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+)
+"""How torch says that memory ran out where it has no type of error for it."""
+
+MAKE_ROOM = "make room (or the disk writable) and run the same command again"
+_MESSAGE_CHARACTERS = 300
+
+PR_SET_PDEATHSIG = 1
+"""From ``linux/prctl.h``."""
+
+
+class Failure(Frozen):
+    """Why a stage's process ended without a result."""
+
+    exit_code: int
+    cause: Cause
+    message: str
+    remedy: str
+
+
+def main(job_file: Path, log: Path, stage: str, threads: int, environment: Mapping[str, str]) -> NoReturn:
+    """Do the stage of ``job_file`` and end the process.
+
+    ``stage`` is the dotted name of a function ``StageJob -> StageResult``; ``threads`` are torch's;
+    ``environment`` is added to the process's own. The process leads its own group, dies with its parent, and takes SIGTERM as a request to
+    save and stop.
+    """
+    os.setsid()
+    adopt_descendants()
+    _die_with_parent()
+    preemption.listen()
+    _write_everything_to(log)
+    _say_what_stages_do()
+    _forget_current_folder()
+    for name in servers_secrets(os.environ):
+        del os.environ[name]
+    os.environ.update(environment)
+    _limit_threads(threads)
+    attempt = job_file.parent
+    try:
+        job = StageJob.model_validate_json(job_file.read_bytes())
+        result = _named(stage)(job)
+        if not isinstance(result, StageResult):
+            raise TypeError(f"{stage} returned {type(result).__name__}, not StageResult")
+        write_whole(attempt / "result.json", result.model_dump_json(indent=2))
+        code = int(ExitCode.OK)
+    except BaseException as error:
+        failure = explain(error)
+        code = failure.exit_code
+        with suppress(OSError):  # on a full disk neither may fit: the exit code says enough
+            write_whole(attempt / "failure.json", failure.model_dump_json(indent=2))
+            traceback.print_exception(error)
+    with suppress(OSError):
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    # Threads and workers that a stage left behind must not hold up its end, nor outlive it.
+    end_descendants(os.getpid())
+    os._exit(code)
+
+
+def explain(error: BaseException) -> Failure:
+    """What an error of a stage means for whoever started it: pure."""
+    message = without_secrets(str(error).strip() or type(error).__name__)
+    if isinstance(error, preemption.Preempted):
+        return Failure(
+            exit_code=ExitCode.RESUME, cause="preempted", message=message, remedy="run the same command again"
+        )
+    # What only torch's modules define is known by its name: this module must load without torch.
+    kind = type(error).__name__
+    if isinstance(error, MemoryError) or kind == "OutOfMemoryError" or _no_memory(error):
+        return Failure(
+            exit_code=ExitCode.OUT_OF_MEMORY,
+            cause="memory",
+            message=_first_sentences(message),
+            remedy="lower the stage's microbatch_size; the result stays the same",
+        )
+    if is_disk_fault(error):
+        return Failure(
+            exit_code=ExitCode.STORAGE,
+            cause="storage",
+            message=message,
+            remedy=MAKE_ROOM,
+        )
+    if kind in ("TrainingDiverged", "FloatingPointError"):
+        return Failure(
+            exit_code=ExitCode.BAD_INPUT,
+            cause="diverged",
+            message=message,
+            remedy="lower the stage's learning_rate, or look at the batch that the message names",
+        )
+    if isinstance(
+        error, ValueError | FileNotFoundError | PermissionError | IsADirectoryError | NotADirectoryError
+    ):
+        return Failure(
+            exit_code=ExitCode.BAD_INPUT,
+            cause="refused",
+            message=message,
+            remedy="correct what the message names and run again",
+        )
+    return Failure(
+        exit_code=ExitCode.INTERNAL,
+        cause="internal",
+        message=f"{kind}: {message}",
+        remedy="the log has the traceback",
+    )
+
+
+def _no_memory(error: BaseException) -> bool:
+    """Whether one of torch's allocators said so in an error that is only a RuntimeError."""
+    return isinstance(error, RuntimeError) and any(phrase in str(error) for phrase in NO_MEMORY)
+
+
+def _first_sentences(message: str) -> str:
+    """What happened, in one line: torch begins with a place in its own source, and ends with advice that is not ours."""
+    line = re.sub(r"^\[enforce fail at [^\]]+\] .*?\. ", "", " ".join(message.split()))
+    return " ".join(re.split(r"(?<=[.!?])\s+(?=[A-Z])", line)[:3])[:_MESSAGE_CHARACTERS]
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write ``text`` so that a reader finds the whole file or none."""
+    partial = path.with_suffix(".partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
+
+
+def _die_with_parent() -> None:
+    """Have the kernel kill this process when the fork server ends, as that does when the orchestrator does.
+
+    The signal comes when the *thread* that forked us ends; the fork server forks in its only thread.
+    """
+    # The fork server ends when nobody holds the far end of this pipe any more, and every child is handed it.
+    alive_fd = forkserver._forkserver._forkserver_alive_fd  # type: ignore[attr-defined]
+    os.close(alive_fd)
+    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    # The orchestrator may have died before the line above took effect.
+    orchestrator = multiprocessing.parent_process()
+    if orchestrator is not None and not orchestrator.is_alive():
+        os._exit(ExitCode.RESUME)
+
+
+def _write_everything_to(log: Path) -> None:
+    """Point standard output and error, C libraries' included, at the log; standard input at nothing."""
+    log_fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(log_fd, 1)
+    os.dup2(log_fd, 2)
+    os.close(log_fd)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    sys.stdout, sys.stderr = (_masking(descriptor) for descriptor in (1, 2))
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)  # kill -USR1 shows where a stage hangs
+
+
+def _say_what_stages_do() -> None:
+    """Let the stages' own messages into the log, one line each, with the time; other libraries' stay as they are."""
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
+    ours = logging.getLogger("tasks")
+    ours.addHandler(handler)
+    ours.setLevel(logging.INFO)
+    ours.propagate = False
+
+
+def _masking(descriptor: int) -> TextIO:
+    stream = open(descriptor, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+    return cast(TextIO, SafeStream(stream, without_secrets))
+
+
+def _forget_current_folder() -> None:
+    """Take the current folder off the import path: a user's ``models/`` there must not stand in for ours.
+
+    multiprocessing hands its parent's path to every child, and ``python -m`` had put the folder in front.
+    """
+    ours = Path(__file__).parents[2]
+    here = Path.cwd()
+    if here != ours:
+        sys.path[:] = [entry for entry in sys.path if entry and Path(entry).resolve() != here]
+    if str(ours) not in sys.path:
+        sys.path.append(str(ours))
+
+
+def _limit_threads(count: int) -> None:
+    """Give torch ``count`` threads, whether it was loaded before the fork or will be after."""
+    os.environ["OMP_NUM_THREADS"] = str(count)
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_num_threads(count)
+
+
+def _named(stage: str) -> Callable[[StageJob], object]:
+    module, _, name = stage.rpartition(".")
+    function: Callable[[StageJob], object] = getattr(importlib.import_module(module), name)
+    return function

@@ -1,0 +1,1 @@
+"""Prefect's server, and what Prefect shows of a run."""

@@ -1,0 +1,57 @@
+"""Prefect's server, for this machine's own browser and clients alone.
+
+Prefect answers to any Host and lets any Origin read its answers. A page of somebody else's in the browser could then
+read and change runs, after pointing its own name at the loopback address (DNS rebinding).
+"""
+
+import os
+from typing import Any
+
+from prefect.server.api.server import create_app
+from starlette.datastructures import Headers
+from starlette.responses import PlainTextResponse
+from starlette.types import (
+    ASGIApp,
+    Receive,
+    Scope,
+    Send,
+)
+from starlette.websockets import WebSocketClose
+
+FORBIDDEN = 403
+MISDIRECTED = 421
+POLICY_VIOLATION = 1008
+
+
+class OwnHostOnly:
+    """Passes on what asks for this server by its own name, from a page of its own or from no page."""
+
+    def __init__(self, app: ASGIApp, port: int) -> None:
+        self._app = app
+        self._hosts = {f"{name}:{port}" for name in ("127.0.0.1", "localhost")}
+        self._origins = {f"http://{host}" for host in self._hosts}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, or open one web socket."""
+        refusal = self._refusal(scope) if scope["type"] in ("http", "websocket") else None
+        if refusal is None:
+            await self._app(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await WebSocketClose(POLICY_VIOLATION)(scope, receive, send)
+        else:
+            told = {MISDIRECTED: "this server has another name", FORBIDDEN: "this page is another server's"}
+            await PlainTextResponse(told[refusal], refusal)(scope, receive, send)
+
+    def _refusal(self, scope: Scope) -> int | None:
+        headers = Headers(scope=scope)
+        hosts = headers.getlist("host")
+        if len(hosts) != 1 or hosts[0].lower() not in self._hosts:
+            return MISDIRECTED
+        if any(origin.lower() not in self._origins for origin in headers.getlist("origin")):
+            return FORBIDDEN
+        return None
+
+
+def guarded() -> Any:
+    """The whole application, for ``uvicorn --factory``; its port is ``PREFECT_SERVER_API_PORT``."""
+    return OwnHostOnly(create_app(final=True), port=int(os.environ["PREFECT_SERVER_API_PORT"]))

@@ -1,0 +1,154 @@
+"""Flow runs in Prefect: in which state each ends, those whose end it never heard, and one that is cancelled there."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from uuid import UUID
+
+from prefect.client.orchestration import PrefectClient, get_client
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+from prefect.client.schemas.objects import State, StateType
+from prefect.exceptions import ObjectNotFound
+from prefect.states import Crashed
+from prefect.utilities.urls import url_for
+
+from flows.runs.run import (
+    OpenFlowRun,
+    Run,
+    RunRecord,
+    StageRecord,
+    undriven_runs,
+)
+from ledger.tracking import without_password
+
+SECONDS_BETWEEN_LOOKS = 2.0
+"""How often Prefect is asked whether the run was cancelled there; nobody delivers it."""
+
+STATES = {
+    "completed": (StateType.COMPLETED, "Completed"),
+    "reused": (StateType.COMPLETED, "Reused"),
+    "gate_closed": (StateType.FAILED, "GateClosed"),
+    "resumable": (StateType.FAILED, "Resumable"),
+    "cancelled": (StateType.CANCELLED, "Cancelled"),
+    "failed": (StateType.FAILED, "Failed"),
+}
+"""Status of a stage or run → Prefect's type of state, and the name that a person sees there."""
+
+log = logging.getLogger(__name__)
+
+
+def state_of(status: str, message: str) -> State[None]:
+    """Prefect's state for a status of ours; no result is ever kept there."""
+    kind, name = STATES[status]
+    return State(type=kind, name=name, message=message)
+
+
+def told_of_stage(stage: StageRecord) -> str:
+    """Why a stage ended as it did: its exit code, reason and remedy, or what its gates said."""
+    if stage.reason:
+        return f"exit code {stage.exit_code}: {stage.reason}" if stage.exit_code else stage.reason
+    return " · ".join(map(str, stage.verdicts))
+
+
+def told_of_run(record: RunRecord) -> str:
+    """Why a run ended as it did: each stage that is in its way with its reason, then how many went well."""
+    lines = [
+        f"{name} {stage.status.replace('_', ' ')}: {told_of_stage(stage)}"
+        for status in ("failed", "gate_closed", "resumable")
+        for name, stage in record.stages.items()
+        if stage.status == status
+    ]
+    blocked = [name for name, stage in record.stages.items() if stage.status == "blocked"]
+    if blocked:
+        lines.append(f"not started: {', '.join(blocked)}")
+    counts = {
+        status: sum(stage.status == status for stage in record.stages.values())
+        for status in ("completed", "reused")
+    }
+    lines.append(", ".join(f"{count} {status}" for status, count in counts.items() if count))
+    return "\n".join(filter(None, lines))
+
+
+def page_of(flow_run_id: str) -> str:
+    """The page of a flow run on the server that this process talks to."""
+    return without_password(url_for("flow-run", UUID(flow_run_id)) or "")
+
+
+@asynccontextmanager
+async def cancelled_by(flow_run_id: str, cancel: Callable[[], None]) -> AsyncIterator[None]:
+    """Inside, ``cancel`` is called when somebody has the flow run cancelled in Prefect."""
+    watch = asyncio.create_task(_watch(flow_run_id, cancel))
+    try:
+        yield
+    finally:
+        watch.cancel()
+        await asyncio.wait([watch])
+
+
+async def _watch(flow_run_id: str, cancel: Callable[[], None]) -> None:
+    async with get_client() as client:
+        while True:
+            await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
+            try:
+                flow_run = await client.read_flow_run(UUID(flow_run_id))
+            except Exception:  # whether the server still answers is found out when the run ends
+                log.debug("flow run %s cannot be looked at", flow_run_id, exc_info=True)
+                continue
+            if flow_run.state_type in (StateType.CANCELLING, StateType.CANCELLED):
+                cancel()
+                return
+
+
+async def close_left_open(run: Run, *, server: str) -> None:
+    """Record in Prefect how flow runs ended that it would show as running for ever.
+
+    They are those of ``run``, which this process drives, and of all runs of the workspace that nobody drives, as far
+    as ``server`` knows them. What cannot be recorded now stays open for the next run.
+    """
+
+    def is_left(record: RunRecord) -> bool:
+        return any(each.server == server for each in record.open_flow_runs)
+
+    async with get_client() as client:
+        run.close_flow_runs(await _close(client, run.record, server))
+        for record in [other.record for other in undriven_runs(run.workspace, is_left)]:
+            closed = await _close(client, record, server)
+            for other in undriven_runs(run.workspace, lambda each, id=record.run_id: each.run_id == id):
+                other.close_flow_runs(closed)
+
+
+async def _close(client: PrefectClient, record: RunRecord, server: str) -> set[str]:
+    """Close a run's flow runs that are left open; returns those that are closed, or unknown to the server by now."""
+    closed = set()
+    for each in record.open_flow_runs:
+        if each.server != server:
+            continue
+        try:
+            await _close_one(client, each, record.stages)
+        except ObjectNotFound:
+            log.debug("Prefect knows flow run %s no longer", each.flow_run_id)
+        except Exception:
+            log.debug("flow run %s is not closed", each.flow_run_id, exc_info=True)
+            continue
+        closed.add(each.flow_run_id)
+    return closed
+
+
+async def _close_one(client: PrefectClient, left: OpenFlowRun, stages: Mapping[str, StageRecord]) -> None:
+    flow_run = await client.read_flow_run(UUID(left.flow_run_id))
+    ends = {f"{step} · attempt {stage.attempt or 1}": stage for step, stage in stages.items()}
+    its = FlowRunFilter(id=FlowRunFilterId(any_=[flow_run.id]))
+    for task_run in await client.read_task_runs(flow_run_filter=its):
+        if task_run.state is None or not task_run.state.is_final():
+            stage = ends.get(task_run.name)
+            known = stage is not None and stage.status in STATES and left.status is not None
+            state = state_of(stage.status, told_of_stage(stage)) if known and stage else _killed()
+            await client.set_task_run_state(task_run.id, state, force=True)
+    if flow_run.state is None or not flow_run.state.is_final():
+        state = state_of(left.status, left.message) if left.status else _killed()
+        await client.set_flow_run_state(flow_run.id, state, force=True)
+
+
+def _killed() -> State[None]:
+    return Crashed(message="its process was killed; a later flow run of the same name goes on")

@@ -1,0 +1,100 @@
+"""What Prefect's own pages show of a run: progress of a running stage, the gates' verdicts, and where MLflow is.
+
+A page that cannot be written is no reason to stop a stage: whether Prefect still answers is found out when the
+stage's state is set.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from prefect.artifacts import (
+    acreate_link_artifact,
+    acreate_markdown_artifact,
+    acreate_progress_artifact,
+    acreate_table_artifact,
+    aupdate_progress_artifact,
+)
+
+from flows.runs.run import RunRecord
+from tasks.training.progress import StageProgress
+
+SECONDS_BETWEEN_UPDATES = 3.0
+PATIENCE_SECONDS = 10.0
+"""How long pages may hold a run up: a client would try for minutes to reach a server that has gone."""
+
+log = logging.getLogger(__name__)
+
+
+@asynccontextmanager
+async def progress_page(step: str, look: Callable[[], StageProgress | None]) -> AsyncIterator[None]:
+    """A progress bar on the stage's page for the body of the ``async with``; ``look`` says how far the stage is."""
+    page = asyncio.create_task(_show_progress(step, look))
+    try:
+        yield
+    finally:
+        page.cancel()
+        await asyncio.wait([page])
+
+
+async def _show_progress(step: str, look: Callable[[], StageProgress | None]) -> None:
+    try:
+        page = None
+        while True:
+            await asyncio.sleep(SECONDS_BETWEEN_UPDATES)
+            report = look()
+            if report is None or not report.total:
+                continue
+            percent = 100.0 * report.step / report.total
+            if page is None:
+                page = await acreate_progress_artifact(
+                    percent, key=f"progress-{_as_key(step)}", description=step
+                )
+            else:
+                await aupdate_progress_artifact(page, percent)
+    except Exception:
+        log.debug("no progress page for %s", step, exc_info=True)
+
+
+async def show_run(record: RunRecord, *, mlflow: str) -> None:
+    """The gates' verdicts and all stages as tables, and the way to MLflow."""
+    verdicts = [
+        {
+            "stage": name,
+            "metric": verdict.metric,
+            "measured": verdict.measured,
+            "rule": f"{verdict.relation} {verdict.threshold:g}",
+            "verdict": "passed" if verdict.passed else "CLOSED",
+        }
+        for name, stage in record.stages.items()
+        for verdict in stage.verdicts
+    ]
+    stages = [
+        {
+            "stage": name,
+            "status": stage.status,
+            "attempt": stage.attempt,
+            "digest": (stage.digest or "")[:12],
+            "seconds": round(stage.seconds, 1),
+        }
+        for name, stage in record.stages.items()
+    ]
+    try:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            if verdicts:
+                await acreate_table_artifact(
+                    verdicts, key="gates", description=f"Gates of run {record.run_id}"
+                )
+            await acreate_table_artifact(stages, key="stages", description=f"Stages of run {record.run_id}")
+            if mlflow.startswith("http"):
+                await acreate_link_artifact(mlflow, link_text="MLflow", key="mlflow")
+            else:
+                await acreate_markdown_artifact(f"The ledger: `{mlflow}`", key="mlflow")
+    except Exception:
+        log.debug("no pages for run %s", record.run_id, exc_info=True)
+
+
+def _as_key(step: str) -> str:
+    """Prefect's keys have lower-case letters, digits and dashes only."""
+    return step.replace(".", "-").replace("_", "-")

@@ -1,0 +1,323 @@
+"""The Prefect server of a run: the one that is configured, or our own for as long as this process lives."""
+
+import fcntl
+import importlib
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from flows.launchers.local_process import OURS, last_line
+from ledger.tracking import without_password
+from schemas.safe_text import servers_secrets, without_secrets
+from storage.durable_files import make_private, open_private
+
+LOOPBACK = "127.0.0.1"
+OWN = "own"
+"""The name of the server that keeps its database in the workspace."""
+ANSWER_SECONDS = 15.0
+"""How long a configured server may take to answer."""
+START_SECONDS = 120.0
+"""How long our own may take; a few seconds, unless the machine is very busy."""
+DELIVERY_SECONDS = 10.0
+
+NOT_NEEDED = (
+    "CANCELLATION_CLEANUP",
+    "CLEANUP_RECONCILER",
+    "DB_VACUUM",
+    "EVENT_PERSISTER",
+    "FOREMAN",
+    "LATE_RUNS",
+    "PAUSE_EXPIRATIONS",
+    "REPOSSESSOR",
+    "SCHEDULER",
+    "TRIGGERS",
+)
+"""Services for deployments and automations, which a server that lives as long as one run has none of. What stays
+is the one that records task runs."""
+
+
+_SERVERS_OWN = ("PREFECT_SERVER_", "PREFECT_API_DATABASE_")
+"""What variables that are a server's start with: a user may have our own server keep its runs in a database of theirs."""
+
+
+class ServerUnavailable(Exception):
+    """No Prefect server answers; the message says which, and what to do."""
+
+
+@dataclass
+class PrefectServer:
+    """A Prefect server that is being found or started; ``start`` makes one."""
+
+    workspace: Path
+    ours: bool = False
+    """Whether this process started it."""
+    _url: str | None = None
+    _error: Exception | None = None
+    _process: subprocess.Popen[bytes] | None = None
+    _stopping: threading.Event = field(default_factory=threading.Event)
+    _search: threading.Thread | None = None
+    _environment_before: dict[str, str | None] = field(default_factory=dict)
+
+    @property
+    def home(self) -> Path:
+        """Our own server's PREFECT_HOME: its database and log."""
+        return self.workspace / "prefect"
+
+    @property
+    def log(self) -> Path:
+        return self.home / "server.log"
+
+    def wait_ready(self) -> str:
+        """Wait until the server answers, point this process's Prefect at it, and return its API's URL.
+
+        Call it before making a Prefect client or running a flow.
+
+        Raises:
+            ServerUnavailable: none answers in time.
+        """
+        assert self._search is not None, "started by start()"
+        self._search.join()
+        if self._error is not None:
+            raise self._error
+        assert self._url is not None, "found, or an error was raised"
+        if self.ours and not self._environment_before:
+            self._environment_before = _set_environment(
+                {
+                    "PREFECT_API_URL": self._url,
+                    "PREFECT_HOME": str(self.home),
+                    "NO_PROXY": _with_loopback(os.environ.get("NO_PROXY")),
+                    "no_proxy": _with_loopback(os.environ.get("no_proxy")),
+                }
+            )
+        return self._url
+
+    def stop(self) -> None:
+        """End our own server and put the environment back; a configured server is left alone."""
+        self._stopping.set()
+        if self._search is not None:
+            self._search.join()
+        if self._process is not None:
+            _deliver_what_is_queued()
+            _end(self._process)
+            self._process = None
+        if self._environment_before:
+            _set_environment(self._environment_before)
+            self._environment_before = {}
+
+    def _find(self, configured: str | None) -> None:
+        try:
+            if configured is not None:
+                _wait_for_configured(configured, self._stopping)
+            self._url = configured or self._start_own()
+        except Exception as error:
+            self._error = error
+
+    def _start_own(self) -> str:
+        """Start a server and wait until it answers.
+
+        A file lock keeps two runs of one workspace from migrating its database at once. Once both servers run
+        they share the database, as SQLite allows.
+        """
+        self.ours = True
+        self.home.mkdir(parents=True, exist_ok=True)
+        with (self.home / "starting.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            make_private(self.home / "prefect.db")
+            for _ in range(3):
+                port = free_port()
+                self._process = _server_process(self.home, port, self.log)
+                if self._answers(f"http://{LOOPBACK}:{port}/api"):
+                    return f"http://{LOOPBACK}:{port}/api"
+                _end(self._process)
+                if "already in use" not in self.log.read_text(errors="replace")[-4096:]:
+                    break
+        raise ServerUnavailable(
+            f"the Prefect server that vantage starts did not come up: {last_line(self.log)} ({self.log}); "
+            "or name a running server in PREFECT_API_URL"
+        )
+
+    def _answers(self, url: str) -> bool:
+        assert self._process is not None, "started just before"
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline and not self._stopping.is_set() and self._process.poll() is None:
+            if is_healthy(url):
+                return True
+            time.sleep(0.1)
+        return False
+
+
+def start(workspace: Path) -> PrefectServer:
+    """Look for the configured server, or start our own, in the background.
+
+    What this needs of Prefect is imported before that: two threads that import it at once find half of its modules.
+    """
+    server = PrefectServer(workspace=workspace.resolve())
+    configured = configured_url()
+    if configured is not None:
+        importlib.import_module("prefect.client.orchestration")
+    server._search = threading.Thread(
+        target=server._find, args=(configured,), name="prefect-server", daemon=True
+    )
+    server._search.start()
+    return server
+
+
+@contextmanager
+def prefect_server(workspace: Path) -> Iterator[str]:
+    """The API's URL of a Prefect server that answers for the body of the ``with``.
+
+    Raises:
+        ServerUnavailable: none answers in time.
+    """
+    server = start(workspace)
+    try:
+        yield server.wait_ready()
+    finally:
+        server.stop()
+
+
+def configured_url() -> str | None:
+    """The API's URL from the environment or from Prefect's profile; None if neither names one."""
+    url = os.environ.get("PREFECT_API_URL")
+    if url:
+        return url
+    from prefect.settings import get_current_settings  # takes most of a second
+
+    return get_current_settings().api.url
+
+
+def server_name(workspace: Path) -> str:
+    """Which database of flow runs this process writes to: ``own`` for the workspace's, or the configured address.
+
+    Our own server has another port each time, and a user may start it too, by the command that a run prints.
+    """
+    configured = configured_url()
+    if configured is None or os.environ.get("PREFECT_HOME") == str(workspace.resolve() / "prefect"):
+        return OWN
+    return without_password(configured)
+
+
+def is_healthy(url: str) -> bool:
+    """Whether a server on this machine answers; never asks a proxy."""
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    scheme, _, address = url.partition("://")
+    try:
+        with direct.open(f"{scheme}://{address.rpartition('@')[2]}/health", timeout=5) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
+def free_port() -> int:
+    """A loopback port that nobody listens on just now."""
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        return int(probe.getsockname()[1])
+
+
+def _wait_for_configured(url: str, stopping: threading.Event) -> None:
+    """Ask as Prefect's own client does, with its authentication, until there is an answer."""
+    from prefect.client.orchestration import get_client
+    from prefect.settings import PREFECT_API_URL, temporary_settings
+
+    deadline = time.monotonic() + ANSWER_SECONDS
+    with temporary_settings({PREFECT_API_URL: url}), get_client(sync_client=True) as client:
+        while (refusal := client.api_healthcheck()) is not None and not stopping.is_set():
+            if time.monotonic() >= deadline:
+                raise ServerUnavailable(
+                    without_secrets(
+                        f"PREFECT_API_URL={url} does not answer within {ANSWER_SECONDS:g} seconds ({refusal}); start "
+                        "that server, correct the address, or unset it and vantage starts a server of its own"
+                    )
+                )
+            stopping.wait(0.5)
+
+
+def _server_process(home: Path, port: int, log: Path) -> subprocess.Popen[bytes]:
+    """A Prefect server on ``port`` that ends with this process (``flows.prefect_server.tied_process``)."""
+    of_clients = [name for name in servers_secrets(os.environ) if not name.startswith(_SERVERS_OWN)]
+    environment = {
+        **{name: value for name, value in os.environ.items() if name not in of_clients},
+        "PREFECT_HOME": str(home),
+        "PREFECT_SERVER_API_HOST": LOOPBACK,
+        "PREFECT_SERVER_API_PORT": str(port),
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": f"http://{LOOPBACK}:{port}",
+        "DO_NOT_TRACK": "1",
+        **{f"PREFECT_SERVER_SERVICES_{service}_ENABLED": "false" for service in NOT_NEEDED},
+        "PYTHONSAFEPATH": "1",
+        "PYTHONPATH": os.pathsep.join([str(OURS), *filter(None, [os.environ.get("PYTHONPATH")])]),
+    }
+    command = [
+        sys.executable,
+        "-m",
+        "flows.prefect_server.tied_process",
+        "uvicorn",
+        "flows.prefect_server.app:guarded",
+        "--factory",
+    ]
+    with open(log, "ab", opener=open_private) as output:
+        return subprocess.Popen(
+            [*command, "--host", LOOPBACK, "--port", str(port), "--log-level", "warning"],
+            stdin=subprocess.PIPE,  # its lifeline
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            cwd=home,  # where no .env or prefect.toml of the user lies
+            umask=0o077,  # what it writes is its owner's alone
+            start_new_session=True,  # Ctrl-C is for us; the server records what we then do
+        )
+
+
+def _deliver_what_is_queued() -> None:
+    """Let Prefect's client send the events and log lines that it holds: the last task's state is among them."""
+    if "prefect.events.worker" not in sys.modules:
+        return
+    from prefect.events.worker import EventsWorker
+    from prefect.logging.handlers import APILogWorker
+
+    def drain() -> None:
+        EventsWorker.drain_all(timeout=DELIVERY_SECONDS)
+        APILogWorker.drain_all(timeout=DELIVERY_SECONDS)
+
+    # In a thread of its own: where an event loop runs, they would hand back a coroutine instead.
+    thread = threading.Thread(target=drain)
+    thread.start()
+    thread.join()
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    assert process.stdin is not None, "opened as a pipe"
+    process.stdin.close()
+    try:
+        process.wait(timeout=10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _with_loopback(hosts: str | None) -> str:
+    return ",".join(dict.fromkeys([*filter(None, (hosts or "").split(",")), LOOPBACK, "localhost"]))
+
+
+def _set_environment(values: Mapping[str, str | None]) -> dict[str, str | None]:
+    """Set (or with None remove) variables, tell Prefect, and return what they were."""
+    before = {name: os.environ.get(name) for name in values}
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    if "prefect" in sys.modules:
+        from prefect.context import refresh_global_settings_context
+
+        refresh_global_settings_context()
+    return before

@@ -1,0 +1,1 @@
+"""Runs: their records, plans, execution, and how they end."""

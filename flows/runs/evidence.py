@@ -1,0 +1,61 @@
+"""Whether what a run's own file says of its stages is what the artifacts say: metrics, and verdicts recomputed from them.
+
+``run.json`` is a plain file. What was measured lies in each artifact under its manifest's sha256; a verdict is a function
+of that and of the gate.
+"""
+
+from collections.abc import Iterator
+
+from flows.attempts.jobs import gates_of
+from flows.runs.run import RunRecord, StageRecord, Workspace
+from schemas.recipe.recipe import Recipe
+from schemas.records.verdicts import Verdict, judge
+from schemas.steps import dependencies
+from storage.measured_file import Sealed, differences, read_sealed
+
+_JUDGED = frozenset({"completed", "reused", "gate_closed"})
+_COMPARED = ("passed", "metric", "measured", "relation", "threshold", "n", "interval", "confidence")
+
+
+def contradictions(workspace: Workspace, record: RunRecord) -> list[str]:
+    """A line for each metric or verdict of the run that its artifacts do not bear out; empty: none."""
+    sealed: dict[str, Sealed] = {}
+    found: list[str] = []
+    for step, stage in record.stages.items():
+        if stage.status not in _JUDGED or stage.digest is None:
+            continue
+        try:
+            sealed[step] = read_sealed(workspace.store / "objects" / stage.digest, digest=stage.digest)
+        except (ValueError, OSError) as error:
+            found.append(f"{step}: what was measured cannot be looked up: {error}")
+            continue
+        found += (f"{step}: {each}" for each in _of_stage(record.recipe, step, stage, sealed))
+    return found
+
+
+def _of_stage(recipe: Recipe, step: str, stage: StageRecord, sealed: dict[str, Sealed]) -> Iterator[str]:
+    measured = sealed[step].measured
+    yield from differences("metrics", stage.metrics, measured.metrics)
+    gates = gates_of(recipe, step)
+    if len(gates) != len(stage.verdicts):
+        yield f"run.json has {len(stage.verdicts)} verdicts, the recipe {len(gates)} gates"
+    equal = "the same weights" if _compares_one_model(recipe, step, sealed) else None
+    for gate, recorded in zip(gates, stage.verdicts, strict=False):
+        if gate.metric not in measured.metrics:
+            yield f"gate {recorded}: the artifact holds no {gate.metric}"
+            continue
+        expected = judge(gate, measured.metrics, measured.uncertainty, equal=equal)
+        if any(getattr(recorded, field) != getattr(expected, field) for field in _COMPARED):
+            yield f"the verdict is recorded as {_said(recorded)}, but the artifact says {_said(expected)}"
+
+
+def _compares_one_model(recipe: Recipe, step: str, sealed: dict[str, Sealed]) -> bool:
+    """Whether the stage's candidate and baseline hold the same files."""
+    inputs = dependencies(recipe)[step]
+    sides = [sealed.get(inputs.get(role, "")) for role in ("candidate", "baseline")]
+    candidate, baseline = sides
+    return candidate is not None and baseline is not None and candidate.files_digest == baseline.files_digest
+
+
+def _said(verdict: Verdict) -> str:
+    return f"“{verdict}”"

@@ -1,0 +1,241 @@
+"""`vantage run` from a resolved recipe to its end: plan, then either verify and record, or order the stages."""
+
+import asyncio
+import os
+import shlex
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+
+from flows.attempts.stage_life import StageLife
+from flows.commands.console import Screen, show_end, show_plan
+from flows.commands.own_commands import program
+from flows.exit_codes import ExitCode
+from flows.launchers.local_process import RUN_STAGE, warm_up
+from flows.machine import this_machine
+from flows.prefect_server import server as servers
+from flows.runs.next_steps import after_closed_gates
+from flows.runs.planning import (
+    cautions,
+    needs_work,
+    plan,
+    refuse_drift,
+)
+from flows.runs.publishing import publish
+from flows.runs.resolving import ChosenRates
+from flows.runs.run import (
+    Run,
+    RunRecord,
+    is_driven,
+    read_runs,
+)
+from flows.runs.summary import model_folders, samples_heading, snippet_for
+from ledger.run_ledger import Ledger
+from schemas.recipe.recipe import Recipe
+from storage.store import Store
+
+QUIET = {
+    "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
+    "PREFECT_LOGGING_INTERNAL_LEVEL": "CRITICAL",
+    "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
+    "PYTHONWARNINGS": "ignore",
+}
+"""What Prefect, MLflow and children are told where nobody asked for their logs, unless the user's environment says otherwise."""
+
+SETTINGS = {
+    "DO_NOT_TRACK": "1",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "PREFECT_CLIENT_MAX_RETRIES": "3",  # a server that has gone is given up after seconds, not minutes
+}
+"""What they are told in any case, unless the user's environment says otherwise."""
+
+
+def execute(
+    run: Run,
+    screen: Screen,
+    *,
+    strict: bool = False,
+    stage_function: str = RUN_STAGE,
+    verbose: bool = False,
+    chosen: ChosenRates | None = None,
+) -> RunRecord:
+    """Drive the run to its end, whatever that is; the record says which.
+
+    ``chosen`` are the learning rates that the recipe left open, to be shown with the plan.
+
+    Raises:
+        flows.runs.planning.Drifted: ``strict``, and something that would be reused was made with other code or libraries.
+        flows.prefect_server.server.ServerUnavailable: the Prefect server does not answer.
+    """
+    workspace, recipe = run.workspace, run.record.recipe
+    store = Store(workspace.store)
+    steps = plan(recipe, store, read_runs(workspace))
+    heading = f"{recipe.recipe} · run {run.record.run_id}"
+    show_plan(screen.console, steps, heading=heading, warnings=cautions(recipe, steps), chosen=chosen)
+    if strict:
+        refuse_drift(steps)
+    with Ledger(None, workspace.root, recipe.recipe) as ledger:
+        life = StageLife(run, store=store, ledger=ledger, watcher=screen, stage_function=stage_function)
+        life.begin()
+        shown_before = len(run.record.prefect_flow_run_ids)
+        lost = None
+        try:
+            with screen.live():
+                if needs_work(steps):
+                    in_store = {step.name for step in steps if step.action == "reuse"}
+                    lost = _order(life, in_store, verbose=verbose)
+                else:
+                    _verify(life)
+                    _close_left_open(life)
+        finally:
+            life.end()
+        for step, stage in run.record.stages.items():
+            screen.samples(stage.samples, heading=samples_heading(run.record, step))
+        in_prefect = len(run.record.prefect_flow_run_ids) > shown_before
+        show_end(
+            screen.console,
+            run.record,
+            pages=_pages(run, ledger, in_prefect=in_prefect),
+            models=model_folders(run.record, workspace.store),
+            snippet=snippet_for(run.record, workspace.store),
+            next_steps=after_closed_gates(run.record, workspace.root),
+        )
+    if lost is not None:
+        raise lost
+    return run.record
+
+
+def exit_code(record: RunRecord) -> int:
+    """The code that the command line ends with: that of the first stage that failed, or the run's own."""
+    if record.status == "failed":
+        codes = [stage.exit_code for stage in record.stages.values() if stage.status == "failed"]
+        return next((code for code in codes if code is not None), ExitCode.INTERNAL)
+    if record.status == "completed" and record.unpublished:
+        return ExitCode.STORAGE
+    return {
+        "completed": ExitCode.OK,
+        "gate_closed": ExitCode.GATE_CLOSED,
+        "resumable": ExitCode.RESUME,
+        "running": ExitCode.RESUME,
+    }[record.status]
+
+
+def _verify(life: StageLife) -> None:
+    """Everything is in the store: check it again, judge it, record it. Neither Prefect nor a child is started."""
+    for step in life.inputs:
+        if obstacle := life.obstacle(step):
+            life.block(step, obstacle)
+        else:
+            life.live(step)
+    for publication in life.recipe.publish:
+        publish(publication, life)
+
+
+def _order(life: StageLife, in_store: Collection[str], *, verbose: bool) -> servers.ServerUnavailable | None:
+    """Have Prefect order the stages; what is returned is why Prefect does not know yet how the run ended."""
+    _refuse_what_does_not_fit(life.recipe)
+    earlier = life.run.record.prefect_flow_run_ids
+    try:
+        with ordering(life.run.workspace.root, verbose=verbose):
+            from flows.pipeline import Place, order
+
+            asyncio.run(order(life, Place(this_machine(), in_store)))
+    except Exception as error:  # whatever it is: once the run has ended, it concerns Prefect's page alone
+        if not _has_ended(life.run, earlier):
+            raise
+        if _close_left_open(life):
+            life.watcher.say(
+                "  the Prefect server stopped answering, and now knows how the run ended", "yellow"
+            )
+            return None
+        return servers.ServerUnavailable(
+            f"{str(error).partition(';')[0]}; the run has ended all the same ({life.run.outcome()}), and what it made is "
+            "kept: run the same command again when the server answers, and Prefect hears of it"
+        )
+    return None
+
+
+def _has_ended(run: Run, earlier: Collection[str]) -> bool:
+    """Whether a flow run that is none of the earlier ones came to its end, of which Prefect has not heard."""
+    open_runs = run.record.open_flow_runs
+    return any(each.status is not None and each.flow_run_id not in earlier for each in open_runs)
+
+
+def _close_left_open(life: StageLife) -> bool:
+    """Tell Prefect how earlier flow runs of the workspace ended, where it would show them as running for ever.
+
+    True where nothing of this run is left open. A server that does not answer within its patience is left alone.
+    """
+    workspace = life.run.workspace
+    others = (record for record in read_runs(workspace) if not is_driven(workspace, record.run_id))
+    left = [each for record in (life.run.record, *others) for each in record.open_flow_runs]
+    if not left:
+        return True
+    server = servers.server_name(workspace.root)
+    if any(each.server == server for each in left):
+        for name, value in {**SETTINGS, **QUIET}.items():
+            os.environ.setdefault(name, value)
+        try:
+            with servers.prefect_server(workspace.root):
+                from flows.prefect_server.flow_runs import close_left_open
+
+                asyncio.run(close_left_open(life.run, server=server))
+        except servers.ServerUnavailable:
+            return False
+    return not life.run.record.open_flow_runs
+
+
+@contextmanager
+def ordering(workspace: Path, *, verbose: bool) -> Iterator[str]:
+    """The URL of a Prefect server that answers, the fork server warm; both load side by side with Prefect itself.
+
+    Raises:
+        flows.prefect_server.server.ServerUnavailable: none answers, or the one that did has stopped.
+    """
+    for name, value in (SETTINGS if verbose else {**SETTINGS, **QUIET}).items():
+        os.environ.setdefault(name, value)
+    warm_up()
+    server = servers.start(workspace)
+    try:
+        import_module("flows.pipeline")  # takes a second, while the server starts
+        url = server.wait_ready()
+        try:
+            yield url
+        except Exception as error:
+            if servers.is_healthy(url):
+                raise
+            raise servers.ServerUnavailable(
+                f"the Prefect server at {url} has stopped answering; finished stages are kept, and running ones have "
+                "saved their state: run the same command again"
+            ) from error
+    finally:
+        server.stop()
+
+
+def _refuse_what_does_not_fit(recipe: Recipe) -> None:
+    """ValueError for a stage that asks for more GPUs than there are, before any other begins."""
+    machine = this_machine()
+    for name, stage in recipe.stages.items():
+        try:
+            machine.share_of(stage.resources)
+        except ValueError as error:
+            raise ValueError(f"stages.{name}.{error}") from None
+
+
+def _pages(run: Run, ledger: Ledger, *, in_prefect: bool) -> Mapping[str, str]:
+    """Where to look further, by whose page it is; Prefect's only where it has one of this run."""
+    mlflow = ledger.where()
+    if mlflow.startswith("mlflow "):
+        mlflow = program("mlflow") + mlflow.removeprefix("mlflow")
+    pages = {"MLflow": mlflow}
+    if in_prefect:
+        from flows.prefect_server.flow_runs import page_of
+
+        home = shlex.quote(str(run.workspace.root / "prefect"))
+        pages["Prefect"] = (
+            page_of(run.record.prefect_flow_run_ids[-1])
+            if servers.configured_url()
+            else f"PREFECT_HOME={home} {program('prefect')} server start"
+        )
+    return {**pages, "logs": str(run.folder / "logs")}

@@ -1,0 +1,97 @@
+"""What a person can do after a gate has closed: which fields, which command, and what is trained again then."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from flows.commands.own_commands import run_command
+from flows.runs.run import GOOD, RunRecord
+from schemas.recipe.recipe import Recipe
+from schemas.recipe.stages import Gate, Rollouts, Training
+from schemas.records.verdicts import Verdict
+from schemas.sweep import reached
+
+
+def after_closed_gates(record: RunRecord, workspace: Path) -> list[str]:
+    """Lines to print, for each closed gate that stopped the run; none where none did."""
+    lines: list[str] = []
+    for step, stage in record.stages.items():
+        for number, verdict in enumerate(stage.verdicts):
+            if not verdict.passed and verdict.on_fail == "stop":
+                lines += _after_one(record, workspace, step, number, verdict)
+    return lines
+
+
+def _after_one(record: RunRecord, workspace: Path, step: str, number: int, verdict: Verdict) -> list[str]:
+    recipe = record.recipe
+    kept, again = _kept_and_again(record, step)
+
+    def command(*more: str) -> str:
+        return f"      {run_command(record.source, record.overrides, workspace, *more)}"
+
+    gate = _gate_field(recipe, step, number)
+    side = "at_least" if verdict.relation == ">=" else "at_most"
+    lines = [
+        f"{step} did not pass {verdict.metric} {verdict.relation} {verdict.threshold:g}. What can be done:"
+    ]
+    if fields := _fields_to_try(recipe, step):
+        values = "  ".join(f"{name}={value}" for name, value in fields.items())
+        lines += [
+            f"  1. train it otherwise: {values}. {kept} reused; {again} run again:",
+            command(*(f"{name}={value}" for name, value in list(fields.items())[:1])),
+        ]
+    else:
+        lines.append(f"  1. change what it reads; {kept} reused where nothing they read changes")
+    if verdict.measured is not None:
+        lines += [
+            f"  2. ask for less: {gate}.{side}. Nothing that is made is made again, {step} included:",
+            command(f"{gate}.{side}={_just_met(verdict)}"),
+        ]
+    lines += [
+        f"  {3 if verdict.measured is not None else 2}. go on all the same, with the verdict in the ledger: {gate}.on_fail",
+        command(f"{gate}.on_fail=continue"),
+    ]
+    return lines
+
+
+def _fields_to_try(recipe: Recipe, step: str) -> dict[str, str]:
+    """The stage's fields that decide how much and how fast it learns → a value to begin with."""
+    stage = recipe.stages[step]
+    if not isinstance(stage, Training):
+        return {}
+    if isinstance(stage, Rollouts) and hasattr(stage, "iterations"):
+        amount = {f"stages.{step}.iterations": f"{2 * stage.iterations}"}
+    else:
+        amount = {f"stages.{step}.epochs": f"{2 * getattr(stage, 'epochs', 1):g}"}
+    rate = stage.learning_rate
+    return amount if rate is None else amount | {f"stages.{step}.learning_rate": f"{2 * rate:g}"}
+
+
+def _gate_field(recipe: Recipe, step: str, number: int) -> str:
+    """The path of an override of the gate; of one gate the path without a number is enough."""
+    gates: Sequence[Gate] = recipe.stages[step].gate
+    return f"stages.{step}.gate" if len(gates) == 1 else f"stages.{step}.gate.{number}"
+
+
+def _just_met(verdict: Verdict) -> str:
+    """A threshold of two digits that the measured value meets."""
+    assert verdict.measured is not None
+    digits = f"{verdict.measured:.2g}"
+    step = 10.0 ** (int(f"{verdict.measured:e}".partition("e")[2]) - 1)
+    if verdict.relation == ">=" and float(digits) > verdict.measured:
+        digits = f"{float(digits) - step:.2g}"
+    if verdict.relation == "<=" and float(digits) < verdict.measured:
+        digits = f"{float(digits) + step:.2g}"
+    return digits
+
+
+def _kept_and_again(record: RunRecord, step: str) -> tuple[str, str]:
+    """What another training of the step leaves as it is, and what it makes anew."""
+    again = reached(record.recipe, [step])
+    kept = [name for name, stage in record.stages.items() if name not in again and stage.status in GOOD]
+    return f"{_told(kept)} {'is' if len(kept) == 1 else 'are'}", _told(
+        [n for n in record.stages if n in again]
+    )
+
+
+def _told(names: Sequence[str]) -> str:
+    return ", ".join(names) if names else "nothing"

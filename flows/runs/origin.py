@@ -1,0 +1,63 @@
+"""Who runs, and from which state of the code: the tags by which MLflow shows it."""
+
+import getpass
+import hashlib
+import subprocess
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+
+from flows.launchers.local_process import OURS
+
+PACKAGES = ("schemas", "algorithms", "models", "storage", "ledger", "tasks", "flows", "recipes")
+GIT_SECONDS = 10.0
+
+
+@cache
+def origin() -> dict[str, str]:
+    """Tag → value: the user, the version and digest of our packages, and where they are in git, the revision."""
+    tags = {"mlflow.user": _user(), "vantage.version": _version(), "vantage.code_sha256": code_sha256()}
+    revision = _git("rev-parse", "HEAD")
+    # Installed, our packages may lie inside another project's working tree, whose revision says nothing of them.
+    if revision and _git("ls-files", "--", "flows/runs/origin.py"):
+        changed = _git("status", "--porcelain", "--", *PACKAGES)
+        tags |= {"mlflow.source.git.commit": revision, "vantage.git.dirty": "true" if changed else "false"}
+    return tags
+
+
+def code_sha256() -> str:
+    """sha256 over the paths and sha256 of every Python and recipe file of our packages."""
+    files = sorted(
+        path
+        for package in PACKAGES
+        for path in (OURS / package).rglob("*")
+        if path.suffix in (".py", ".yaml") and path.is_file()
+    )
+    lines = (
+        f"{path.relative_to(OURS).as_posix()} {hashlib.sha256(path.read_bytes()).hexdigest()}"
+        for path in files
+    )
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def _git(*arguments: str) -> str:
+    """What git says of the folder of our packages; nothing where there is no git, or no repository."""
+    command = ["git", "-C", str(OURS), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=GIT_SECONDS, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip()
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError, ImportError):  # a container's user without a name
+        return "unknown"
+
+
+def _version() -> str:
+    try:
+        return version("vantage-rlhf")
+    except PackageNotFoundError:
+        return "unknown"

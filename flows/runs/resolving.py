@@ -1,0 +1,47 @@
+"""From a recipe as it is written to one in which nothing is left to be chosen by its model."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from models.model_width import UnknownWidth, hidden_size
+from schemas.loading.recipe_file import load_recipe
+from schemas.recipe.learning_rates import unset_rates, with_learning_rates
+from schemas.recipe.recipe import Recipe
+from schemas.sweep import Plan
+
+ChosenRates = Mapping[str, Mapping[str, float]]
+"""Stage → field → learning rate that the recipe left open."""
+
+
+def load_resolved(source: str, overrides: Sequence[str]) -> tuple[Recipe, ChosenRates]:
+    """The recipe with every learning rate written out, and those that it had left open.
+
+    Raises:
+        schemas.problems.RecipeError: the recipe is refused.
+        ValueError: a rate is left to the model, which does not say how wide it is.
+    """
+    return resolve_rates(load_recipe(source, overrides))
+
+
+def resolve_rates(recipe: Recipe) -> tuple[Recipe, ChosenRates]:
+    """The same of a recipe that has been loaded."""
+    unset = list(unset_rates(recipe))
+    if not unset:
+        return recipe, {}
+    try:
+        width = hidden_size(recipe.model.source)
+    except UnknownWidth as error:
+        fields = ", ".join(f"stages.{name}.{field}" for name, field in unset)
+        raise ValueError(
+            f"{fields}: left to the model's width, but {error}; give a number with --set stages.NAME.learning_rate=…"
+        ) from error
+    resolved = with_learning_rates(recipe, width=width)
+    chosen: dict[str, dict[str, float]] = {}
+    for name, field in unset:
+        chosen.setdefault(name, {})[field] = getattr(resolved.stages[name], field)
+    return resolved, chosen
+
+
+def resolve_sweep(swept: Plan) -> Plan:
+    """The sweep with every arm's learning rates written out."""
+    return replace(swept, recipes={arm: resolve_rates(recipe)[0] for arm, recipe in swept.recipes.items()})

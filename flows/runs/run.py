@@ -1,0 +1,446 @@
+"""Runs: one recipe's way through its stages, kept as ``runs/<id>/run.json`` in a workspace.
+
+A run is found again by the digest of its resolved recipe, so the same command goes on with what was interrupted.
+Which process drives a run is said by a lock that the kernel takes back when that process ends, however it ends;
+which run is the newest is said by its number. No clock is compared anywhere.
+"""
+
+import fcntl
+import hashlib
+import os
+import re
+import secrets
+import shutil
+import threading
+import time
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterator,
+    Sequence,
+)
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError
+
+from ledger.operations import RunOutcome
+from schemas.frozen import Frozen
+from schemas.recipe.recipe import Recipe
+from schemas.records.stage_key import canonical_json
+from schemas.records.verdicts import Verdict
+from storage.durable_files import make_folder, replace_file
+
+StageStatus = Literal[
+    "waiting", "running", "reused", "completed", "gate_closed", "blocked", "failed", "resumable"
+]
+RunStatus = Literal["running", "completed", "gate_closed", "failed", "resumable"]
+
+GOOD: frozenset[str] = frozenset({"reused", "completed"})
+"""What lets the stages that read a stage begin."""
+
+UNFINISHED: frozenset[str] = frozenset({"running", "failed", "resumable"})
+"""What the same recipe, run again, goes on with."""
+
+_RUN_ID = re.compile(r"(\d{4,})-[a-z0-9_-]+-[0-9a-f]{6}")
+_NO_PART_OF_AN_ADDRESS = re.compile(r"[?%#\x00-\x1f\x7f]")
+"""MLflow and Prefect put the path into the address of a database as it is, where ``?`` begins options, ``%`` an encoded
+character and ``#`` a fragment: the database would lie elsewhere."""
+_PROBE_SECONDS = 0.5
+
+
+class RunError(ValueError):
+    """A run that cannot be found, read or taken over; the message says what to do."""
+
+
+class StageRecord(Frozen):
+    """What a run knows of one of its stages."""
+
+    status: StageStatus = "waiting"
+    attempt: int | None = None
+    stage_key: str | None = None
+    digest: str | None = None
+    metrics: dict[str, float | None] = Field(default_factory=dict)
+    remark: str | None = None
+    """What a person must know of the artifact: that nothing was learned, or a model compared with itself."""
+    left_out: str | None = None
+    """What of its data the stage dropped or cut, by reason."""
+    warnings: tuple[str, ...] = ()
+    """What its headline metrics warn of, whatever the gates say."""
+    verdicts: tuple[Verdict, ...] = ()
+    seconds: float = 0.0
+    """Wall time of the last attempt."""
+    reason: str | None = None
+    """Why the stage was blocked, failed or has to be resumed."""
+    exit_code: int | None = None
+    """Of a stage that failed or has to be resumed: one of ``flows.exit_codes``."""
+    key_parts: dict[str, Any] = Field(default_factory=dict)
+    """What the stage key was made of, so that a later plan can say what changed."""
+    provenance: dict[str, str] = Field(default_factory=dict)
+    """What the artifact was made with, or the newest attempt is being made with."""
+    samples: tuple[dict[str, Any], ...] = ()
+    """A few before/after texts of an evaluation."""
+    microbatch_size: int | None = None
+    """What is left of the recipe's after memory ran out; None: as the recipe says."""
+
+
+class OpenFlowRun(Frozen):
+    """A flow run whose end Prefect is not known to have recorded: its process or its server may have died before."""
+
+    flow_run_id: str
+    server: str
+    """Who knows it: ``flows.prefect_server.server.server_name``."""
+    status: str | None = None
+    """How it ended, as ``flows.prefect_server.flow_runs.STATES`` has it; None: its process is at it, or died."""
+    message: str = ""
+
+
+class PublishedCopy(Frozen):
+    """Where MLflow keeps its copy of an artifact."""
+
+    location: str
+    digest: str
+
+
+class RunRecord(Frozen):
+    """The whole of ``run.json``."""
+
+    run_id: str
+    number: int
+    recipe_digest: str
+    recipe: Recipe
+    """The resolved recipe: defaults filled in, overrides applied."""
+    source: str
+    """What was named on the command line."""
+    overrides: tuple[str, ...] = ()
+    """What ``--set`` said there."""
+    status: RunStatus = "running"
+    stages: dict[str, StageRecord] = Field(default_factory=dict)
+    mlflow_run_id: str | None = None
+    prefect_flow_run_ids: tuple[str, ...] = ()
+    open_flow_runs: tuple[OpenFlowRun, ...] = ()
+    copies: dict[str, PublishedCopy] = Field(default_factory=dict)
+    """Registered model → MLflow's copy of what the run published under that name."""
+    unpublished: dict[str, str] = Field(default_factory=dict)
+    """Registered model → why MLflow has no right copy of what was to be published."""
+    started: str
+    """For people only."""
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """The folder that holds a user's runs, artifacts and ledger.
+
+    Raises:
+        RunError: addresses of databases cannot hold its path.
+    """
+
+    root: Path
+
+    def __post_init__(self) -> None:
+        for path in (self.root, self.root.resolve()):
+            if unfit := _NO_PART_OF_AN_ADDRESS.search(str(path)):
+                raise RunError(
+                    f"workspace {str(path)!r} has {unfit[0]!r} in its path, which addresses of databases read as "
+                    "something else; name another with --workspace DIR"
+                )
+
+    @property
+    def store(self) -> Path:
+        """Where artifacts lie."""
+        return self.root / "store"
+
+    @property
+    def runs(self) -> Path:
+        """One folder a run."""
+        return self.root / "runs"
+
+    def folder(self, run_id: str) -> Path:
+        """A run's folder; RunError for what is no run id, so that no path can be smuggled in."""
+        if not _RUN_ID.fullmatch(run_id):
+            raise RunError(f"run id {run_id!r} is not one of Vantage's; `vantage status` lists the runs")
+        return self.runs / run_id
+
+
+class Run:
+    """A run that this process drives: it holds the run's lock until it is closed."""
+
+    def __init__(self, workspace: Workspace, record: RunRecord, lock: int) -> None:
+        self.workspace = workspace
+        self._record = record
+        self._lock = lock
+        self._writing = threading.Lock()
+
+    @property
+    def record(self) -> RunRecord:
+        """The run as it was last written."""
+        return self._record
+
+    @property
+    def folder(self) -> Path:
+        """The run's own folder: ``run.json``, logs, and the ledger's outbox."""
+        return self.workspace.folder(self._record.run_id)
+
+    def update(self, **changes: Any) -> None:
+        """Change fields of the run and write them."""
+        with self._writing:
+            self._record = self._record.model_copy(update=changes)
+            _write(self.folder / "run.json", self._record)
+
+    def set_stage(self, step: str, stage: StageRecord) -> None:
+        """Replace what is known of a stage and write it; stages side by side may do so at once."""
+        with self._writing:
+            stages = {**self._record.stages, step: stage}
+            self._record = self._record.model_copy(update={"stages": stages})
+            _write(self.folder / "run.json", self._record)
+
+    def update_stage(self, step: str, **changes: Any) -> None:
+        """Change fields of a stage and write them."""
+        self.set_stage(step, self._record.stages[step].model_copy(update=changes))
+
+    def add_flow_run(self, flow_run_id: str, *, server: str) -> None:
+        """Remember under which id Prefect shows this attempt at the run; it is open until it is closed."""
+        self.update(
+            prefect_flow_run_ids=(*self._record.prefect_flow_run_ids, flow_run_id),
+            open_flow_runs=(
+                *self._record.open_flow_runs,
+                OpenFlowRun(flow_run_id=flow_run_id, server=server),
+            ),
+        )
+
+    def end_flow_run(self, flow_run_id: str, status: str, message: str) -> None:
+        """Remember how a flow run ended, before Prefect is told."""
+        ended = {"status": status, "message": message}
+        self.update(
+            open_flow_runs=tuple(
+                each.model_copy(update=ended) if each.flow_run_id == flow_run_id else each
+                for each in self._record.open_flow_runs
+            )
+        )
+
+    def close_flow_runs(self, flow_run_ids: Collection[str]) -> None:
+        """Prefect has recorded how these ended, or knows them no longer."""
+        left = (each for each in self._record.open_flow_runs if each.flow_run_id not in flow_run_ids)
+        self.update(open_flow_runs=tuple(left))
+
+    def outcome(self) -> RunOutcome:
+        """What the stages' ends add up to."""
+        statuses = {stage.status for stage in self._record.stages.values()}
+        if "failed" in statuses:
+            return "failed"
+        if statuses & {"resumable", "running", "waiting"}:
+            return "resumable"
+        return "gate_closed" if "gate_closed" in statuses else "completed"
+
+    def close(self) -> None:
+        """Give the lock back."""
+        os.close(self._lock)
+
+
+def recipe_digest(recipe: Recipe) -> str:
+    """sha256 of the resolved recipe as canonical JSON."""
+    return hashlib.sha256(canonical_json(recipe.model_dump(mode="json")).encode()).hexdigest()
+
+
+@contextmanager
+def drive(
+    workspace: Workspace, recipe: Recipe, *, source: str, overrides: Sequence[str] = ()
+) -> Iterator[Run]:
+    """The newest unfinished run of this recipe that nobody drives, or a new one.
+
+    Where another process drives that run, this one gets a run of its own: each stage is then trained by whoever
+    locks its key first, and adopted by the other.
+    """
+    digest = recipe_digest(recipe)
+    with _minting(workspace):
+        run = _take_unfinished(workspace, digest) or _mint(
+            workspace, recipe, digest, source, tuple(overrides)
+        )
+    try:
+        run.update(status="running")
+        yield run
+    finally:
+        run.close()
+
+
+@contextmanager
+def drive_again(workspace: Workspace, run_id: str) -> Iterator[Run]:
+    """The run of this id, whatever its status; RunError where another process drives it."""
+    with _minting(workspace):
+        run = _take(workspace, read_run(workspace, run_id))
+    if run is None:
+        raise RunError(
+            f"run {run_id} is being driven by another process; `vantage status` shows how far it is"
+        )
+    try:
+        run.update(status="running")
+        yield run
+    finally:
+        run.close()
+
+
+def dead_runs(workspace: Workspace) -> Iterator[Run]:
+    """Runs that call themselves running though no process drives them, each held while it is looked at."""
+    return undriven_runs(workspace, lambda record: record.status == "running")
+
+
+def undriven_runs(workspace: Workspace, wanted: Callable[[RunRecord], bool]) -> Iterator[Run]:
+    """The wanted runs that no process drives, each held while it is looked at.
+
+    Nobody mints meanwhile: a run has its name for a moment before it has its driver.
+    """
+    with _minting(workspace):
+        for record in read_runs(workspace):
+            if not wanted(record) or is_driven(workspace, record.run_id):
+                continue
+            run = _take(workspace, record)
+            if run is not None:
+                try:
+                    if wanted(run.record):
+                        yield run
+                finally:
+                    run.close()
+
+
+def read_runs(workspace: Workspace) -> list[RunRecord]:
+    """All runs of a workspace that can be read, the newest first."""
+    records, _ = _read_all(workspace)
+    return sorted(records, key=lambda record: (record.number, record.run_id), reverse=True)
+
+
+def damaged_runs(workspace: Workspace) -> list[str]:
+    """Why each run that cannot be read cannot (it is damaged, or of a later version), and what to do."""
+    return _read_all(workspace)[1]
+
+
+def run_ids(workspace: Workspace) -> list[str]:
+    """The ids of all runs, readable or not, the oldest first."""
+    folders = workspace.runs.iterdir() if workspace.runs.is_dir() else ()
+    found = [folder.name for folder in folders if _RUN_ID.fullmatch(folder.name)]
+    return sorted(found, key=lambda run_id: (int(run_id.partition("-")[0]), run_id))
+
+
+def _read_all(workspace: Workspace) -> tuple[list[RunRecord], list[str]]:
+    """The runs that can be read, and why the others cannot."""
+    records, damaged = [], []
+    for folder in sorted(workspace.runs.iterdir()) if workspace.runs.is_dir() else ():
+        if _RUN_ID.fullmatch(folder.name):
+            try:
+                records.append(read_run(workspace, folder.name))
+            except RunError as error:
+                damaged.append(str(error))
+    return records, damaged
+
+
+def read_run(workspace: Workspace, run_id: str) -> RunRecord:
+    """One run; RunError where there is none or its file cannot be read."""
+    path = workspace.folder(run_id) / "run.json"
+    remedy = "move the folder away: what its stages made stays in the store, and the same command reuses it"
+    try:
+        record = RunRecord.model_validate_json(path.read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        if path.parent.is_dir():
+            raise RunError(f"{path} is missing; {remedy}") from None
+        raise RunError(
+            f"there is no run {run_id} in {workspace.root}; `vantage status` lists the runs"
+        ) from None
+    except (OSError, ValidationError) as error:
+        raise RunError(f"{path} cannot be read ({type(error).__name__}); {remedy}") from error
+    if record.run_id != run_id:
+        raise RunError(f"{path} is that of run {record.run_id}; {remedy}")
+    return record
+
+
+def is_driven(workspace: Workspace, run_id: str) -> bool:
+    """Whether a living process drives the run; a run `running` that nobody drives was interrupted."""
+    try:
+        probe = os.open(workspace.folder(run_id) / "lock", os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(probe, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(probe)
+    return False
+
+
+@contextmanager
+def _minting(workspace: Workspace) -> Iterator[None]:
+    """One process at a time looks for a run or mints one."""
+    try:
+        make_folder(workspace.runs)
+        lock = os.open(workspace.runs / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+    except OSError as error:
+        raise RunError(
+            f"workspace {workspace.root} cannot be written ({error.strerror}); name another with --workspace DIR"
+        ) from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _take_unfinished(workspace: Workspace, digest: str) -> Run | None:
+    for record in read_runs(workspace):
+        if record.recipe_digest == digest and record.status in UNFINISHED:
+            run = _take(workspace, record)
+            if run is not None and run.record.status in UNFINISHED:
+                return run
+            if run is not None:  # its driver finished it between our reading and our locking
+                run.close()
+    return None
+
+
+def _mint(workspace: Workspace, recipe: Recipe, digest: str, source: str, overrides: tuple[str, ...]) -> Run:
+    numbers = (int(match[1]) for path in workspace.runs.iterdir() if (match := _RUN_ID.fullmatch(path.name)))
+    number = max(numbers, default=0) + 1
+    run_id = f"{number:04d}-{recipe.recipe}-{secrets.token_hex(3)}"
+    record = RunRecord(
+        run_id=run_id,
+        number=number,
+        recipe_digest=digest,
+        recipe=recipe,
+        source=source,
+        overrides=overrides,
+        started=time.strftime("%Y-%m-%d %H:%M:%S"),
+    )
+    # The folder gets its name when it is whole, so that nobody ever reads a run without a record.
+    half = workspace.runs / f".minting-{run_id}"
+    half.mkdir()
+    (half / "lock").touch()
+    _write(half / "run.json", record)
+    half.rename(workspace.folder(run_id))
+    for left_over in workspace.runs.glob(".minting-*"):
+        shutil.rmtree(left_over, ignore_errors=True)
+    run = _take(workspace, record)
+    assert run is not None, "nobody can drive a run that was minted under the lock"
+    return run
+
+
+def _take(workspace: Workspace, record: RunRecord) -> Run | None:
+    """The run with its lock, or None where another process has it.
+
+    `is_driven` of another process holds the lock for a moment: hence the short patience.
+    """
+    lock = os.open(workspace.folder(record.run_id) / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+    give_up = time.monotonic() + _PROBE_SECONDS
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > give_up:
+                os.close(lock)
+                return None
+            time.sleep(0.01)
+        else:
+            # Read again: whoever had the lock before may have written since.
+            return Run(workspace, read_run(workspace, record.run_id), lock)
+
+
+def _write(path: Path, record: RunRecord) -> None:
+    replace_file(path, record.model_dump_json(indent=1).encode())

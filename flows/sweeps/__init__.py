@@ -1,0 +1,1 @@
+"""Sweeps: variants of one recipe over paired seeds."""

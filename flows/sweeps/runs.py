@@ -1,0 +1,298 @@
+"""The runs of one sweep: each is opened, ordered and closed like that of ``vantage run``, and leaves a row."""
+
+import asyncio
+import json
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Mapping,
+    Sequence,
+)
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from flows.attempts.stage_life import StageLife
+from flows.commands.console import Screen
+from flows.exit_codes import ExitCode
+from flows.runs.execution import execute, exit_code
+from flows.runs.planning import PlannedStep, plan
+from flows.runs.run import (
+    RunRecord,
+    StageRecord,
+    Workspace,
+    drive,
+    recipe_digest,
+)
+from flows.sweeps.report import (
+    Comparison,
+    Row,
+    compare,
+    draw,
+    number,
+    rows_csv,
+    sharing,
+    sharing_told,
+    show_table,
+    table_csv,
+    table_markdown,
+    words_of,
+)
+from flows.sweeps.to_mlflow import SweepLedger
+from ledger.run_ledger import Ledger
+from schemas.sweep import Cell, Plan, Sweep
+from storage.durable_files import replace_file
+from storage.store import Store
+from tasks.training.progress import StageProgress
+
+FINISHED = ("completed", "gate_closed")
+"""Status of a run that would find nothing more to do."""
+
+
+@dataclass(frozen=True)
+class SweepEnd:
+    """What came of a sweep."""
+
+    sweep_id: str
+    folder: Path
+    rows: list[Row]
+    table: list[Comparison]
+    shared: dict[str, tuple[int, int]]
+    exit_code: int
+
+    def as_json(self) -> dict[str, Any]:
+        """What ``sweep --json`` prints as its last line."""
+        shared = {step: {"artifacts": made, "runs": used} for step, (made, used) in self.shared.items()}
+        return {
+            "sweep_id": self.sweep_id,
+            "folder": str(self.folder),
+            "exit_code": self.exit_code,
+            "table": [asdict(line) for line in self.table],
+            "rows": [asdict(row) for row in self.rows],
+            "shared": shared,
+        }
+
+
+class SweepRuns:
+    """The runs of one sweep, and what has come of them; belongs to one event loop while they are ordered."""
+
+    def __init__(
+        self,
+        swept: Plan,
+        *,
+        workspace: Workspace,
+        store: Store,
+        screen: Screen,
+        folder: Path,
+        source: str,
+        stage_function: str,
+    ) -> None:
+        self.swept = swept
+        self.workspace = workspace
+        self.screen = screen
+        self.folder = folder
+        self._store = store
+        self._source = source
+        self._stage_function = stage_function
+        self._cells = swept.cells()
+        self._rows: dict[str, Row] = {}
+        self._stages: dict[str, Mapping[str, StageRecord]] = {}
+        self._failed: dict[str, tuple[str, int]] = {}
+        """Stage key → the run in which it failed, and its exit code."""
+        self._lives: set[StageLife] = set()
+        self._stopped = False
+        self._adding = asyncio.Lock()
+        any_recipe = next(iter(swept.recipes.values()))
+        self._ledger = SweepLedger(workspace.root, any_recipe.recipe, folder.name)
+        told = {**swept.sweep.model_dump(mode="json"), "recipes": {}}
+        told["recipes"] = {arm: recipe.model_dump(mode="json") for arm, recipe in swept.recipes.items()}
+        replace_file(folder / "sweep.json", json.dumps(told, indent=1, ensure_ascii=False).encode())
+
+    # -- one cell
+
+    def verify(self, cell: Cell) -> RunRecord:
+        """A run of which everything is in the store already, though no run of this recipe has finished."""
+        with drive(self.workspace, cell.recipe, source=self._named(cell)) as run:
+            return execute(run, Screen(Console(quiet=True)))
+
+    async def drive(self, cell: Cell, order: Callable[[StageLife, set[str]], Awaitable[None]]) -> None:
+        """Open the cell's run, have its stages ordered, close it, and add its row."""
+        if self._stopped:
+            return
+        steps = await asyncio.to_thread(plan, cell.recipe, self._store, ())
+        if row := self._already_failed(cell, steps):
+            await self._add(cell, row, {})
+            return
+        with (
+            drive(self.workspace, cell.recipe, source=self._named(cell)) as run,
+            Ledger(None, self.workspace.root, cell.recipe.recipe) as ledger,
+        ):
+            life = StageLife(
+                run,
+                store=self._store,
+                ledger=ledger,
+                watcher=CellView(cell.name, self.screen, self._failed),
+                stage_function=self._stage_function,
+            )
+            life.begin()
+            self._lives.add(life)
+            if self._stopped:  # by a signal, in another thread
+                life.request_stop()
+            try:
+                await order(life, {step.name for step in steps if step.action == "reuse"})
+            except BaseException:
+                life.request_stop()
+                raise
+            finally:
+                self._lives.discard(life)
+                await asyncio.to_thread(life.end)
+        await self._add(cell, row_of(cell, run.record, self.swept.sweep), run.record.stages)
+
+    def request_stop(self) -> None:
+        """Ask the running stages of all runs to save their state and end; begin no other run."""
+        self._stopped = True
+        for life in tuple(self._lives):
+            life.request_stop()
+
+    def _already_failed(self, cell: Cell, steps: Sequence[PlannedStep]) -> Row | None:
+        """A row for a cell that would only fail again at a stage that it shares."""
+        for step in steps:
+            if step.stage_key in self._failed and step.action != "reuse":
+                name, code = self._failed[step.stage_key]
+                nothing = dict.fromkeys(measure.name for measure in self.swept.sweep.measure)
+                reason = f"{step.name} has failed in {name}"
+                return Row(cell.arm, cell.seed, "failed", nothing, 0.0, None, None, code, reason)
+        return None
+
+    def _named(self, cell: Cell) -> str:
+        return f"{self._source}: {cell.name}"
+
+    # -- what came of them
+
+    def keep(self, cell: Cell, record: RunRecord) -> None:
+        """The row of a run that was over before."""
+        self._keep(cell, row_of(cell, record, self.swept.sweep), record.stages)
+
+    async def _add(self, cell: Cell, row: Row, stages: Mapping[str, StageRecord]) -> None:
+        async with self._adding:
+            self._keep(cell, row, stages)
+            await asyncio.to_thread(self._write, status="RUNNING")
+
+    def _keep(self, cell: Cell, row: Row, stages: Mapping[str, StageRecord]) -> None:
+        self._rows[cell.name] = row
+        self._stages[cell.name] = stages
+        values = "  ".join(
+            f"{name} {number(value)}" for name, value in row.values.items() if value is not None
+        )
+        told = [f"{len(self._rows)}/{len(self._cells)}", f"{cell.name:<28}", values or words_of(row)]
+        self.screen.say("  ".join([*told, f"{row.seconds:.1f} s" if row.seconds else ""]).rstrip())
+
+    def interrupted(self) -> None:
+        """Tell MLflow that the sweep is over for now, whatever broke it off."""
+        self._write(status="KILLED")
+
+    def _write(self, *, status: str) -> tuple[list[Row], list[Comparison], dict[str, tuple[int, int]]]:
+        """All files but the plot, and MLflow, as they stand now."""
+        sweep = self.swept.sweep
+        rows = [self._rows[cell.name] for cell in self._cells if cell.name in self._rows]
+        table = compare(sweep, rows)
+        shared = sharing(
+            {step: stage.stage_key for step, stage in stages.items() if stage.digest and stage.stage_key}
+            for stages in self._stages.values()
+        )
+        named = {name for recipe in self.swept.recipes.values() for name in recipe.stages}
+        shared = {step: counts for step, counts in shared.items() if step in named}
+        note = table_markdown(sweep, rows, table, shared)
+        for name, text in (
+            ("rows.csv", rows_csv(sweep, rows)),
+            ("table.csv", table_csv(table)),
+            ("table.md", note),
+        ):
+            replace_file(self.folder / name, text.encode())
+        self._ledger.record(self.folder, rows, table, status=status, note=note)
+        return rows, table, shared
+
+    def end(self) -> SweepEnd:
+        """Everything in its last form, on the screen too."""
+        code = self._exit_code()
+        status = {int(ExitCode.OK): "FINISHED", int(ExitCode.RESUME): "KILLED"}.get(code, "FAILED")
+        rows = list(self._rows.values())
+        draw(self.swept.sweep, rows, compare(self.swept.sweep, rows), self.folder / "plot.png")
+        rows, table, shared = self._write(status=status)
+        show_table(self.screen.console, self.swept.sweep, table)
+        for told in sharing_told(shared):
+            self.screen.say(told)
+        self.screen.say(f"  {'files':<8}{self.folder}")
+        ledger = Ledger(None, self.workspace.root, "")
+        self.screen.say(f"  {'MLflow':<8}{ledger.where()}")
+        return SweepEnd(self.folder.name, self.folder, rows, table, shared, code)
+
+    def _exit_code(self) -> int:
+        """That of the first run that failed, or whose gate closed; 75 where runs are missing."""
+        codes = [row.exit_code for row in self._rows.values()]
+        if len(self._rows) < len(self._cells):
+            codes.append(ExitCode.RESUME)
+        ranked = sorted(codes, key=lambda code: (code == ExitCode.OK, code == ExitCode.GATE_CLOSED))
+        return ranked[0]
+
+
+class CellView:
+    """The watcher of one cell among others: its stages by the cell's name, and only those that compute."""
+
+    def __init__(self, cell: str, screen: Screen, failed: dict[str, tuple[str, int]]) -> None:
+        self._cell = cell
+        self._screen = screen
+        self._failed = failed
+
+    def say(self, text: str, style: str = "") -> None:
+        self._screen.say(f"  {self._cell}: {text.strip()}", style)
+
+    def started(self, step: str, attempt: int) -> None:
+        self._screen.started(f"{self._cell}: {step}", attempt)
+
+    def progressed(self, step: str, report: StageProgress) -> None:
+        self._screen.progressed(f"{self._cell}: {step}", report)
+
+    def ended(self, step: str, stage: StageRecord) -> None:
+        if stage.status == "failed" and stage.stage_key:
+            self._failed[stage.stage_key] = (self._cell, stage.exit_code or ExitCode.INTERNAL)
+        if stage.status != "reused":
+            self._screen.ended(f"{self._cell}: {step}", stage)
+
+
+def row_of(cell: Cell, record: RunRecord, sweep: Sweep) -> Row:
+    """A run's row. What was measured counts, even where a gate then closed: leaving such runs out would flatter."""
+    metrics = {
+        measure.name: record.stages[measure.stage].metrics.get(measure.metric) for measure in sweep.measure
+    }
+    reasons = [f"{name}: {stage.reason}" for name, stage in record.stages.items() if stage.reason]
+    reasons += [
+        f"{name}: gate {verdict}"
+        for name, stage in record.stages.items()
+        for verdict in stage.verdicts
+        if not verdict.passed
+    ]
+    return Row(
+        arm=cell.arm,
+        seed=cell.seed,
+        status=record.status,
+        values=metrics,
+        seconds=sum(stage.seconds for stage in record.stages.values()),
+        run_id=record.run_id,
+        mlflow_run_id=record.mlflow_run_id,
+        exit_code=exit_code(record),
+        reason="; ".join(reasons),
+    )
+
+
+def finished_run(cell: Cell, steps: Sequence[PlannedStep], runs: Sequence[RunRecord]) -> RunRecord | None:
+    """The newest finished run of the cell, where the store still holds what it recorded."""
+    digest = recipe_digest(cell.recipe)
+    stored = {step.name: step.digest for step in steps if step.digest}
+    for record in runs:
+        if record.recipe_digest == digest and record.status in FINISHED:
+            made = {name: stage.digest for name, stage in record.stages.items() if stage.digest}
+            return record if made == stored else None
+    return None

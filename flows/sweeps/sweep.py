@@ -1,0 +1,173 @@
+"""`vantage sweep`: every arm with every seed is a run of its own in one workspace, so what they share is made once.
+
+Like a run, a sweep that was interrupted goes on by the same command: runs that are over are only checked.
+"""
+
+import asyncio
+import fcntl
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import copy_context
+from pathlib import Path
+
+from flows.commands.console import Screen
+from flows.launchers.local_process import RUN_STAGE
+from flows.machine import Machine, this_machine
+from flows.runs.execution import ordering
+from flows.runs.planning import needs_work, plan, refuse_drift
+from flows.runs.resolving import resolve_sweep
+from flows.runs.run import Workspace, read_runs
+from flows.stopping import first_error
+from flows.sweeps.runs import SweepEnd, SweepRuns, finished_run
+from schemas.checks.warnings import warnings
+from schemas.steps import dependencies
+from schemas.sweep import Cell, Plan, reached
+from storage.durable_files import make_folder
+from storage.store import Store
+
+
+class SweepError(ValueError):
+    """A sweep that cannot be driven now; the message says why, and what to do."""
+
+
+def run_sweep(
+    swept: Plan,
+    workspace: Workspace,
+    screen: Screen,
+    *,
+    source: str,
+    strict: bool = False,
+    verbose: bool = False,
+    stage_function: str = RUN_STAGE,
+) -> SweepEnd:
+    """Run what is missing of a sweep, and compare its arms.
+
+    Raises:
+        SweepError: another process drives the same sweep.
+        flows.runs.planning.Drifted: ``strict``, and something that would be reused was made with other code or libraries.
+        flows.prefect_server.server.ServerUnavailable: the Prefect server does not answer.
+    """
+    swept = resolve_sweep(swept)
+    machine, cells, store = this_machine(), swept.cells(), Store(workspace.store)
+    at_once = cells_at_once(machine, swept)
+    sweep_id = f"{swept.sweep.sweep}-{swept.digest[:6]}"
+    with _alone(workspace.root / "sweeps" / sweep_id) as folder:
+        _tell_warnings(screen, swept)
+        runs = read_runs(workspace)
+        plans = [plan(cell.recipe, store, runs) for cell in cells]
+        for steps in plans if strict else ():
+            refuse_drift(steps)
+        waiting = [cell for cell, steps in zip(cells, plans, strict=True) if needs_work(steps)]
+        screen.say(
+            f"{sweep_id}: {len(swept.recipes)} arms × {len(swept.sweep.seeds)} seeds = {len(cells)} runs, "
+            f"{len(cells) - len(waiting)} done, up to {at_once} at once",
+            "bold",
+        )
+        sweep_runs = SweepRuns(
+            swept,
+            workspace=workspace,
+            store=store,
+            screen=screen,
+            folder=folder,
+            source=source,
+            stage_function=stage_function,
+        )
+        for cell, steps in zip(cells, plans, strict=True):
+            if not needs_work(steps):
+                sweep_runs.keep(cell, finished_run(cell, steps, runs) or sweep_runs.verify(cell))
+        if waiting:
+            try:
+                with screen.live():
+                    _order(waiting, sweep_runs, machine, at_once, verbose=verbose)
+            except BaseException:
+                sweep_runs.interrupted()
+                raise
+        return sweep_runs.end()
+
+
+def cells_at_once(machine: Machine, swept: Plan) -> int:
+    """As many runs as the machine has room for the least demanding stage that a seed reaches.
+
+    Raises:
+        ValueError: a stage asks for more GPUs than the machine has.
+    """
+    room = 1
+    for arm, recipe in swept.recipes.items():
+        differing = reached(recipe, swept.sweep.reseeds)
+        for name, stage in recipe.stages.items():
+            try:
+                cpus, gpus = machine.share_of(stage.resources)
+            except ValueError as error:
+                raise ValueError(f"arm {arm}: stages.{name}.{error}") from None
+            if name in differing:
+                room = max(
+                    room, min(machine.cpus // cpus, len(machine.gpus) // gpus if gpus else machine.cpus)
+                )
+    return room
+
+
+def _order(
+    waiting: Sequence[Cell], sweep_runs: SweepRuns, machine: Machine, at_once: int, *, verbose: bool
+) -> None:
+    """Have Prefect order all runs, by one server and one fork server."""
+    with ordering(sweep_runs.workspace.root, verbose=verbose) as url:
+        from flows.sweeps.cells import run_cells
+
+        sweep_runs.screen.say(f"  Prefect shows them at {url.removesuffix('/api')}", "dim")
+        reseeds = sweep_runs.swept.sweep.reseeds
+        cells = run_cells(
+            waiting,
+            sweep_runs.drive,
+            machine=machine,
+            at_once=at_once,
+            shared=lambda cell: set(dependencies(cell.recipe)) - reached(cell.recipe, reseeds),
+        )
+        with _signals_to(sweep_runs.request_stop), ThreadPoolExecutor(1) as thread, first_error():
+            thread.submit(copy_context().run, asyncio.run, cells).result()
+
+
+@contextmanager
+def _signals_to(request_stop: Callable[[], None]) -> Iterator[None]:
+    """SIGINT and SIGTERM ask for a stop while this thread waits for another that runs Prefect's flows.
+
+    In the main thread every flow takes SIGTERM for itself when it begins, and gives it back when it ends.
+    """
+    before = {
+        number: signal.signal(number, lambda *_: request_stop()) for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[Path]:
+    """The sweep's folder, for this process alone."""
+    make_folder(folder)
+    lock = os.open(folder.with_name(f".{folder.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise SweepError(
+                f"sweep {folder.name} is being driven by another process; `vantage status` shows how far its runs are"
+            ) from None
+        yield folder
+    finally:
+        os.close(lock)
+
+
+def _tell_warnings(screen: Screen, swept: Plan) -> None:
+    """Every warning once, with the arms that it is about."""
+    arms: dict[str, list[str]] = {}
+    for arm, recipe in swept.recipes.items():
+        for warning in warnings(recipe):
+            arms.setdefault(warning, []).append(arm)
+    for warning, concerned in arms.items():
+        said = "" if len(concerned) == len(swept.recipes) else f" ({', '.join(concerned)})"
+        screen.say(f"warning{said}: {warning}", "yellow")

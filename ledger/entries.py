@@ -1,0 +1,154 @@
+"""What a run's operations add up to: the run, its stages, and how far each metric was told."""
+
+from dataclasses import dataclass, field, replace
+from typing import TypeGuard
+
+from ledger.operations import (
+    FinishRun,
+    FinishStage,
+    Input,
+    LogMetrics,
+    MetricRow,
+    OpenRun,
+    OpenStage,
+    Operation,
+    RecordReuse,
+    RecordVerdicts,
+)
+from schemas.records.artifacts import Artifact
+from schemas.records.verdicts import Verdict
+
+
+@dataclass(frozen=True)
+class StageEntry:
+    """What is known of one stage of the run."""
+
+    name: str
+    kind: str
+    stage_key: str
+    inputs: dict[str, Input]
+    attempt: int | None = None
+    outcome: str = "running"
+    reason: str | None = None
+    artifact: Artifact | None = None
+    source_sha256: str | None = None
+    folder: str | None = None
+    """Where the artifact's files are."""
+    made: int | None = None
+    """When the artifact was first told of (milliseconds since 1970), however often it is found again."""
+    verdicts: tuple[Verdict, ...] = ()
+
+
+@dataclass(frozen=True)
+class RunEntry:
+    """What a run's operations add up to."""
+
+    run_id: str
+    experiment: str
+    name: str
+    origin: dict[str, str] = field(default_factory=dict)
+    """Who runs it, and from which state of the code, since it was last opened."""
+    openings: int = 1
+    """How often the run was started or taken over."""
+    outcome: str = "running"
+    stages: dict[str, StageEntry] = field(default_factory=dict)
+    last_steps: dict[tuple[str, str], int] = field(default_factory=dict)
+    """(Stage, metric) → the last step that was told."""
+
+
+def after(entry: RunEntry | None, operation: Operation) -> RunEntry:
+    """The run's entry after one more operation; ValueError for one that cannot come here."""
+    if isinstance(operation, OpenRun):
+        if entry is None:
+            return RunEntry(
+                run_id=operation.run_id,
+                experiment=operation.experiment,
+                name=operation.name,
+                origin=operation.origin,
+            )
+        return replace(entry, outcome="running", openings=entry.openings + 1, origin=operation.origin)
+    if entry is None:
+        raise ValueError(f"{operation.operation} before open_run; a run's first operation is open_run")
+    match operation:
+        case OpenStage():
+            known = entry.stages.get(operation.stage)
+            stage = StageEntry(
+                name=operation.stage,
+                kind=operation.kind,
+                stage_key=operation.stage_key,
+                inputs=operation.inputs,
+                source_sha256=operation.source_sha256,
+                attempt=operation.attempt,
+                artifact=known.artifact if known else None,
+                made=known.made if known else None,
+                verdicts=known.verdicts if known else (),
+            )
+        case RecordReuse():
+            known = entry.stages.get(operation.stage)
+            made_here = known is not None and known.attempt is not None and known.outcome != "reused"
+            is_closed = _is_of(known, operation.artifact) and known.outcome == "gate_closed"
+            stage = StageEntry(
+                name=operation.stage,
+                kind=operation.kind,
+                stage_key=operation.stage_key,
+                inputs=operation.inputs,
+                source_sha256=operation.source_sha256,
+                folder=operation.folder,
+                attempt=known.attempt if known else None,
+                outcome="gate_closed" if is_closed else "completed" if made_here else "reused",
+                artifact=operation.artifact,
+                made=_made(known, operation.artifact, operation.time),
+                verdicts=known.verdicts if known else (),
+            )
+        case RecordVerdicts():
+            stage = replace(_stage(entry, operation.stage), verdicts=operation.verdicts)
+        case FinishStage():
+            known = _stage(entry, operation.stage)
+            stage = replace(
+                known,
+                outcome=operation.outcome,
+                reason=operation.reason,
+                folder=operation.folder or known.folder,
+                artifact=operation.artifact or known.artifact,
+                made=_made(known, operation.artifact, operation.time) if operation.artifact else known.made,
+            )
+        case LogMetrics():
+            last = {(operation.stage, name): step for name, _, _, step in operation.rows}
+            return replace(entry, last_steps={**entry.last_steps, **last})
+        case FinishRun():
+            return replace(entry, outcome=operation.outcome)
+        case _:
+            return entry
+    return replace(entry, stages={**entry.stages, stage.name: stage})
+
+
+def _stage(entry: RunEntry, name: str) -> StageEntry:
+    if name not in entry.stages:
+        raise ValueError(f"stage {name!r} was never opened in run {entry.run_id}; open or reuse it first")
+    return entry.stages[name]
+
+
+def _is_of(known: StageEntry | None, artifact: Artifact) -> TypeGuard[StageEntry]:
+    """Whether the stage is known to have made just this artifact."""
+    return known is not None and known.artifact is not None and known.artifact.digest == artifact.digest
+
+
+def _made(known: StageEntry | None, artifact: Artifact, time: int) -> int:
+    """When the artifact was first told of, where it is told of (again) at ``time``."""
+    return known.made if _is_of(known, artifact) and known.made is not None else time
+
+
+def new_rows(entry: RunEntry, stage: str, rows: list[MetricRow]) -> list[MetricRow]:
+    """Rows beyond the last step that was told of their metric.
+
+    A journal is written in the order of its steps, one value a metric and step. What a retried or rolled-back
+    attempt measures again is therefore left out, and a curve never has two points at one step.
+    """
+    last = {name: step for (of, name), step in entry.last_steps.items() if of == stage}
+    fresh = []
+    for row in rows:
+        name, _, _, step = row
+        if step > last.get(name, -1):
+            last[name] = step
+            fresh.append(row)
+    return fresh

@@ -1,0 +1,194 @@
+"""How a person reads the ledger: the Markdown of the pages of a run, of a stage, and of a model."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ledger.entries import RunEntry, StageEntry
+from ledger.operations import Input
+from ledger.sameness import remark_on
+from schemas.records.artifacts import Artifact
+from schemas.records.metric_warnings import left_out, warnings_of
+
+
+@dataclass(frozen=True)
+class Link:
+    """Where an artifact stands in MLflow: the run that made it and its model, by their pages."""
+
+    run: str | None = None
+    run_name: str | None = None
+    model: str | None = None
+
+
+Made = tuple[str, str]
+"""An artifact by its digest and the stage key that it was made under: two stages may come out the same."""
+
+
+def made(artifact: Artifact) -> Made:
+    """How the artifact and the work that made it are named together."""
+    return artifact.digest, artifact.stage_key
+
+
+def run_note(entry: RunEntry, pages: Mapping[str, str], makers: Mapping[Made, Link]) -> str:
+    """The run's page: every stage with its outcome, artifact, gates and parents.
+
+    ``pages``: stage → page of its run; ``makers``: artifact → what made it.
+    """
+    head = [f"Recipe **{_cell(entry.name)}** · {_words(entry.outcome)}"]
+    for outcome in dict.fromkeys(stage.outcome for stage in entry.stages.values()):
+        names = [name for name, stage in entry.stages.items() if stage.outcome == outcome]
+        stages = " · ".join(_linked(name, pages.get(name)) for name in names)
+        head.append(f"**{_words(outcome).capitalize()}:** {stages}")
+    lines = [
+        "  \n".join(head),
+        "",
+        "| stage | outcome | artifact | gates | parents |",
+        "|---|---|---|---|---|",
+    ]
+    for stage in entry.stages.values():
+        page = _linked(stage.name, pages.get(stage.name))
+        gates = "<br>".join(_cell(str(verdict)) for verdict in stage.verdicts) or "–"
+        parents = " · ".join(
+            f"{role}: {_linked(given.stage, pages.get(given.stage))}" for role, given in stage.inputs.items()
+        )
+        outcome = "<br>".join(
+            each for each in (_words(stage.outcome), _remark(stage), *_warnings(stage)) if each
+        )
+        lines.append(f"| {page} | {outcome} | {_artifact_cell(stage, makers)} | {gates} | {parents or '–'} |")
+    return "\n".join(lines)
+
+
+def stage_note(entry: RunEntry, name: str, run_page: str, makers: Mapping[Made, Link]) -> str:
+    """A stage's page: from what it was made, by whom, and what it gave.
+
+    MLflow shows the first few lines and folds the rest away, so the parents stand in the second.
+    """
+    stage = entry.stages[name]
+    attempt = f" · attempt {stage.attempt}" if stage.attempt else ""
+    head = [
+        f"**{stage.name}** · {_words(stage.kind)}{attempt} · {_words(stage.outcome)} "
+        f"· a stage of run {_linked(entry.run_id, run_page)}",
+        f"**Parents:** {_parents_line(stage.inputs, makers)}",
+    ]
+    if stage.outcome == "reused" and stage.artifact:
+        maker = _linked_run(makers.get(made(stage.artifact), Link()))
+        head.append(f"**Reused:** made by {maker}, where its curves are; nothing was trained here.")
+    if remark := _remark(stage):
+        head.append(remark)
+    if stage.artifact and (lost := left_out(stage.artifact.metrics)):
+        head.append(f"**Left out:** {_cell(lost)}")
+    head += _warnings(stage)
+    if stage.reason:
+        head.append(_cell(stage.reason))
+    lines = ["  \n".join(head), *_parents_table(stage.inputs, makers)]
+    if stage.verdicts:
+        lines += ["", "### Gates", "", *(f"- {verdict}" for verdict in stage.verdicts)]
+    if stage.artifact:
+        lines += ["", "### Artifact", "", f"- content digest `{stage.artifact.digest}`"]
+        model = makers.get(made(stage.artifact), Link()).model
+        if model:
+            lines.append(f"- {_linked('its page under Models', model)}")
+        lines.append(f"- stage key `{stage.stage_key}`")
+    return "\n".join(lines)
+
+
+def artifact_note(entry: RunEntry, stage: StageEntry, run_page: str, makers: Mapping[Made, Link]) -> str:
+    """A model's page: which stage made it, from what, what its gates said, and how it was evaluated."""
+    head = [
+        f"Made by stage {_linked(stage.name, run_page)} ({_words(stage.kind)}).",
+        f"**Parents:** {_parents_line(stage.inputs, makers)}",
+    ]
+    if remark := _remark(stage):
+        head.append(remark)
+    head += _warnings(stage)
+    gates = [f"- {of.name}: {verdict}" for of in judged(entry, stage.name) for verdict in of.verdicts]
+    measured = [
+        f"- {of.name}: {metric} {value:.6g}"
+        for of in judged(entry, stage.name)
+        if of.artifact
+        for metric, value in of.artifact.metrics.items()
+        if value is not None
+    ]
+    sections = [("### Gates", gates), ("### Measured", measured)]
+    told = [line for title, lines in sections if lines for line in ("", title, "", *lines)]
+    return "\n".join(["  \n".join(head), *told, *_parents_table(stage.inputs, makers)])
+
+
+def judged(entry: RunEntry, stage: str) -> list[StageEntry]:
+    """The stage itself, and the evaluations of this run whose candidate is what it made."""
+    evaluations = [
+        each
+        for each in entry.stages.values()
+        if each.kind == "evaluation"
+        and "candidate" in each.inputs
+        and each.inputs["candidate"].stage == stage
+    ]
+    return [*([entry.stages[stage]] if stage in entry.stages else []), *evaluations]
+
+
+def facts_of_model(entry: RunEntry, stage: str) -> dict[str, str]:
+    """Gates and evaluation of what the stage made, as tags: ``vantage.gate.STAGE.METRIC`` and ``vantage.measured.…``."""
+    facts = {}
+    for of in judged(entry, stage):
+        for verdict in of.verdicts:
+            facts[f"vantage.gate.{of.name}.{verdict.metric}"] = str(verdict)
+        for metric, value in (of.artifact.metrics if of.artifact else {}).items():
+            if value is not None:
+                facts[f"vantage.measured.{of.name}.{metric}"] = f"{value:.6g}"
+    return facts
+
+
+def _remark(stage: StageEntry) -> str | None:
+    remark = remark_on(stage.artifact, stage.inputs) if stage.artifact else None
+    return f"**{_cell(remark)}**" if remark else None
+
+
+def _warnings(stage: StageEntry) -> list[str]:
+    metrics = stage.artifact.metrics if stage.artifact else {}
+    return [f"**Warning:** {_cell(warning)}" for warning in warnings_of(metrics)]
+
+
+def _parents_line(inputs: Mapping[str, Input], makers: Mapping[Made, Link]) -> str:
+    if not inputs:
+        return "none; this stage reads a source from outside"
+    return " · ".join(
+        f"{role}: {_linked(given.stage, makers.get(made(given.artifact), Link()).run)}"
+        for role, given in inputs.items()
+    )
+
+
+def _parents_table(inputs: Mapping[str, Input], makers: Mapping[Made, Link]) -> list[str]:
+    if not inputs:
+        return []
+    lines = ["", "### Parents", "", "| role | kind | made by | content digest |", "|---|---|---|---|"]
+    for role, given in inputs.items():
+        link = makers.get(made(given.artifact), Link())
+        kind = _linked(_words(given.artifact.kind), link.model)
+        lines.append(f"| {role} | {kind} | {_linked_run(link)} | `{given.artifact.digest[:16]}` |")
+    return lines
+
+
+def _artifact_cell(stage: StageEntry, makers: Mapping[Made, Link]) -> str:
+    if stage.artifact is None:
+        return "–"
+    link = makers.get(made(stage.artifact), Link())
+    kind = _linked(_words(stage.artifact.kind), link.model)
+    made_by = f" made by {_linked_run(link)}" if stage.outcome == "reused" else ""
+    return f"{kind} `{stage.artifact.digest[:12]}`{made_by}"
+
+
+def _linked_run(link: Link) -> str:
+    return _linked(link.run_name or "run", link.run) if link.run else "a run that this server does not know"
+
+
+def _linked(text: str, page: str | None) -> str:
+    return f"[{_cell(text)}]({page})" if page else _cell(text)
+
+
+def _cell(text: str) -> str:
+    """Text that can end neither a cell of a table nor a link."""
+    return re.sub(r"([|\[\]`*<>])", r"\\\1", " ".join(text.split()))
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")

@@ -1,0 +1,155 @@
+"""What is told to the ledger: one operation a call, as it lies in the outbox.
+
+Every operation carries the time at which it happened, so sending it late, or twice, records the same thing.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field, TypeAdapter
+
+from schemas.frozen import Frozen
+from schemas.records.artifacts import Artifact
+from schemas.records.verdicts import Verdict
+
+StageOutcome = Literal["completed", "gate_closed", "failed", "resumable"]
+RunOutcome = Literal["completed", "gate_closed", "failed", "resumable"]
+
+MetricRow = tuple[str, float, int, int]
+"""Name, value, time (milliseconds since 1970), step."""
+
+
+class Input(Frozen):
+    """An artifact that a stage reads, and the stage of this recipe that it comes from."""
+
+    stage: str
+    artifact: Artifact
+
+
+class OpenRun(Frozen):
+    """A run starts, or goes on."""
+
+    operation: Literal["open_run"] = "open_run"
+    time: int
+    run_id: str
+    experiment: str
+    name: str
+    recipe: dict[str, Any]
+    origin: dict[str, str] = Field(default_factory=dict)
+    """Tag → value: who runs it, and from which state of the code."""
+
+
+class OpenStage(Frozen):
+    """An attempt at a stage starts."""
+
+    operation: Literal["open_stage"] = "open_stage"
+    time: int
+    stage: str
+    kind: str
+    stage_key: str
+    attempt: int
+    params: dict[str, Any]
+    inputs: dict[str, Input]
+    source_sha256: str | None = None
+    """Of the file, folder or package outside that the step copies or reads."""
+
+
+class LogMetrics(Frozen):
+    """Rows of a stage's metric journal, up to a committed checkpoint."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=True, ser_json_inf_nan="constants")
+
+    operation: Literal["log_metrics"] = "log_metrics"
+    stage: str
+    rows: tuple[MetricRow, ...]
+
+
+class RecordVerdicts(Frozen):
+    """What a stage's gates said."""
+
+    operation: Literal["record_verdicts"] = "record_verdicts"
+    time: int
+    stage: str
+    verdicts: tuple[Verdict, ...]
+
+
+class FinishStage(Frozen):
+    """An attempt at a stage ends."""
+
+    operation: Literal["finish_stage"] = "finish_stage"
+    time: int
+    stage: str
+    outcome: StageOutcome
+    artifact: Artifact | None
+    provenance: dict[str, str]
+    reason: str | None
+    folder: str | None = None
+    """Where the artifact's files are."""
+
+
+class RecordReuse(Frozen):
+    """A stage was not run, since its artifact was there."""
+
+    operation: Literal["record_reuse"] = "record_reuse"
+    time: int
+    stage: str
+    kind: str
+    stage_key: str
+    params: dict[str, Any]
+    inputs: dict[str, Input]
+    artifact: Artifact
+    source_sha256: str | None = None
+    folder: str | None = None
+
+
+class FinishRun(Frozen):
+    """A run ends, for now or for good."""
+
+    operation: Literal["finish_run"] = "finish_run"
+    time: int
+    outcome: RunOutcome
+
+
+class CloseRun(Frozen):
+    """Another run's process is known to be dead: what it left running is closed."""
+
+    operation: Literal["close_run"] = "close_run"
+    time: int
+    run_id: str
+    reason: str
+
+
+class Publish(Frozen):
+    """An artifact becomes a version of a registered model."""
+
+    operation: Literal["publish"] = "publish"
+    time: int
+    stage: str
+    artifact: Artifact
+    folder: str
+    registered_model: str
+    alias: str | None
+
+
+Operation = (
+    OpenRun
+    | OpenStage
+    | LogMetrics
+    | RecordVerdicts
+    | FinishStage
+    | RecordReuse
+    | FinishRun
+    | CloseRun
+    | Publish
+)
+_OPERATION: TypeAdapter[Operation] = TypeAdapter(Annotated[Operation, Field(discriminator="operation")])
+
+
+def to_json(operation: Operation) -> dict[str, Any]:
+    """The operation as it lies in the outbox."""
+    return operation.model_dump(mode="json")
+
+
+def from_json(value: Mapping[str, Any]) -> Operation:
+    """The operation that lies in the outbox; pydantic's ValidationError for what is none."""
+    return _OPERATION.validate_python(value, strict=False)

@@ -1,0 +1,168 @@
+"""The ledger's outbox: everything that is to be told to MLflow, on disk first and in order.
+
+`outbox.jsonl` only ever grows by whole lines; `sent.json` holds, for each destination, up to which byte it has
+them. A process that is killed between the two sends the same line again, so whoever applies a line must be able
+to apply it twice. Lines that a destination refused for good are listed in `refused.jsonl`.
+
+Only the process that drives a run appends to its outbox; any process may send, one at a time.
+"""
+
+import fcntl
+import itertools
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, TypeAdapter
+
+from storage.durable_files import make_folder, open_private, replace_file
+
+Operation = dict[str, Any]
+
+_ENDS: TypeAdapter[dict[str, int]] = TypeAdapter(
+    dict[str, Annotated[int, Field(ge=0, le=2**62, strict=True)]]
+)
+
+_PATIENCE_SECONDS = 0.02
+
+log = logging.getLogger(__name__)
+
+
+class Outbox:
+    """One run's queue of operations; threads may share it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._path = folder / "outbox.jsonl"
+        self._appending = threading.Lock()
+        self._unwritten: list[Operation] = []
+        self._repaired = False
+        self._warned = False
+
+    def append(self, operation: Operation) -> None:
+        """Put an operation at the end; it is on disk when this returns.
+
+        Raises:
+            OSError: it could not be written, and is tried again before the next one: what follows may build on it.
+        """
+        with self._appending:
+            self._unwritten.append(operation)
+            if not self._repaired:
+                make_folder(self.folder)
+                _cut_half_written_line(self._path)
+                self._repaired = True
+            try:
+                while self._unwritten:
+                    _append_line(self._path, self._unwritten[0])
+                    del self._unwritten[0]
+            except OSError:
+                self._repaired = False
+                raise
+
+    def read(self, start: int = 0) -> Iterator[tuple[int, Operation]]:
+        """The operations from a byte offset on, each with the offset at which it ends.
+
+        A line without its end is not there: its writer has not finished, or was killed.
+        """
+        if not self._path.exists():
+            return
+        with self._path.open("rb") as file:
+            end = file.seek(start)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                end += len(line)
+                yield end, json.loads(line)
+
+    def sent(self, destination: str) -> int:
+        """The byte offset up to which the destination has everything; 0 where none that was noted can be right."""
+        end = self._all_sent().get(destination, 0)
+        return end if self._is_end_of_line(end) else 0
+
+    def mark_sent(self, destination: str, end: int) -> None:
+        """Remember that the destination has everything up to a byte offset."""
+        ends = json.dumps({**self._all_sent(), destination: end})
+        replace_file(self.folder / "sent.json", ends.encode(), private=True)
+
+    def is_pending(self, destination: str) -> bool:
+        """Whether there is anything that the destination may lack; costs a look at two files' sizes."""
+        return self._path.exists() and self._path.stat().st_size > self.sent(destination)
+
+    def mark_refused(self, destination: str, operation: Operation, error: str) -> None:
+        """Keep what the destination will never take, with its reason, so that the rest can go on."""
+        refusal = {"destination": destination, "error": error, "operation": operation}
+        _append_line(self.folder / "refused.jsonl", refusal)
+
+    def set_aside(self) -> Path:
+        """Keep an outbox that cannot be read under another name, so that a new one begins; returns its folder."""
+        names = (self.folder.with_name(f"{self.folder.name}-unreadable-{i}") for i in itertools.count(1))
+        aside = next(name for name in names if not name.exists())
+        self.folder.rename(aside)
+        return aside
+
+    @contextmanager
+    def sending(self, *, wait_seconds: float) -> Iterator[bool]:
+        """Whether this process is the one that sends; the kernel takes the lock back when it dies."""
+        lock = os.open(self.folder / "sending.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+        try:
+            yield _lock_within(lock, wait_seconds)
+        finally:
+            os.close(lock)
+
+    def _all_sent(self) -> dict[str, int]:
+        """What was noted; nothing where the note cannot be read: whatever is sent again is applied once."""
+        path = self.folder / "sent.json"
+        try:
+            return _ENDS.validate_json(path.read_bytes())
+        except FileNotFoundError:
+            return {}
+        except (ValueError, IsADirectoryError):
+            if not self._warned:
+                log.warning(
+                    "%s cannot be read; its run is sent to MLflow again, which changes nothing there", path
+                )
+            self._warned = True
+            return {}
+
+    def _is_end_of_line(self, end: int) -> bool:
+        if end == 0:
+            return True
+        try:
+            with self._path.open("rb") as file:
+                file.seek(end - 1)
+                return file.read(1) == b"\n"
+        except FileNotFoundError:
+            return False
+
+
+def _append_line(path: Path, value: Operation) -> None:
+    with open(path, "a", opener=open_private) as file:
+        file.write(json.dumps(value) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _cut_half_written_line(path: Path) -> None:
+    if path.exists():
+        with path.open("r+b") as file:
+            data = file.read()
+            file.truncate(data.rfind(b"\n") + 1)
+
+
+def _lock_within(lock: int, seconds: float) -> bool:
+    give_up = time.monotonic() + seconds
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= give_up:
+                return False
+            time.sleep(_PATIENCE_SECONDS)
+        else:
+            return True

@@ -1,0 +1,311 @@
+"""The ledger of one run: what happened in it, recorded in MLflow without ever holding the run up.
+
+Each call writes one operation to the run's outbox and returns; the sender sends what waits, in order.
+"""
+
+import logging
+import shlex
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from ledger import journal, tracking
+from ledger.entries import RunEntry, after, new_rows
+from ledger.operations import (
+    CloseRun,
+    FinishRun,
+    FinishStage,
+    Input,
+    LogMetrics,
+    OpenRun,
+    OpenStage,
+    Operation,
+    Publish,
+    RecordReuse,
+    RecordVerdicts,
+    RunOutcome,
+    StageOutcome,
+    from_json,
+    to_json,
+)
+from ledger.outbox import Outbox
+from ledger.sender import Sender
+from ledger.to_mlflow.model_description import PUBLISHABLE, PublishingError
+from schemas.records.artifacts import Artifact
+from schemas.records.verdicts import Verdict
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Copy:
+    """MLflow's copy of a published artifact."""
+
+    location: str | None
+    """Where it is; None: there is none."""
+    repaired: tuple[str, ...]
+    """What was wrong with the one that was there, which has been made again from the store."""
+    refused: str | None
+    """Why the artifact was not published, or its copy could not be made again."""
+
+
+class Ledger:
+    """The record of one run. Making one is cheap and touches neither MLflow nor the network."""
+
+    def __init__(self, tracking_uri: str | None, workspace: Path, experiment: str) -> None:
+        """``tracking_uri`` None: ``MLFLOW_TRACKING_URI``, or else SQLite in the workspace."""
+        self.workspace = workspace.absolute()
+        self.tracking_uri = tracking.address(tracking_uri, workspace)
+        self.experiment = experiment
+        self._sender = Sender(self.tracking_uri, self.workspace)
+        self._outbox: Outbox | None = None
+        self._entry: RunEntry | None = None
+        self._telling = threading.RLock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # What happened
+
+    def open_run(
+        self, run_id: str, name: str, recipe: Mapping[str, Any], *, origin: Mapping[str, str] | None = None
+    ) -> None:
+        """A run starts, or is taken over: then what a dead process left RUNNING in it is closed.
+
+        ``origin`` says who runs it and from which state of the code: tag → value.
+        """
+        self._outbox = Outbox(self.workspace / "runs" / run_id / "ledger")
+        try:
+            for _, line in self._outbox.read():
+                self._entry = after(self._entry, from_json(line))
+        except ValueError as error:  # damaged, or written by another version
+            self._entry = None
+            aside = self._outbox.set_aside()
+            log.warning("%s cannot be read and is begun anew (%s)", aside, str(error).splitlines()[0])
+        self._tell(
+            OpenRun(
+                time=_now(),
+                run_id=run_id,
+                experiment=self.experiment,
+                name=name,
+                recipe=dict(recipe),
+                origin=dict(origin or {}),
+            )
+        )
+
+    def open_stage(
+        self,
+        stage: str,
+        *,
+        kind: str,
+        stage_key: str,
+        attempt: int,
+        params: Mapping[str, Any],
+        inputs: Mapping[str, Input],
+        source_sha256: str | None = None,
+    ) -> None:
+        """An attempt at a stage starts; a later attempt goes on in the same MLflow run.
+
+        ``source_sha256`` is of what the step reads from outside, where it does.
+        """
+        self._tell(
+            OpenStage(
+                time=_now(),
+                stage=stage,
+                kind=kind,
+                stage_key=stage_key,
+                attempt=attempt,
+                params=dict(params),
+                inputs=dict(inputs),
+                source_sha256=source_sha256,
+            )
+        )
+
+    def send_metrics(self, stage: str, entries: Iterable[journal.Entry]) -> None:
+        """Entries of the stage's journal, up to a committed checkpoint.
+
+        The whole journal may be passed each time: what was told before is left out.
+        """
+        rows = [
+            (name, value, round(entry.time * 1000), entry.step)
+            for entry in entries
+            for name, value in entry.metrics.items()
+        ]
+        with self._telling:
+            fresh = new_rows(self._entry, stage, rows) if self._entry else []
+            if fresh:
+                self._tell(LogMetrics(stage=stage, rows=tuple(fresh)))
+
+    def record_verdicts(self, stage: str, verdicts: Sequence[Verdict]) -> None:
+        """What the stage's gates said; on disk when this returns, so it can be enforced after."""
+        self._tell(RecordVerdicts(time=_now(), stage=stage, verdicts=tuple(verdicts)))
+
+    def finish_stage(
+        self,
+        stage: str,
+        outcome: StageOutcome,
+        *,
+        artifact: Artifact | None = None,
+        folder: Path | None = None,
+        provenance: Mapping[str, str] | None = None,
+        reason: str | None = None,
+    ) -> None:
+        """An attempt at a stage ends; headline metrics are those of the artifact, whose files lie in ``folder``."""
+        self._tell(
+            FinishStage(
+                time=_now(),
+                stage=stage,
+                outcome=outcome,
+                artifact=artifact,
+                provenance=dict(provenance or {}),
+                reason=reason,
+                folder=str(folder.absolute()) if folder else None,
+            )
+        )
+
+    def record_reuse(
+        self,
+        stage: str,
+        *,
+        kind: str,
+        stage_key: str,
+        params: Mapping[str, Any],
+        inputs: Mapping[str, Input],
+        artifact: Artifact,
+        folder: Path | None = None,
+        source_sha256: str | None = None,
+    ) -> None:
+        """A stage's artifact was there already.
+
+        Where this run's own earlier attempt made it, and died before it could say so, that attempt is completed.
+        """
+        self._tell(
+            RecordReuse(
+                time=_now(),
+                stage=stage,
+                kind=kind,
+                stage_key=stage_key,
+                params=dict(params),
+                inputs=dict(inputs),
+                artifact=artifact,
+                folder=str(folder.absolute()) if folder else None,
+                source_sha256=source_sha256,
+            )
+        )
+
+    def finish_run(self, outcome: RunOutcome) -> None:
+        """The run ends, for now (``resumable``) or for good."""
+        self._tell(FinishRun(time=_now(), outcome=outcome))
+
+    def close_stale(self, run_id: str, *, reason: str) -> None:
+        """Another run's process is dead: whatever it left RUNNING in MLflow is closed as KILLED."""
+        self._tell(CloseRun(time=_now(), run_id=run_id, reason=reason))
+
+    def publish(
+        self,
+        stage: str,
+        artifact: Artifact,
+        folder: Path,
+        registered_model: str,
+        *,
+        alias: str | None,
+        timeout_seconds: float = 600.0,
+    ) -> str | None:
+        """Copy an artifact's files into MLflow as a version of a registered model, and wait for it.
+
+        The same artifact never makes a second version. ``alias`` None moves no alias. Every byte of MLflow's copy is
+        read again and compared with the artifact's manifest: after the copying, and where the version was there.
+        What was found says ``said_of_copy``.
+
+        Returns:
+            The version; None where MLflow did not answer, and the outbox will publish later, or where it was refused.
+
+        Raises:
+            PublishingError: the artifact is neither a policy nor a reward model.
+        """
+        if artifact.kind not in PUBLISHABLE:
+            raise PublishingError(
+                f"publish: stage {stage!r} makes a {artifact.kind}; "
+                "only a policy or a reward model can be published"
+            )
+        self._tell(
+            Publish(
+                time=_now(),
+                stage=stage,
+                artifact=artifact,
+                folder=str(folder.absolute()),
+                registered_model=registered_model,
+                alias=alias,
+            )
+        )
+        self.flush(timeout_seconds)
+        published = self._sender.published.get((registered_model, artifact.digest))
+        return published.version if published else None
+
+    def said_of_copy(self, registered_model: str, artifact: Artifact) -> Copy:
+        """What came of the last ``publish`` of the artifact under this name."""
+        which = (registered_model, artifact.digest)
+        published = self._sender.published.get(which)
+        return Copy(
+            location=published.location if published else None,
+            repaired=published.repaired if published else (),
+            refused=self._sender.unpublished.get(which),
+        )
+
+    # The sending of it
+
+    def warm_up(self) -> None:
+        """Begin to import MLflow and to make its database ready, beside whatever else is going on."""
+        self._sender.warm_up()
+
+    def flush(self, timeout_seconds: float = 60.0) -> bool:
+        """Try now to send everything that waits, earlier runs' records included; whether that worked.
+
+        Never raises: what could not be sent is sent by a later flush, of this run or of the next.
+        """
+        return self._sender.flush(timeout_seconds)
+
+    def close(self, timeout_seconds: float = 60.0) -> bool:
+        """Send what was not tried yet and end the sending; whether MLflow has everything."""
+        return self._sender.close(timeout_seconds)
+
+    def mlflow_run_id(self, stage: str | None = None) -> str | None:
+        """MLflow's id of a stage's run (None: of the whole run); None while MLflow has not heard of it."""
+        return self._sender.run_ids.get(stage)
+
+    def where(self, stage: str | None = None) -> str:
+        """Where a person looks: an address, or the command that shows the workspace's own database."""
+        shown = tracking.without_password(self.tracking_uri)
+        if not self.tracking_uri.startswith("http"):
+            return f"mlflow server --host 127.0.0.1 --backend-store-uri {shlex.quote(shown)}"
+        page = self._sender.pages.get(stage)
+        # Without the kind of work MLflow's menu is that of chats and traces, where nothing of ours is.
+        path = f"{page}?workflowType=machine_learning" if page else ""
+        return f"{shown.rstrip('/')}/{path}"
+
+    def _tell(self, operation: Operation) -> None:
+        """Operation → disk → sender. A full disk costs a warning, and the record if it stays full; never the run."""
+        with self._telling:
+            if self._outbox is None:
+                raise RuntimeError(f"{operation.operation} before open_run")
+            self._entry = after(self._entry, operation)
+            try:
+                self._outbox.append(to_json(operation))
+            except OSError as error:
+                log.warning("the ledger's outbox %s cannot be written (%s)", self._outbox.folder, error)
+                return
+            self._sender.notice(self._outbox)
+
+
+def _now() -> int:
+    """Milliseconds since 1970."""
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,159 @@
+"""A thread that sends what waits in the outboxes of a workspace, and that nobody ever has to wait for.
+
+MLflow is imported here, in the thread, and nowhere else. A server that is down, slow, or that answers into a cut
+wire costs nothing but lateness.
+"""
+
+import logging
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ledger.outbox import Outbox
+from ledger.tracking import set_up_client, without_login, without_password
+from schemas.safe_text import without_secrets
+
+if TYPE_CHECKING:
+    from ledger.to_mlflow.delivery import Delivery
+    from ledger.to_mlflow.registered_models import Published
+    from ledger.to_mlflow.server import Server
+
+log = logging.getLogger(__name__)
+
+RETRY_SECONDS = 15.0
+"""How long a server that did not answer is left alone, unless somebody asks for a flush."""
+
+
+class Sender:
+    """Sends one run's outbox to one server, after those of earlier runs."""
+
+    def __init__(self, tracking_uri: str, workspace: Path) -> None:
+        self.run_ids: dict[str | None, str] = {}
+        """Stage → MLflow's id of its run; None → that of the whole run."""
+        self.pages: dict[str | None, str | None] = {}
+        """Stage → its page within MLflow's site."""
+        self.published: dict[tuple[str, str], Published] = {}
+        """(Registered model, content digest) → its version, of what was published."""
+        self.unpublished: dict[tuple[str, str], str] = {}
+        """The same → why MLflow has no version of it."""
+        self._tracking_uri = tracking_uri
+        self._workspace = workspace
+        self._outbox: Outbox | None = None
+        self._server: Server | None = None
+        self._delivery: Delivery | None = None
+        self._thread: threading.Thread | None = None
+        # All below is guarded by this condition. Told and sent count operations, asked and tried count flushes.
+        self._changed = threading.Condition()
+        self._told = self._sent = 0
+        self._asked = self._tried = 0
+        self._given_up_at = -1  # of told, at the last attempt that failed
+        self._closed = False
+
+    def notice(self, outbox: Outbox) -> None:
+        """One more operation lies in the run's outbox."""
+        with self._changed:
+            self._outbox = outbox
+            self._told += 1
+            self._changed.notify_all()
+        self.warm_up()
+
+    def warm_up(self) -> None:
+        """Begin to import MLflow and to make its database ready, beside whatever else is going on."""
+        with self._changed:
+            if self._thread is None and not self._closed:
+                self._thread = threading.Thread(target=self._send_forever, name="vantage-ledger", daemon=True)
+                self._thread.start()
+
+    def flush(self, timeout_seconds: float) -> bool:
+        """Try now to send everything that waits, earlier runs' records included; whether that worked.
+
+        Never raises: what could not be sent is sent by a later flush, of this run or of the next.
+        """
+        self.warm_up()
+        with self._changed:
+            self._asked += 1
+            wanted = self._asked
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._tried >= wanted or self._closed, timeout_seconds)
+            return self._tried >= wanted and self._sent == self._told and self._server is not None
+
+    def close(self, timeout_seconds: float) -> bool:
+        """Send what was not tried yet and let the thread end; whether MLflow has everything."""
+        with self._changed:
+            tried = self._told in (self._sent, self._given_up_at)
+            everything = self._told == self._sent
+        if not tried:
+            everything = self.flush(timeout_seconds)
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        return everything
+
+    def _send_forever(self) -> None:
+        """Connect, then send whatever waits whenever something waits."""
+        set_up_client()
+        retry_at = 0.0
+        warned = False
+        while True:
+            with self._changed:
+                while not self._closed and not self._has_work(retry_at):
+                    self._changed.wait(max(retry_at - time.monotonic(), 0.0) or None)
+                if self._closed:
+                    return
+                told, asked = self._told, self._asked
+            error = self._try_to_send()
+            with self._changed:
+                self._tried = asked
+                if error is None:
+                    self._sent = told
+                else:
+                    self._given_up_at = told
+                self._changed.notify_all()
+            retry_at = 0.0 if error is None else time.monotonic() + RETRY_SECONDS
+            if error is not None and not warned:
+                log.warning(
+                    "MLflow (%s) cannot be reached; the run goes on, and its records wait in %s: %s",
+                    without_password(self._tracking_uri),
+                    self._outbox.folder if self._outbox else self._workspace,
+                    without_secrets(without_login(_first_line(error), self._tracking_uri)),
+                )
+            warned = error is not None
+
+    def _has_work(self, retry_at: float) -> bool:
+        if self._asked > self._tried:
+            return True
+        return (self._sent < self._told or self._server is None) and time.monotonic() >= retry_at
+
+    def _try_to_send(self) -> Exception | None:
+        """Everything that waits → MLflow; the error that stopped it."""
+        try:
+            from ledger.to_mlflow.delivery import Delivery, send_others
+            from ledger.to_mlflow.server import Server
+
+            if self._server is None:
+                server = Server(self._tracking_uri, artifacts=self._workspace / "mlartifacts")
+                send_others(server, self._workspace / "runs", but=self._outbox)
+                self._server = server
+            if self._delivery is None and self._outbox is not None:
+                self._delivery = Delivery(self._server, self._outbox)
+            if self._delivery is not None:
+                self._delivery.send()
+                self._read_back(self._delivery)
+        except Exception as error:  # whatever it is, it is no reason to stop a run
+            return error
+        return None
+
+    def _read_back(self, delivery: "Delivery") -> None:
+        """What MLflow calls our things, so that nobody has to wait for a server to be told."""
+        book = delivery.book
+        if book is not None:
+            self.run_ids = dict(book.runs.ids)
+            self.pages = {stage: book.runs.page(stage) for stage in self.run_ids}
+            self.published = dict(book.published)
+            self.unpublished = dict(book.unpublished)
+
+
+def _first_line(error: Exception) -> str:
+    """What the error says first; its kind where it says nothing, as a timeout does."""
+    return next(iter(str(error).splitlines()), type(error).__name__)

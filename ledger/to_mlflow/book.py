@@ -1,0 +1,306 @@
+"""A run's operations as MLflow's entries: what each of them writes.
+
+Every operation may be sent twice, and the second time changes nothing: runs, models and versions are found again
+by our own tags. What was found is remembered until the first error, since what is remembered may be the error.
+"""
+
+import json
+from collections.abc import Mapping
+
+from mlflow import entities
+
+from ledger.entries import RunEntry
+from ledger.notes import (
+    artifact_note,
+    facts_of_model,
+    run_note,
+    stage_note,
+)
+from ledger.operations import (
+    CloseRun,
+    FinishRun,
+    FinishStage,
+    LogMetrics,
+    OpenRun,
+    OpenStage,
+    Operation,
+    Publish,
+    RecordReuse,
+    RecordVerdicts,
+)
+from ledger.sameness import remark_on
+from ledger.to_mlflow.lineage import (
+    Maker,
+    Makers,
+    link_to,
+    log_inputs,
+)
+from ledger.to_mlflow.logged_models import MODELS, record_model
+from ledger.to_mlflow.registered_models import Published, publish
+from ledger.to_mlflow.runs import Runs, close_running
+from ledger.to_mlflow.samples import log_samples
+from ledger.to_mlflow.server import Server, is_refusal
+from ledger.to_mlflow.writing import (
+    NOTE,
+    fit_tag,
+    flatten,
+    write,
+    write_metrics,
+)
+from schemas.records.artifacts import Artifact
+from schemas.records.metric_warnings import warnings_of
+
+IMPLICIT = frozenset({"import_model", "prepare_data", "import_verifier"})
+"""Kinds of work whose numbers say nothing of how good a run is."""
+
+_RUN_STATUS = {"completed": "FINISHED", "gate_closed": "FAILED", "failed": "FAILED", "resumable": "KILLED"}
+_STAGE_STATUS = {**_RUN_STATUS, "gate_closed": "FINISHED", "reused": "FINISHED"}
+
+
+class Book:
+    """One run of ours in one experiment of MLflow's."""
+
+    def __init__(self, server: Server, opening: OpenRun) -> None:
+        self._server = server
+        self._client = server.client
+        self._run_id = opening.run_id
+        self._experiment = server.experiment(opening.experiment)
+        self._makers = Makers(server, run_id=self._run_id)
+        self._note_is_stale = False
+        self.runs = Runs(
+            self._client,
+            self._experiment.experiment_id,
+            run_id=self._run_id,
+            recipe=opening.name,
+            origin=opening.origin,
+        )
+        self.published: dict[tuple[str, str], Published] = {}
+        """(Registered model, content digest) → its version, of what was published here."""
+        self.unpublished: dict[tuple[str, str], str] = {}
+        """The same → why it was refused."""
+
+    @property
+    def destination(self) -> str:
+        """Names the experiment and its database, whatever address it is reached by."""
+        return f"{self._experiment.experiment_id} {self._experiment.name} {self._experiment.creation_time}"
+
+    def apply(self, entry: RunEntry, operation: Operation) -> None:
+        """Record one operation; ``entry`` is what is known after it."""
+        try:
+            self._apply(entry, operation)
+        except Exception as error:
+            self.forget()
+            if not is_refusal(error):
+                raise
+            self._apply(entry, operation)  # a run may have been deleted by hand since we found it
+        self._note_is_stale = True
+
+    def note_refusal(self, operation: Operation, why: str) -> None:
+        """Keep why something was not published, for whoever waits for it."""
+        if isinstance(operation, Publish):
+            self.unpublished[operation.registered_model, operation.artifact.digest] = why
+
+    def forget(self) -> None:
+        """Look everything up again: others may have written, or deleted, since."""
+        self.runs.forget()
+        self._makers.forget()
+
+    def write_run_note(self, entry: RunEntry) -> None:
+        """Bring the table of stages on the run's page up to date."""
+        if self._note_is_stale and None in self.runs.ids:
+            pages = {stage: page for stage in entry.stages if (page := self.runs.page(stage))}
+            note = run_note(entry, pages, self._makers.links(entry))
+            self._client.set_tag(self.runs.ids[None], NOTE, fit_tag(note))
+            self._note_is_stale = False
+
+    def _apply(self, entry: RunEntry, operation: Operation) -> None:
+        match operation:
+            case OpenRun():
+                self._open_run(entry, operation)
+            case OpenStage():
+                self._open_stage(entry, operation)
+            case LogMetrics():
+                self._log_metrics(operation)
+            case RecordVerdicts():
+                self._record_verdicts(entry, operation)
+            case FinishStage():
+                self._finish_stage(entry, operation)
+            case RecordReuse():
+                self._record_reuse(entry, operation)
+            case FinishRun():
+                self._finish_run(entry, operation)
+            case CloseRun():
+                close_running(
+                    self._client,
+                    self._server.experiment_ids(),
+                    operation.run_id,
+                    reason=operation.reason,
+                    time=operation.time,
+                )
+            case Publish():
+                self._publish(entry, operation)
+
+    # One operation each
+
+    def _open_run(self, entry: RunEntry, operation: OpenRun) -> None:
+        self.forget()
+        run_id = self.runs.whole(operation.time)
+        if entry.openings > 1:
+            close_running(
+                self._client,
+                self._server.experiment_ids(),
+                self._run_id,
+                but=run_id,
+                reason="its process died; the run was taken over",
+                time=operation.time,
+            )
+            self._client.update_run(run_id, status="RUNNING")
+        params, tags = flatten(operation.recipe), {"vantage.status": "running", **operation.origin}
+        write(self._client, run_id, params=params, tags=tags)
+
+    def _open_stage(self, entry: RunEntry, operation: OpenStage) -> None:
+        run_id = self.runs.of_stage(operation.stage, operation.time)
+        tags = log_inputs(self._client, run_id, entry, operation.stage, self._makers) | entry.origin
+        tags |= {"vantage.status": "running", "vantage.attempt": str(operation.attempt)}
+        self._write_stage(entry, operation.stage, tags, params=flatten(operation.params))
+        self._client.update_run(run_id, status="RUNNING")
+
+    def _log_metrics(self, operation: LogMetrics) -> None:
+        run_id = self.runs.of_stage(operation.stage, min(time for _, _, time, _ in operation.rows))
+        rows = (entities.Metric(name, value, time, step) for name, value, time, step in operation.rows)
+        write_metrics(self._client, run_id, rows)
+
+    def _record_verdicts(self, entry: RunEntry, operation: RecordVerdicts) -> None:
+        tags = {}
+        if operation.verdicts:
+            passed = all(verdict.passed for verdict in operation.verdicts)
+            tags["vantage.verdict"] = "passed" if passed else "closed"
+        for verdict in operation.verdicts:
+            tags[f"vantage.gate.{verdict.metric}"] = str(verdict)
+            tags[f"vantage.gate.{verdict.metric}.evidence"] = json.dumps(verdict.evidence, sort_keys=True)
+        self.runs.of_stage(operation.stage, operation.time)
+        self._write_stage(entry, operation.stage, tags)
+
+    def _finish_stage(self, entry: RunEntry, operation: FinishStage) -> None:
+        run_id = self.runs.of_stage(operation.stage, operation.time)
+        tags: dict[str, str] = {"vantage.status": operation.outcome}
+        tags |= {f"vantage.provenance.{part}": value for part, value in operation.provenance.items()}
+        if operation.artifact is not None:
+            self._record_artifact(entry, operation.stage, operation.artifact)
+        self._write_stage(entry, operation.stage, tags)
+        self._client.set_terminated(run_id, _STAGE_STATUS[operation.outcome], operation.time)
+
+    def _record_reuse(self, entry: RunEntry, operation: RecordReuse) -> None:
+        stage = operation.stage
+        run_id = self.runs.of_stage(stage, operation.time)
+        tags = log_inputs(self._client, run_id, entry, stage, self._makers)
+        outcome = entry.stages[stage].outcome
+        maker = self._makers.find(operation.artifact)
+        if outcome == "reused" and maker is not None and maker.run.info.run_id != run_id:
+            tags |= {
+                "vantage.reused_from": maker.run.info.run_id,
+                "vantage.digest": operation.artifact.digest,
+            }
+        else:
+            # Our own earlier attempt made it, or someone whom this server never heard of: here it is recorded.
+            self._record_artifact(entry, stage, operation.artifact)
+        self._show_on_whole_run(entry, stage, operation.artifact)
+        tags["vantage.status"] = outcome
+        self._write_stage(entry, stage, tags, params=flatten(operation.params))
+        self._client.set_terminated(run_id, _STAGE_STATUS[outcome], entry.stages[stage].made)
+
+    def _finish_run(self, entry: RunEntry, operation: FinishRun) -> None:
+        run_id = self.runs.whole(operation.time)
+        write(self._client, run_id, tags={"vantage.status": operation.outcome})
+        self._note_is_stale = True
+        self.write_run_note(entry)  # now: nothing may come after that would write it
+        self._client.set_terminated(run_id, _RUN_STATUS[operation.outcome], operation.time)
+
+    def _publish(self, entry: RunEntry, operation: Publish) -> None:
+        name, digest = operation.registered_model, operation.artifact.digest
+        maker, stage = self._makers.find(operation.artifact), entry.stages.get(operation.stage)
+        note = None
+        if maker is not None and stage is not None:
+            note = artifact_note(entry, stage, link_to(maker).run or "", self._makers.links(entry))
+        published = publish(
+            self._client,
+            operation,
+            maker,
+            tracking_uri=self._server.tracking_uri,
+            our_run_id=self._run_id,
+            note=note,
+            facts=facts_of_model(entry, operation.stage),
+        )
+        alias = f"@{operation.alias}" if operation.alias else ""
+        told = {"vantage.published": f"{name}{alias} version {published.version}"}
+        write(self._client, self.runs.of_stage(operation.stage, operation.time), tags=told)
+        self.published[name, digest] = published
+        self.unpublished.pop((name, digest), None)
+
+    # Parts of them
+
+    def _record_artifact(self, entry: RunEntry, stage: str, artifact: Artifact) -> None:
+        """What the stage made: tags, headline metrics, and a logged model with its parents."""
+        made = entry.stages[stage].made
+        assert made is not None, "whoever tells of an artifact tells when"
+        run_id = self.runs.ids[stage]
+        tags = {"vantage.digest": artifact.digest, "vantage.uri": artifact.uri}
+        if warnings := warnings_of(artifact.metrics):
+            tags["vantage.warnings"] = "\n".join(warnings)
+        if tokenizer := getattr(artifact, "tokenizer_digest", None):
+            tags["vantage.tokenizer_digest"] = tokenizer
+        model_id = None
+        if artifact.kind in MODELS:
+            model_id = record_model(
+                self._client,
+                entry.stages[stage],
+                artifact,
+                experiment_id=self._experiment.experiment_id,
+                run_id=run_id,
+                our_run_id=self._run_id,
+                note=artifact_note(
+                    entry, entry.stages[stage], self.runs.page(stage) or "", self._makers.links(entry)
+                ),
+            )
+            tags["vantage.model"] = model_id
+        elif artifact.kind == "evaluation":
+            # What an evaluation measures, it measures of its candidate: there it stands on the model's page too.
+            candidate = entry.stages[stage].inputs.get("candidate")
+            maker = self._makers.find(candidate.artifact) if candidate else None
+            model_id = maker.model_id if maker else None
+            log_samples(self._client, run_id, entry.stages[stage])
+        # A headline metric is of the kept weights: it stands one step after the curve of its name, where there is one.
+        # Its time is the artifact's: MLflow keeps the same number at two times as two.
+        last_steps = {name: step for (of, name), step in entry.last_steps.items() if of == stage}
+        metrics = [
+            entities.Metric(name, value, made, last_steps.get(name, -1) + 1, model_id=model_id)
+            for name, value in artifact.metrics.items()
+            if value is not None
+        ]
+        write(self._client, run_id, tags=tags)
+        write_metrics(self._client, run_id, metrics)
+        self._show_on_whole_run(entry, stage, artifact)
+        self._makers.remember(artifact, Maker(self._client.get_run(run_id), model_id))
+
+    def _show_on_whole_run(self, entry: RunEntry, stage: str, artifact: Artifact) -> None:
+        """A stage's headline metrics on the run above, as ``stage.metric``: by these MLflow's list compares runs."""
+        if entry.stages[stage].kind in IMPLICIT:
+            return
+        made = entry.stages[stage].made
+        assert made is not None, "whoever tells of an artifact tells when"
+        metrics = [
+            entities.Metric(f"{stage}.{name}", value, made, 0)
+            for name, value in artifact.metrics.items()
+            if value is not None
+        ]
+        write_metrics(self._client, self.runs.whole(made), metrics)
+
+    def _write_stage(
+        self, entry: RunEntry, stage: str, tags: Mapping[str, str], *, params: Mapping[str, str] | None = None
+    ) -> None:
+        """The stage's tags and params, and its page as it reads with them."""
+        note = stage_note(entry, stage, self.runs.page(None) or "", self._makers.links(entry))
+        told = entry.stages[stage]
+        if told.artifact and (remark := remark_on(told.artifact, told.inputs)):
+            tags = {**tags, "vantage.remark": remark}
+        write(self._client, self.runs.ids[stage], params=params, tags={**tags, NOTE: note})

@@ -1,0 +1,126 @@
+"""What a stage is made of, in MLflow's terms: who made its inputs, its dataset and model inputs, its lineage tags."""
+
+import json
+from typing import NamedTuple
+
+from mlflow import entities
+from mlflow.tracking import MlflowClient
+
+from ledger.entries import RunEntry
+from ledger.notes import Link, Made, made
+from ledger.operations import Input
+from ledger.to_mlflow.runs import page_of, search
+from ledger.to_mlflow.server import Server
+from schemas.records.artifacts import Artifact, Dataset
+
+_INPUT_TAG_LENGTH, _DATASET_DIGEST_LENGTH = 500, 36  # MLflow's limits
+
+
+class Maker(NamedTuple):
+    """The run that made an artifact, and its logged model if it has one."""
+
+    run: entities.Run
+    model_id: str | None
+
+
+class Makers:
+    """Who made what, on the whole server; what was found is remembered until told to forget."""
+
+    def __init__(self, server: Server, *, run_id: str) -> None:
+        self._server = server
+        self._run_id = run_id
+        self._experiments: list[str] = []
+        self._found: dict[Made, Maker] = {}
+
+    def forget(self) -> None:
+        """Look again next time."""
+        self._experiments = []
+        self._found.clear()
+
+    def remember(self, artifact: Artifact, maker: Maker) -> None:
+        """This run has made the artifact."""
+        self._found[made(artifact)] = maker
+
+    def find(self, artifact: Artifact) -> Maker | None:
+        """The earliest run that made the artifact under its stage key; this run's own, where it did.
+
+        By its digest alone it could be another stage that came out the same: a policy that learned nothing is, file by
+        file, the model that it started from.
+        """
+        name = made(artifact)
+        if name not in self._found:
+            self._experiments = self._experiments or self._server.experiment_ids()
+            makers = [
+                run
+                for run in search(self._server.client, self._experiments, "vantage.digest", artifact.digest)
+                if "vantage.reused_from" not in run.data.tags
+                and run.data.tags.get("vantage.stage_key") == artifact.stage_key
+            ]
+            if not makers:
+                return None
+            ours = (run for run in makers if run.data.tags.get("vantage.run_id") == self._run_id)
+            run = next(ours, makers[0])
+            self._found[name] = Maker(run, run.data.tags.get("vantage.model"))
+        return self._found[name]
+
+    def links(self, entry: RunEntry) -> dict[Made, Link]:
+        """Where its maker stands, for every artifact that the run knows of."""
+        artifacts = [given.artifact for stage in entry.stages.values() for given in stage.inputs.values()]
+        artifacts += [stage.artifact for stage in entry.stages.values() if stage.artifact]
+        return {made(artifact): link_to(maker) for artifact in artifacts if (maker := self.find(artifact))}
+
+
+def link_to(maker: Maker) -> Link:
+    """Where the maker stands in MLflow's own site."""
+    experiment_id, tags = maker.run.info.experiment_id, maker.run.data.tags
+    return Link(
+        run=page_of(experiment_id, maker.run.info.run_id),
+        run_name=f"{tags.get('vantage.stage')} of run {tags.get('vantage.run_id')}",
+        model=f"#/experiments/{experiment_id}/models/{maker.model_id}" if maker.model_id else None,
+    )
+
+
+def log_inputs(
+    client: MlflowClient, run_id: str, entry: RunEntry, name: str, makers: Makers
+) -> dict[str, str]:
+    """Datasets and models that the stage reads; returns the tags that say what it is and what it is made of."""
+    stage = entry.stages[name]
+    tags = {"vantage.kind": stage.kind, "vantage.stage_key": stage.stage_key}
+    if stage.source_sha256:
+        tags["vantage.source.sha256"] = stage.source_sha256
+    datasets, models = [], []
+    for role, given in stage.inputs.items():
+        tags[f"vantage.parent.{role}"] = given.artifact.digest
+        maker = makers.find(given.artifact)
+        if maker is not None:
+            tags[f"vantage.parent.{role}.run"] = maker.run.info.run_id
+            if maker.model_id is not None:
+                models.append(entities.LoggedModelInput(maker.model_id))
+        if isinstance(given.artifact, Dataset):
+            prepared = entry.stages.get(given.stage)
+            datasets.append(
+                _dataset_input(role, given, stage.kind, prepared.source_sha256 if prepared else None)
+            )
+    if datasets or models:
+        client.log_inputs(run_id, datasets, models)
+    return tags
+
+
+def _dataset_input(role: str, given: Input, kind: str, source_sha256: str | None) -> entities.DatasetInput:
+    """A dataset with our own digest, and that of the file it was read from: MLflow keeps 36 characters, the tags all."""
+    artifact = given.artifact
+    context = "evaluation" if kind == "evaluation" else "training"
+    tags = {"mlflow.data.context": context, "vantage.role": role, "vantage.digest": artifact.digest}
+    source = {"uri": artifact.uri, "sha256": artifact.digest}
+    if source_sha256:
+        tags["vantage.source.sha256"] = source["source_sha256"] = source_sha256
+    return entities.DatasetInput(
+        entities.Dataset(
+            name=given.stage.removeprefix("data."),
+            digest=artifact.digest[:_DATASET_DIGEST_LENGTH],
+            source_type="vantage",
+            source=json.dumps(source),
+            profile=json.dumps(artifact.metrics),
+        ),
+        [entities.InputTag(name, value[:_INPUT_TAG_LENGTH]) for name, value in tags.items()],
+    )

@@ -1,0 +1,65 @@
+"""An artifact under Models in MLflow: a logged model with its parents, whose files stay in our store."""
+
+from mlflow import entities
+from mlflow.tracking import MlflowClient
+
+from ledger.entries import StageEntry
+from ledger.to_mlflow.writing import NOTE, fit_tag
+from schemas.records.artifacts import Artifact
+
+MODELS = frozenset({"policy", "reward_model", "value_model"})
+"""Kinds of artifact that stand under Models in MLflow."""
+
+EXTERNAL = "mlflow.model.isExternal"
+"""Tag of a model whose files are elsewhere."""
+
+
+def record_model(
+    client: MlflowClient,
+    stage: StageEntry,
+    artifact: Artifact,
+    *,
+    experiment_id: str,
+    run_id: str,
+    our_run_id: str,
+    note: str,
+) -> str:
+    """MLflow's id of the artifact's logged model, made if there is none, as an output of MLflow's run ``run_id``."""
+    found = client.search_logged_models(
+        [experiment_id],
+        filter_string=f"source_run_id = '{run_id}' AND tags.`vantage.digest` = '{artifact.digest}'",
+    )
+    if found:
+        model = found[0]
+    else:
+        tags = {
+            "vantage.digest": artifact.digest,
+            "vantage.stage_key": artifact.stage_key,
+            "vantage.stage": stage.name,
+            "vantage.run_id": our_run_id,
+            EXTERNAL: "true",
+            **{f"vantage.parent.{role}": digest for role, digest in artifact.parents.items()},
+        }
+        parents = {
+            f"parent.{role}": f"{given.stage} {given.artifact.digest[:12]}"
+            for role, given in stage.inputs.items()
+        }
+        model = client.create_logged_model(
+            experiment_id,
+            name=_model_name(stage.name),
+            source_run_id=run_id,
+            tags=tags,
+            params=parents,
+            model_type=artifact.kind,
+        )
+    client.set_logged_model_tags(model.model_id, {NOTE: fit_tag(note)})
+    client.finalize_logged_model(model.model_id, "READY")
+    outputs = client.get_run(run_id).outputs
+    if outputs is None or model.model_id not in {output.model_id for output in outputs.model_outputs}:
+        client.log_outputs(run_id, [entities.LoggedModelOutput(model.model_id, step=0)])
+    return str(model.model_id)
+
+
+def _model_name(stage: str) -> str:
+    """MLflow allows no dots, slashes, colons, percents or quotes in the name of a logged model."""
+    return "".join(letter if letter.isalnum() or letter in "_-" else "-" for letter in stage)

@@ -1,0 +1,127 @@
+"""What MLflow needs beside a Hugging Face folder to load it as a pipeline.
+
+MLflow's own packing loads transformers and torch, which the orchestrating process never does, copies the weights
+once more, and looks for a model card on a hub. The folder is a model as it stands, so only its description is
+written here, in MLflow's format: `MLmodel`, the requirements, and the tokenizer again where MLflow looks for it.
+The weights stay where they are; they belong under `WEIGHTS` in the packed model.
+"""
+
+import json
+import platform
+import shutil
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ledger.published_copies import TOKENIZER, WEIGHTS, belongs_to_tokenizer
+
+REQUIREMENTS = ("mlflow", "safetensors", "torch", "transformers")
+
+_TEXT = {"type": "string", "required": True}
+_PIPELINES: dict[str, dict[str, Any]] = {
+    "policy": {
+        "task": "text-generation",
+        "instance_type": "TextGenerationPipeline",
+        "outputs": [_TEXT],
+    },
+    "reward_model": {
+        "task": "text-classification",
+        "instance_type": "TextClassificationPipeline",
+        "outputs": [_TEXT | {"name": "label"}, {"type": "double", "name": "score", "required": True}],
+    },
+}
+
+PUBLISHABLE = frozenset(_PIPELINES)
+"""Kinds of artifact that are a pipeline of transformers."""
+
+
+class PublishingError(ValueError):
+    """An artifact that cannot be published; the message says why."""
+
+
+def write_description(
+    folder: Path, target: Path, *, kind: str, run_id: str, model_id: str, metadata: Mapping[str, str]
+) -> None:
+    """Write to the folder ``target`` what makes an MLflow model of the Hugging Face folder ``folder``.
+
+    Args:
+        kind: the artifact's kind, one of `PUBLISHABLE`.
+        run_id: MLflow's id of the run that made the artifact.
+        model_id: MLflow's id of the logged model.
+        metadata: kept in ``MLmodel`` for whoever loads it.
+
+    Raises:
+        PublishingError: the folder is not there, or is no model with a tokenizer.
+    """
+    missing = [name for name in ("config.json", "tokenizer_config.json") if not (folder / name).is_file()]
+    if missing:
+        raise PublishingError(
+            f"{folder} has no {' and no '.join(missing)}; only a whole model can be published"
+        )
+    architectures = json.loads((folder / "config.json").read_text()).get("architectures") or []
+    if len(architectures) != 1:
+        raise PublishingError(
+            f"{folder / 'config.json'}: architectures={architectures}; it has to name one class"
+        )
+
+    _copy_tokenizer(folder, target / TOKENIZER)
+    requirements = [f"{name}=={_public_version(name)}" for name in REQUIREMENTS]
+    (target / "requirements.txt").write_text("\n".join(requirements) + "\n")
+    environment = {
+        "python": platform.python_version(),
+        "build_dependencies": ["pip", "setuptools", "wheel"],
+        "dependencies": ["-r requirements.txt"],
+    }
+    (target / "python_env.yaml").write_text(yaml.safe_dump(environment, sort_keys=False))
+
+    pipeline = _PIPELINES[kind]
+    description = {
+        "flavors": {
+            "python_function": {
+                "env": {"virtualenv": "python_env.yaml"},
+                "loader_module": "mlflow.transformers",
+                "python_version": platform.python_version(),
+            },
+            "transformers": {
+                "code": None,
+                "components": ["tokenizer"],
+                "instance_type": pipeline["instance_type"],
+                "model_binary": WEIGHTS,
+                "pipeline_model_type": architectures[0],
+                "source_model_name": metadata.get("name", kind),
+                "task": pipeline["task"],
+                "tokenizer_type": "AutoTokenizer",
+                "transformers_version": _public_version("transformers"),
+            },
+        },
+        "metadata": dict(metadata),
+        "mlflow_version": _public_version("mlflow"),
+        "model_id": model_id,
+        "model_size_bytes": sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()),
+        "model_uuid": model_id.removeprefix("m-"),
+        "run_id": run_id,
+        "signature": {
+            "inputs": json.dumps([_TEXT]),
+            "outputs": json.dumps(pipeline["outputs"]),
+            "params": None,
+        },
+        "utc_time_created": datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S.%f"),
+    }
+    (target / "MLmodel").write_text(yaml.safe_dump(description, sort_keys=False))
+
+
+def _copy_tokenizer(folder: Path, target: Path) -> None:
+    """Everything but weights: which files a tokenizer consists of depends on its class."""
+    target.mkdir(parents=True)
+    for path in folder.iterdir():
+        if path.is_file() and belongs_to_tokenizer(path.name):
+            shutil.copy(path, target / path.name)
+
+
+def _public_version(package: str) -> str:
+    """Without the build's own suffix (``2.13.0+cpu`` is on no index)."""
+    return version(package).partition("+")[0]

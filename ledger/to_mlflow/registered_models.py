@@ -1,0 +1,161 @@
+"""Publishing: an artifact's files in MLflow, as one version of a registered model, and the alias that points to it."""
+
+import json
+import re
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from mlflow.exceptions import MlflowException
+from mlflow.tracking import MlflowClient
+
+from ledger.operations import Publish
+from ledger.published_copies import WEIGHTS
+from ledger.to_mlflow.copies import problems_of_copy
+from ledger.to_mlflow.lineage import Maker
+from ledger.to_mlflow.logged_models import EXTERNAL
+from ledger.to_mlflow.model_description import PublishingError, write_description
+
+_VERSIONS = "mlflow.modelVersions"
+
+
+class Published(NamedTuple):
+    """A version of a registered model whose files are those of the artifact."""
+
+    version: str
+    location: str
+    """Where MLflow keeps the copy."""
+    repaired: tuple[str, ...]
+    """What was wrong with MLflow's copy, which was then made again."""
+
+
+def publish(
+    client: MlflowClient,
+    operation: Publish,
+    maker: Maker | None,
+    *,
+    tracking_uri: str,
+    our_run_id: str,
+    note: str | None,
+    facts: Mapping[str, str],
+) -> Published:
+    """The artifact's version of the registered model, made if there is none; the alias then points to it.
+
+    The copy of a version that is there is compared with the manifest too, and made again where it differs.
+
+    Args:
+        tracking_uri: of the client.
+        note: the text of the version's page; None leaves it.
+        facts: gates and evaluation, as tags of the version.
+
+    Raises:
+        PublishingError: no run of this server made the artifact, its folder is no whole model, or MLflow's copy is
+            not what was copied. No version is made, and no alias moves.
+    """
+    digest, name = operation.artifact.digest, operation.registered_model
+    if maker is None or maker.model_id is None:
+        raise PublishingError(f"stage {operation.stage!r}: no run of this server made {digest}")
+    _create_registered_model(client, name)
+    found = client.search_model_versions(f"name = '{name}' AND tags.`vantage.digest` = '{digest}'")
+    repaired: tuple[str, ...] = ()
+    if found:
+        first = min(found, key=lambda each: int(each.version))
+        version, location = int(first.version), str(first.source)
+        model_id = _model_in(location) or maker.model_id
+        repaired = tuple(problems_of_copy(location, tracking_uri=tracking_uri, digest=digest))
+        if repaired:
+            _copy_files(client, operation, maker, model_id, tracking_uri, our_run_id)
+    else:
+        model_id = maker.model_id
+        _copy_files(client, operation, maker, model_id, tracking_uri, our_run_id)
+        version = _create_version(client, operation, maker, maker.model_id, our_run_id)
+    if note is not None:
+        client.update_model_version(name, str(version), description=note)
+    for tag, value in facts.items():
+        client.set_model_version_tag(name, str(version), tag, value)
+    _link_version(client, maker.model_id, name, version)
+    if operation.alias is not None:
+        client.set_registered_model_alias(name, operation.alias, str(version))
+    return Published(str(version), client.get_logged_model(model_id).artifact_location, repaired)
+
+
+def _tags(operation: Publish, maker: Maker, our_run_id: str) -> dict[str, str]:
+    artifact = operation.artifact
+    return {
+        "vantage.digest": artifact.digest,
+        "vantage.stage_key": artifact.stage_key,
+        "vantage.stage": maker.run.data.tags.get("vantage.stage", operation.stage),
+        "vantage.run_id": maker.run.data.tags.get("vantage.run_id", our_run_id),
+    }
+
+
+def _copy_files(
+    client: MlflowClient,
+    operation: Publish,
+    maker: Maker,
+    model_id: str,
+    tracking_uri: str,
+    our_run_id: str,
+) -> None:
+    """Copy the artifact and its description into MLflow, and read the copy again; PublishingError where it differs."""
+    with tempfile.TemporaryDirectory(prefix="vantage-publish-") as temporary:
+        description = Path(temporary) / "description"
+        write_description(
+            Path(operation.folder),
+            description,
+            kind=operation.artifact.kind,
+            run_id=maker.run.info.run_id,
+            model_id=model_id,
+            metadata=_tags(operation, maker, our_run_id),
+        )
+        client.log_model_artifacts(model_id, operation.folder, WEIGHTS)
+        client.log_model_artifacts(model_id, str(description))
+    location = client.get_logged_model(model_id).artifact_location
+    problems = problems_of_copy(location, tracking_uri=tracking_uri, digest=operation.artifact.digest)
+    if problems:
+        raise PublishingError(
+            f"stage {operation.stage!r}: MLflow's copy ({location}) is not what is in the store: {'; '.join(problems)}; "
+            "remove what lies there, check its disk, and run again"
+        )
+
+
+def _create_version(
+    client: MlflowClient, operation: Publish, maker: Maker, model_id: str, our_run_id: str
+) -> int:
+    """Make the version of files that are there; a kill before leaves files, which are then written again."""
+    model = client.get_logged_model(model_id)
+    if EXTERNAL in model.tags:
+        client.delete_logged_model_tag(model_id, EXTERNAL)
+    version = client.create_model_version(
+        operation.registered_model,
+        model.artifact_location,
+        maker.run.info.run_id,
+        tags=_tags(operation, maker, our_run_id),
+        model_id=model_id,
+    )
+    return int(version.version)
+
+
+def _model_in(location: str) -> str | None:
+    """The logged model whose files lie there: whoever made the same artifact again has another; SQLite tells no id."""
+    found = re.search(r"/(m-[0-9a-f]{32})/", location)
+    return found[1] if found else None
+
+
+def _link_version(client: MlflowClient, model_id: str, name: str, version: int) -> None:
+    """The version on the page of its model; a kill may have come between the two."""
+    known = json.loads(client.get_logged_model(model_id).tags.get(_VERSIONS, "[]"))
+    this = {"name": name, "version": version}
+    if this not in known:
+        # A server links it too, and writes the number as a text.
+        others = [each for each in known if (each["name"], int(each["version"])) != (name, version)]
+        client.set_logged_model_tags(model_id, {_VERSIONS: json.dumps([*others, this])})
+
+
+def _create_registered_model(client: MlflowClient, name: str) -> None:
+    try:
+        client.create_registered_model(name)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise

@@ -1,0 +1,34 @@
+"""An evaluation's samples as a table in MLflow, which its pages of runs and of artifacts show."""
+
+import json
+from pathlib import Path
+
+import pyarrow.parquet as pq
+from mlflow.tracking import MlflowClient
+
+from ledger.entries import StageEntry
+
+TABLE = "samples.json"
+MAX_ROWS = 1000
+"""All of them lie in the store."""
+
+_TABLES = "mlflow.loggedArtifacts"
+"""Tag by which MLflow finds the tables of a run."""
+
+
+def log_samples(client: MlflowClient, run_id: str, stage: StageEntry) -> None:
+    """The responses of candidate and baseline, row by row, as far as the store has them; sent again, they are the same.
+
+    MLflow's own ``log_table`` adds to what is there, and would double it.
+    """
+    files = [Path(stage.folder or "", f"{role}.parquet") for role in ("candidate", "baseline")]
+    if stage.folder is None or not all(file.is_file() for file in files):
+        return
+    candidate, baseline = (pq.read_table(file).slice(0, MAX_ROWS).to_pylist() for file in files)
+    columns = ["prompt", "baseline", "baseline_judgement", "candidate", "candidate_judgement"]
+    data = [
+        [ours["prompt"], theirs["response"], theirs["judgement"], ours["response"], ours["judgement"]]
+        for ours, theirs in zip(candidate, baseline, strict=True)
+    ]
+    client.log_text(run_id, json.dumps({"columns": columns, "data": data}, ensure_ascii=False), TABLE)
+    client.set_tag(run_id, _TABLES, json.dumps([{"path": TABLE, "type": "table"}]))

@@ -1,0 +1,115 @@
+"""Opening an MLflow server or database: waiting for it, its experiments, and which of its errors are final."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from mlflow import entities
+from mlflow.exceptions import MlflowException
+from mlflow.store.db.db_types import DATABASE_ENGINES
+from mlflow.tracking import MlflowClient
+
+from storage.durable_files import locked, make_folder, make_private
+
+log = logging.getLogger(__name__)
+
+MARK = "vantage"
+"""Tag by which the ledger's experiments are found among a server's others."""
+
+_REFUSALS = frozenset(
+    {
+        "INVALID_PARAMETER_VALUE",
+        "INVALID_STATE",
+        "BAD_REQUEST",
+        "RESOURCE_ALREADY_EXISTS",
+        "RESOURCE_DOES_NOT_EXIST",
+    }
+)
+"""Error codes that will be the same tomorrow."""
+
+_EXPERIMENT_TAGS = {
+    MARK: "true",
+    "mlflow.experimentKind": "custom_model_development",  # or else MLflow opens it as one of chats and traces
+}
+
+
+class Server:
+    """An MLflow server, or a database, that has answered."""
+
+    def __init__(self, tracking_uri: str, *, artifacts: Path) -> None:
+        """Connect; ``artifacts`` is where a database keeps what a server would keep at its own place.
+
+        Making a SQLite database takes seconds and must not be done twice at once, hence the lock.
+        """
+        logging.getLogger("alembic").setLevel(logging.WARNING)
+        logging.getLogger("mlflow").setLevel(logging.WARNING)
+        self.tracking_uri = tracking_uri
+        self._opened: dict[str, entities.Experiment] = {}
+        database = _sqlite_file(tracking_uri)
+        self._artifacts = artifacts.as_uri() if is_database(tracking_uri) else None
+        with _making(database):
+            if database is not None and database.parent == artifacts.parent:  # the workspace's own
+                make_private(database)  # what SQLite writes beside it takes its mode
+            self.client = MlflowClient(tracking_uri=tracking_uri)
+            self.client.search_experiments(max_results=1)
+
+    def experiment(self, name: str) -> entities.Experiment:
+        """The experiment of this name, made if there is none."""
+        if name not in self._opened:
+            found = self.client.get_experiment_by_name(name) or self._create_experiment(name)
+            if found.lifecycle_stage == "deleted":
+                log.warning("MLflow's experiment %r was deleted; it is restored for this run", name)
+                self.client.restore_experiment(found.experiment_id)
+            for tag, value in _EXPERIMENT_TAGS.items():
+                if tag not in found.tags:
+                    self.client.set_experiment_tag(found.experiment_id, tag, value)
+            self._opened[name] = found
+        return self._opened[name]
+
+    def experiment_ids(self) -> list[str]:
+        """Every experiment that a ledger writes to: an artifact may have been made under another recipe."""
+        found = self.client.search_experiments(filter_string=f"tags.{MARK} = 'true'")
+        return [experiment.experiment_id for experiment in found]
+
+    def _create_experiment(self, name: str) -> entities.Experiment:
+        try:
+            experiment_id = self.client.create_experiment(name, self._artifacts, tags=_EXPERIMENT_TAGS)
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                raise
+            found = self.client.get_experiment_by_name(name)  # another process has made it in the meantime
+            assert found is not None
+            return found
+        return self.client.get_experiment(experiment_id)
+
+
+def is_database(tracking_uri: str) -> bool:
+    """Whether there is no server behind the address; MLflow would put artifacts into ``mlruns`` of the working folder."""
+    engine, _, _ = urlsplit(tracking_uri).scheme.partition("+")
+    return engine in DATABASE_ENGINES
+
+
+def is_refusal(error: Exception) -> bool:
+    """Whether trying again is no use; what is neither MLflow's nor the network's error is our own."""
+    if isinstance(error, MlflowException):
+        return error.error_code in _REFUSALS
+    return not isinstance(error, OSError)
+
+
+@contextmanager
+def _making(database: Path | None) -> Iterator[None]:
+    """One process at a time looks whether the database is there, and makes it or brings it up to date."""
+    if database is None:
+        yield
+        return
+    make_folder(database.parent)
+    with locked(database.with_name(f"{database.name}.lock")):
+        yield
+
+
+def _sqlite_file(tracking_uri: str) -> Path | None:
+    """The database's file; None for a server."""
+    parts = urlsplit(tracking_uri)
+    return Path(unquote(parts.path)[1:]) if parts.scheme.startswith("sqlite") else None

@@ -1,0 +1,1 @@
+"""What a loader refuses or warns of beyond single fields."""

@@ -1,0 +1,390 @@
+"""Whether every name in a recipe means something of the right kind, and no stage waits for itself.
+
+The plain mapping is read, not a ``Recipe``, so that a wrong name is found even where other fields are refused.
+What has not the shape of a recipe is passed over here: pydantic refuses it.
+"""
+
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from schemas.problems import (
+    MOST_PROBLEMS,
+    Path,
+    Problem,
+    quote,
+    suggest,
+)
+from schemas.recipe.fields import MAX_NAMED
+from schemas.recipe.inputs import EXACT_MATCH, MODEL
+from schemas.records.metrics import SELECTING, gated_by, measured_by
+from schemas.records.uncertainty import estimated_by
+from schemas.steps import (
+    COLLECTING,
+    CONTENT_COLUMNS,
+    DATA_FIELDS,
+    PUBLISHED,
+    STAGE_FIELDS,
+    VERIFIERS,
+    Content,
+)
+
+Plain = Mapping[str, Any]
+REWARDED = ("value_pretraining", "policy_optimization", "best_of_n")
+"""Kinds of stage with a reward."""
+JUDGED = ("evaluation", COLLECTING)
+"""Kinds of stage with a judge."""
+_NAMED = ("data", "verifiers", "rewards", "stages")
+"""Sections of a recipe whose keys are names."""
+_CYCLE_REMEDY = "name a stage before them in one of these fields"
+
+
+def name_problems(plain: Plain) -> list[Problem]:
+    """Everything that is wrong with the names in a recipe, however little of it is valid otherwise."""
+    if any(len(_mapping(plain.get(field))) > MAX_NAMED for field in _NAMED):
+        return []  # refused for that
+    found = itertools.chain(
+        _reserved_names(plain),
+        _stage_references(plain),
+        _reward_references(plain),
+        _data_references(plain),
+        _verifiers(plain),
+        _verifiers_of_another_task(plain),
+        _comparisons_without_answers(plain),
+        _gates(plain),
+        _publications(plain),
+        _cycles(plain),
+    )
+    return list(itertools.islice(found, MOST_PROBLEMS))
+
+
+# -- the parts of a plain recipe
+
+
+def _mapping(value: Any) -> Plain:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _is_in(named: Plain, name: Any) -> bool:
+    return isinstance(name, str) and name in named
+
+
+def _items(value: Any) -> list[Any]:
+    if isinstance(value, list | tuple):
+        return list(value)
+    return [] if value is None else [value]
+
+
+def _stages(plain: Plain) -> dict[str, Plain]:
+    stages = _mapping(plain.get("stages"))
+    return {name: stage for name, stage in stages.items() if isinstance(stage, Mapping)}
+
+
+def _kinds(plain: Plain) -> dict[str, str]:
+    """Stage → kind, of those whose kind there is."""
+    kinds = {name: stage.get("kind") for name, stage in _stages(plain).items()}
+    return {name: kind for name, kind in kinds.items() if isinstance(kind, str) and kind in STAGE_FIELDS}
+
+
+def _terms(plain: Plain) -> Iterator[tuple[str, Path, Plain]]:
+    """Reward, path and value of every reward's terms."""
+    for reward, definition in _mapping(plain.get("rewards")).items():
+        for i, term in enumerate(_items(_mapping(definition).get("terms"))):
+            yield reward, ("rewards", reward, "terms", i), _mapping(term)
+
+
+def _reads_rewards(name: str, stage: Plain) -> Iterator[tuple[Path, str]]:
+    """Where a stage names a reward, and which."""
+    reward = stage.get("reward")
+    if isinstance(reward, str) and stage.get("kind") in REWARDED:
+        yield ("stages", name, "reward"), reward
+    judge = _mapping(stage.get("judge")).get("reward")
+    if isinstance(judge, str) and stage.get("kind") in JUDGED:
+        yield ("stages", name, "judge", "reward"), judge
+
+
+# -- what names mean
+
+
+def _reserved_names(plain: Plain) -> Iterator[Problem]:
+    if MODEL in _stages(plain):
+        message = f"'{MODEL}' always means the recipe's model"
+        yield Problem(("stages", MODEL), message, "give the stage another name")
+    for name, kind in _kinds(plain).items():
+        if kind == COLLECTING and name in _mapping(plain.get("data")):
+            message = f"a dataset is called '{name}' too, and both are read as data"
+            yield Problem(("stages", name), message, "give the stage another name")
+
+
+def _stage_references(plain: Plain) -> Iterator[Problem]:
+    stages = _stages(plain)
+    for name, kind in _kinds(plain).items():
+        for field, allowed in STAGE_FIELDS[kind].items():
+            yield from _stage_named(plain, ("stages", name, field), stages[name].get(field), allowed)
+
+
+def _stage_named(plain: Plain, path: Path, target: Any, allowed: tuple[str, ...]) -> Iterator[Problem]:
+    """What is wrong where a field names a stage (or the model) that must be of an allowed kind."""
+    kinds, itself = _kinds(plain), path[1] if path[0] == "stages" else None
+    fitting = [name for name, kind in kinds.items() if kind in allowed and name != itself]
+    fitting += [MODEL] if MODEL in allowed else []
+    remedy = f"use one of: {', '.join(fitting)}" if fitting else f"add a {_any_of(allowed)}"
+    rule = f"{_article(str(path[-1]))} {path[-1]} is a {_any_of(allowed)}"
+    if not isinstance(target, str):
+        return
+    if target == MODEL:
+        if MODEL not in allowed:
+            yield Problem(path, f"'{MODEL}' is the recipe's model; {rule}", remedy)
+    elif target == itself:
+        yield Problem(path, f"'{target}' is this stage itself", remedy)
+    elif target not in _stages(plain):
+        yield Problem(path, f"no stage is called {quote(target)}", suggest(target, fitting) or remedy)
+    elif target in kinds and kinds[target] not in allowed:
+        yield Problem(path, f"'{target}' is {_a(kinds[target])}; {rule}", remedy)
+
+
+def _a(kind: str) -> str:
+    return f"{_article(kind)} {kind} stage"
+
+
+def _article(word: str) -> str:
+    return "an" if word[0] in "aeiou" or word == "sft" else "a"
+
+
+def _any_of(kinds: tuple[str, ...]) -> str:
+    stages = f"{' or '.join(kind for kind in kinds if kind != MODEL)} stage"
+    return f"{stages}, or the recipe's model" if MODEL in kinds else stages
+
+
+def _reward_references(plain: Plain) -> Iterator[Problem]:
+    rewards = _mapping(plain.get("rewards"))
+    for name, stage in _stages(plain).items():
+        for path, reward in _reads_rewards(name, stage):
+            if reward not in rewards:
+                remedy = suggest(reward, rewards) or "define it under rewards"
+                yield Problem(path, f"no reward is called {quote(reward)}", remedy)
+    for _, path, term in _terms(plain):
+        yield from _stage_named(plain, (*path, "model"), term.get("model"), ("reward_model",))
+
+
+def _data_references(plain: Plain) -> Iterator[Problem]:
+    data, stages = _mapping(plain.get("data")), _stages(plain)
+    collections = [name for name, kind in _kinds(plain).items() if kind == COLLECTING]
+    readers: dict[str, list[tuple[Path, Content]]] = {}
+    for name, kind in _kinds(plain).items():
+        for field, content in DATA_FIELDS[kind].items():
+            target, field_path = stages[name].get(field), ("stages", name, field)
+            if content == "preferences" and _is_in(stages, target) and not _is_in(data, target):
+                yield from _stage_named(plain, field_path, target, (COLLECTING,))
+            elif isinstance(target, str) and target in data:
+                readers.setdefault(target, []).append((field_path, content))
+            elif isinstance(target, str):
+                known = [*data, *(collections if content == "preferences" else ())]
+                remedy = suggest(target, known) or "define it under data"
+                yield Problem(field_path, f"no dataset is called {quote(target)}", remedy)
+    for target, readings in readers.items():
+        held = _builtin_content(_mapping(data[target]))
+        # What the source is known to hold decides; else the reading that wants more than prompts.
+        ranked = sorted(readings, key=lambda reading: (reading[1] != held, reading[1] == "prompts"))
+        path, content = ranked[0]
+        for other_path, other in readings:
+            if other != content and not (other == "prompts" and content == "demonstrations"):
+                message = f"reads as {other} what {'.'.join(map(str, path))} reads as {content}"
+                yield Problem(other_path, message, "name the source a second time, as another dataset")
+        yield from _source_problems(target, _mapping(data[target]), path, content)
+
+
+def _source_problems(name: str, data: Plain, reader: Path, content: Content) -> Iterator[Problem]:
+    """What a dataset's source, or its mapping of columns, lacks of what its reader needs."""
+    source, columns, held = data.get("source"), data.get("columns"), _builtin_content(data)
+    if held is not None and content not in (held, "prompts"):
+        yield Problem(reader, f"reads {content}, but {source} holds {held}", "name another dataset here")
+    if content == "rankings" and isinstance(source, str) and source.lower().endswith(".csv"):
+        message = "rankings are lists of responses and ranks, and a .csv file has no lists"
+        yield Problem(("data", name, "source"), message, "use .json, .jsonl or .parquet")
+    if held and columns:
+        yield Problem(("data", name, "columns"), f"{source} has our columns already", "remove columns")
+    elif isinstance(columns, Mapping) and columns:
+        missing = [column for column in CONTENT_COLUMNS[content] if column not in columns]
+        if missing:
+            message = f"says nothing of {' and '.join(missing)}, which {'.'.join(map(str, reader))} reads"
+            yield Problem(("data", name, "columns"), message, f"add `{missing[0]}: COLUMN`")
+
+
+def _builtin_content(data: Plain) -> str | None:
+    source = data.get("source")
+    held = source.partition("/")[2] if isinstance(source, str) and source.startswith("builtin:") else None
+    return held if held in CONTENT_COLUMNS else None
+
+
+def _verifiers(plain: Plain) -> Iterator[Problem]:
+    named: list[tuple[Path, Any]] = [
+        ((*path, "verifier"), term.get("verifier")) for _, path, term in _terms(plain)
+    ]
+    for name, stage in _stages(plain).items():
+        for field, key in (("judge", "verifier"), ("algorithm", "positive_verifier")):
+            named.append((("stages", name, field, key), _mapping(stage.get(field)).get(key)))
+    own = _mapping(plain.get("verifiers"))
+    for path, verifier in named:
+        if isinstance(verifier, str) and verifier not in VERIFIERS and verifier not in own:
+            message, known = f"no verifier is called {quote(verifier)}", (*own, *VERIFIERS)
+            yield Problem(path, message, suggest(verifier, known))
+    for name in own:
+        if name in VERIFIERS:
+            message = f"'{name}' is a built-in verifier, and would mean two rules"
+            yield Problem(("verifiers", name), message, "give yours another name")
+
+
+def _verifiers_of_another_task(plain: Plain) -> Iterator[Problem]:
+    """Built-in prompts judged by a rule of another built-in task, which would not understand them."""
+    data = _mapping(plain.get("data"))
+    for name, stage in _stages(plain).items():
+        prompts = stage.get("prompts")
+        source = _mapping(data.get(prompts)).get("source") if isinstance(prompts, str) else None
+        if not isinstance(source, str) or not source.startswith("builtin:"):
+            continue
+        task = source.removeprefix("builtin:").partition("/")[0]
+        for path, verifier in _reads_verifiers(plain, name, stage):
+            if verifier in VERIFIERS and task in VERIFIERS and verifier != task:
+                message = f"'{verifier}' does not understand the prompts that {name} reads (data.{prompts}: {source})"
+                yield Problem(path, message, f"use {task}")
+
+
+def _comparisons_without_answers(plain: Plain) -> Iterator[Problem]:
+    """``exact_match`` on prompts that are known to have no answers; of other files, the stage looks when it starts."""
+    data, own = _mapping(plain.get("data")), _mapping(plain.get("verifiers"))
+    for name, stage in _stages(plain).items():
+        prompts = stage.get("prompts")
+        if not isinstance(prompts, str) or prompts not in data:
+            continue
+        columns = _mapping(_mapping(data[prompts]).get("columns"))
+        is_builtin = _builtin_content(_mapping(data[prompts])) is not None
+        if "answer" in columns or not (columns or is_builtin):
+            continue
+        for path, verifier in _reads_verifiers(plain, name, stage):
+            if _is_in(own, verifier) and _mapping(own[verifier]).get("source") == EXACT_MATCH:
+                message = (
+                    f"'{verifier}' compares with answers, and data.{prompts}, which {name} reads, has none"
+                )
+                remedy = "name another verifier" if is_builtin else f"add data.{prompts}.columns.answer"
+                yield Problem(path, message, remedy)
+
+
+def _reads_verifiers(plain: Plain, name: str, stage: Plain) -> list[tuple[Path, Any]]:
+    """Where a stage, or the reward that it reads, names a verifier, and which."""
+    read: list[tuple[Path, Any]] = [
+        (("stages", name, field, key), _mapping(stage.get(field)).get(key))
+        for field, key in (("judge", "verifier"), ("algorithm", "positive_verifier"))
+    ]
+    rewards = [reward for _, reward in _reads_rewards(name, stage)]
+    return read + [
+        ((*path, "verifier"), term.get("verifier")) for r, path, term in _terms(plain) if r in rewards
+    ]
+
+
+def _gates(plain: Plain) -> Iterator[Problem]:
+    stages = _stages(plain)
+    for name, kind in _kinds(plain).items():
+        judges = [judge for judge in ("verifier", "reward") if judge in _mapping(stages[name].get("judge"))]
+        judge = judges[0] if len(judges) == 1 and kind == "evaluation" else None
+        measured = sorted(measured_by(kind, judge=judge))
+        by = f"{_a(kind)} with a {judge} as judge" if judge else _a(kind)
+        gates = stages[name].get("gate")
+        for i, gate in enumerate(_items(gates)):
+            path: Path = (
+                "stages",
+                name,
+                "gate",
+                *((i,) if isinstance(gates, list | tuple) else ()),
+                "metric",
+            )
+            metric = _mapping(gate).get("metric")
+            if isinstance(metric, str) and metric.startswith(SELECTING) and metric in measured:
+                message = f"{quote(metric)} is measured on what chose the best, so that it is optimistic"
+                yield Problem(path, message, f"use one of: {', '.join(sorted(gated_by(kind, judge=judge)))}")
+            elif isinstance(metric, str) and metric not in measured:
+                yield Problem(path, f"{by} does not measure {quote(metric)}", suggest(metric, measured))
+            elif isinstance(metric, str) and _mapping(gate).get("confidence") is not None:
+                yield from _sure_of_nothing((*path[:-1], "confidence"), metric, kind, judge)
+
+
+def _sure_of_nothing(path: Path, metric: str, kind: str, judge: str | None) -> Iterator[Problem]:
+    """A confidence that is asked of a number which is no estimate, or comes without its uncertainty."""
+    estimated = sorted(estimated_by(kind, judge=judge) & gated_by(kind, judge=judge))
+    if metric not in estimated:
+        one_of = "one of: " if len(estimated) > 1 else ""
+        others = f", or gate on {one_of}{', '.join(estimated)}" if estimated else ""
+        message = f"{quote(metric)} comes without a standard error, so no confidence can be asked of it"
+        yield Problem(path, message, f"remove confidence{others}")
+
+
+def _publications(plain: Plain) -> Iterator[Problem]:
+    aliases: dict[tuple[str, str], int] = {}
+    for i, publication in enumerate(map(_mapping, _items(plain.get("publish")))):
+        yield from _stage_named(plain, ("publish", i, "stage"), publication.get("stage"), PUBLISHED)
+        yield from _gated_stage(plain, ("publish", i, "after"), publication.get("after"))
+        model, alias = publication.get("registered_model"), publication.get("alias")
+        if isinstance(model, str) and isinstance(alias, str):
+            first = aliases.setdefault((model, alias), i)
+            if first != i:
+                message = f"publish.{first} moves the alias {quote(alias)} of {quote(model)} too"
+                yield Problem(("publish", i, "alias"), message, "an alias points at one model; name another")
+
+
+def _gated_stage(plain: Plain, path: Path, target: Any) -> Iterator[Problem]:
+    stages = _stages(plain)
+    gated = [name for name, stage in stages.items() if stage.get("gate")]
+    remedy = f"use one of: {', '.join(gated)}" if gated else "give a stage a gate"
+    if isinstance(target, str) and target not in stages:
+        yield Problem(path, f"no stage is called {quote(target)}", suggest(target, gated) or remedy)
+    elif isinstance(target, str) and target not in gated:
+        yield Problem(path, f"'{target}' has no gate that could pass", remedy)
+
+
+# -- cycles
+
+
+def _cycles(plain: Plain) -> Iterator[Problem]:
+    """One problem for each ring of stages that wait for one another, named in full."""
+    waiting = _waits(plain)
+    while waiting:
+        free = [name for name, waits in waiting.items() if not any(to in waiting for _, to in waits)]
+        for name in free:
+            del waiting[name]
+        if free or not waiting:
+            continue
+        ring = _ring(waiting)
+        told = ", ".join(f"{name} reads {to} ({'.'.join(map(str, path))})" for name, path, to in ring)
+        yield Problem(ring[0][1], f"stages wait for one another: {told}", _CYCLE_REMEDY)
+        for name, _, _ in ring:
+            del waiting[name]
+
+
+def _waits(plain: Plain) -> dict[str, list[tuple[Path, str]]]:
+    """Stage → the fields that make it wait for a stage, and for which. Naming itself is refused elsewhere."""
+    stages, data = _stages(plain), _mapping(plain.get("data"))
+    waits: dict[str, list[tuple[Path, str]]] = {name: [] for name in stages}
+    for name, kind in _kinds(plain).items():
+        preferences = [field for field, content in DATA_FIELDS[kind].items() if content == "preferences"]
+        collected = [field for field in preferences if not _is_in(data, stages[name].get(field))]
+        fields: list[tuple[Path, Any]] = [
+            (("stages", name, field), stages[name].get(field)) for field in (*STAGE_FIELDS[kind], *collected)
+        ]
+        waits[name] += [
+            (path, to) for path, to in fields if isinstance(to, str) and to in stages and to != name
+        ]
+        for _, reward in _reads_rewards(name, stages[name]):
+            terms = [((*path, "model"), term.get("model")) for r, path, term in _terms(plain) if r == reward]
+            waits[name] += [(path, to) for path, to in terms if isinstance(to, str) and to in stages]
+    return waits
+
+
+def _ring(waiting: dict[str, list[tuple[Path, str]]]) -> list[tuple[str, Path, str]]:
+    """A ring among stages that all wait for another of them: (stage, field, stage it waits for)."""
+    trail: list[tuple[str, Path, str]] = []
+    name = next(iter(waiting))
+    while name not in (names := [passed for passed, _, _ in trail]):
+        path, to = next((path, to) for path, to in waiting[name] if to in waiting)
+        trail.append((name, path, to))
+        name = to
+    return trail[names.index(name) :]

@@ -1,0 +1,55 @@
+"""Switches that a recipe sets although, beside the others, nothing reads them."""
+
+from collections.abc import Iterator
+
+from schemas.recipe.algorithm import GROUPED, Algorithm
+
+
+def unread_switches(switches: Algorithm) -> Iterator[str]:
+    """``switch: value is not read ...; remedy`` for each that differs from its preset's and is not read."""
+    preset = Algorithm(preset=switches.preset)
+    for name, (why, remedy) in _unread(switches).items():
+        value = getattr(switches, name)
+        if value != getattr(preset, name):
+            shown = f"{value:g}" if isinstance(value, float) else value
+            yield f"{name}: {shown} is not read {why}; {remedy}, or leave {name} out"
+
+
+def _unread(switches: Algorithm) -> dict[str, tuple[str, str]]:
+    """Switch that is not read → why, and what would let it be read."""
+    found: dict[str, tuple[str, str]] = {}
+    advantage = switches.advantage
+    if advantage != "gae":
+        why = f"by advantage={advantage}, which has no critic"
+        critic = ("lambda_policy", "lambda_value", "length_adaptive_alpha", "value_clip_range")
+        found |= dict.fromkeys(critic, (why, "set advantage: gae"))
+    elif switches.gae_horizon == 1:
+        lambdas = ("lambda_policy", "lambda_value", "length_adaptive_alpha")
+        found |= dict.fromkeys(lambdas, ("while gae_horizon is 1, a single step", "raise gae_horizon"))
+    elif switches.length_adaptive_alpha is not None:
+        found["lambda_policy"] = ("while length_adaptive_alpha is set", "set length_adaptive_alpha: null")
+    if advantage in GROUPED:
+        found["gamma"] = (f"by advantage={advantage}, which compares whole responses", "set advantage: gae")
+    if not switches.importance_ratio:
+        clips = ("clip_range_low", "clip_range_high", "dual_clip")
+        found |= dict.fromkeys(clips, ("without a ratio to clip", "set importance_ratio: true"))
+    if not switches.shared_trunk:
+        found["value_coef"] = ("while the critic has an optimiser of its own", "set shared_trunk: true")
+    if not switches.drop_uniform_groups:
+        found["max_sampling_rounds"] = ("while no group is dropped", "set drop_uniform_groups: true")
+    if not switches.positive_nll_coef:
+        rules = ("positive_threshold", "positive_verifier")
+        found |= dict.fromkeys(rules, ("while no response is imitated", "set positive_nll_coef"))
+    elif switches.positive_verifier is not None:
+        found["positive_threshold"] = ("while positive_verifier says what is right", "remove that")
+    if not switches.kl_coef:
+        found["kl_kind"] = ("while the reward has no KL penalty", "set kl_coef")
+    if switches.kl_target is None:
+        found["kl_horizon"] = ("while kl_coef is fixed", "set kl_target")
+    if not switches.kl_loss_coef:
+        found["kl_loss_kind"] = ("while the loss has no KL to the reference", "set kl_loss_coef")
+    if not switches.kl_penalty_coef:
+        found["kl_penalty_kind"] = ("while the loss has no KL to the old policy", "set kl_penalty_coef")
+    if switches.trust_region_kl is None:
+        found["trust_region_halvings"] = ("while no step is undone", "set trust_region_kl")
+    return found

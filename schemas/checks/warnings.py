@@ -1,0 +1,76 @@
+"""What a recipe may do although a source warns against it, or although it is likely a slip."""
+
+from collections.abc import Iterator
+
+from schemas.checks.algorithm_warnings import algorithm_warnings
+from schemas.recipe.recipe import Recipe
+from schemas.recipe.stages import DirectPreferenceOptimization, PolicyOptimization, ValuePretraining
+from schemas.steps import dependencies, order, reward_of
+
+
+def warnings(recipe: Recipe) -> list[str]:
+    """Sentences for the author of the recipe; nothing in them stops a run."""
+    found = [*_unread(recipe), *_unrelated_gates(recipe)]
+    for name, stage in recipe.stages.items():
+        if stage.kind == "evaluation" and stage.candidate == stage.baseline:
+            found.append(f"stages.{name}.baseline: '{stage.baseline}' is compared with itself")
+        if isinstance(stage, ValuePretraining):
+            found += _ungated_reward(recipe, name, stage)
+        if isinstance(stage, PolicyOptimization):
+            found += algorithm_warnings(recipe, name, stage)
+        if isinstance(stage, DirectPreferenceOptimization):
+            found += _unread_margin(recipe, name, stage)
+    return found
+
+
+def _unread(recipe: Recipe) -> Iterator[str]:
+    read = {step for inputs in dependencies(recipe).values() for step in inputs.values()}
+    scored = {reward_of(stage) for stage in recipe.stages.values()}
+    yield from (f"data.{name}: no stage reads it" for name in recipe.data if f"data.{name}" not in read)
+    yield from (
+        f"verifiers.{name}: no stage reads it" for name in recipe.verifiers if f"verifiers.{name}" not in read
+    )
+    yield from (f"rewards.{name}: no stage reads it" for name in recipe.rewards if name not in scored)
+    yield from (
+        f"stages.{name}: no policy_optimization stage starts from this critic"
+        for name, stage in recipe.stages.items()
+        if isinstance(stage, ValuePretraining) and name not in read
+    )
+
+
+def _unread_margin(recipe: Recipe, name: str, stage: DirectPreferenceOptimization) -> Iterator[str]:
+    data = recipe.data.get(stage.data)
+    if data is not None and "margin" in data.columns:
+        yield (
+            f"stages.{name}.data: the margins of '{stage.data}' are not read by DPO (arXiv 2305.18290 has none); "
+            f"a reward_model reads them, or remove data.{stage.data}.columns.margin"
+        )
+
+
+def _unrelated_gates(recipe: Recipe) -> Iterator[str]:
+    upstream = _upstream(recipe)
+    for i, publication in enumerate(recipe.publish):
+        after, stage = publication.after, publication.stage
+        if after is not None and after != stage and stage not in upstream[after]:
+            yield f"publish.{i}.after: '{after}' does not read '{stage}', so its gate says nothing about it"
+
+
+def _upstream(recipe: Recipe) -> dict[str, set[str]]:
+    """Step → every step that it depends on, however far up."""
+    inputs = dependencies(recipe)
+    upstream: dict[str, set[str]] = {}
+    for step in order(recipe):
+        direct = set(inputs[step].values())
+        upstream[step] = direct.union(*(upstream[each] for each in direct))
+    return upstream
+
+
+def _ungated_reward(recipe: Recipe, name: str, stage: ValuePretraining) -> Iterator[str]:
+    if not any(gate.metric == "explained_variance" for gate in stage.gate):
+        return
+    for term in recipe.rewards[stage.reward].terms:
+        if term.model is not None and not recipe.stages[term.model].gate:
+            yield (
+                f"stages.{name}.gate: scores of a reward model at chance level can be predicted well too; "
+                f"give stages.{term.model} a gate on pair_accuracy"
+            )

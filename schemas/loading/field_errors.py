@@ -1,0 +1,346 @@
+"""pydantic's errors in the recipe's words: which field, which value, which rule, what to do."""
+
+import itertools
+import re
+import types
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import (
+    Annotated,
+    Any,
+    Generic,
+    Literal,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+)
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from schemas.frozen import BrokenRules, Frozen
+from schemas.problems import (
+    MOST_PROBLEMS,
+    Path,
+    Problem,
+    quote,
+    suggest,
+)
+
+_NAME = "start with a lower-case letter; lower-case letters, digits and underscores follow"
+_ROUNDS = 8
+
+Model = TypeVar("Model", bound=Frozen)
+
+
+@dataclass(frozen=True)
+class Validated(Generic[Model]):
+    """A value, or as much of it as can be made, and what is wrong with its fields."""
+
+    value: Model | None
+    """None where nothing can be made of it, not even without the fields that are wrong."""
+    plain: Any
+    """What the value was made of: what was given, less ``left_out``."""
+    problems: list[Problem]
+    left_out: tuple[Path, ...]
+
+
+def validated(model: type[Model], plain: Any) -> Validated[Model]:
+    """``plain`` as a ``model``, with everything that is wrong with its fields.
+
+    A wrong field keeps pydantic from the rules of what it stands in. So these are looked at with the field left out,
+    and what they then say is told unless it is about that field.
+    """
+    problems: list[Problem] = []
+    left_out: list[Path] = []
+    for _ in range(_ROUNDS):
+        try:
+            return Validated(model.model_validate(plain), plain, problems, tuple(left_out))
+        except ValidationError as error:
+            errors = error.errors(include_url=False)[:MOST_PROBLEMS]
+        found = field_problems(model, errors, plain)
+        if left_out:
+            rules = {problem.path for problem in field_problems(model, _rules_of(errors), plain)}
+            found = [
+                problem
+                for problem in found
+                if problem in problems
+                or (problem.path in rules and not any(is_about(problem, path) for path in left_out))
+            ]
+        problems += (problem for problem in found if problem not in problems)
+        leaves = [path for problem in found for path in _leaves(problem, plain)]
+        # An item of a list stays as long as there is something else to leave out: it goes with the whole list.
+        leaves = [path for path in leaves if not isinstance(path[-1], int)] or [
+            tuple(itertools.takewhile(lambda part: not isinstance(part, int), path)) for path in leaves
+        ]
+        if not leaves:
+            break
+        left_out += leaves
+        plain = _without(plain, leaves)
+    return Validated(None, plain, problems, tuple(left_out))
+
+
+def is_about(problem: Problem, path: Path) -> bool:
+    """Whether a rule's problem names a field below its own place (or stands there): rules name what they read."""
+    below = path[: len(problem.path)] == problem.path
+    return below and (
+        len(path) == len(problem.path) or bool(re.search(rf"\b{re.escape(str(path[-1]))}\b", problem.message))
+    )
+
+
+def _rules_of(errors: Sequence[ErrorDetails]) -> list[ErrorDetails]:
+    return [error for error in errors if error["type"] == "value_error"]
+
+
+def _leaves(problem: Problem, plain: Any) -> list[Path]:
+    """What has to be left out so that a problem does not come again: the field, or those that a rule names."""
+    path = problem.path
+    value = _value_at(plain, path)
+    if isinstance(value, dict):
+        named = [key for key in value if re.search(rf"\b{re.escape(str(key))}\b(?!\.)", problem.message)]
+        if named:
+            return [(*path, key) for key in named]
+    owner = _value_at(plain, path[:-1])
+    written = path and (isinstance(owner, list) or (isinstance(owner, dict) and path[-1] in owner))
+    return [path] if written else []
+
+
+def _value_at(plain: Any, path: Path) -> Any:
+    for part in path:
+        plain = _part_of(plain, part)
+    return plain
+
+
+def _without(plain: Any, paths: Sequence[Path]) -> Any:
+    """A copy of plain values without some fields."""
+    if isinstance(plain, list):
+        return [_without(item, [path[1:] for path in paths if path[0] == i]) for i, item in enumerate(plain)]
+    if not isinstance(plain, dict):
+        return plain
+    gone = {path[0] for path in paths if len(path) == 1}
+    return {
+        key: _without(value, [path[1:] for path in paths if path[0] == key])
+        for key, value in plain.items()
+        if key not in gone
+    }
+
+
+def field_problems(model: type[BaseModel], errors: Sequence[ErrorDetails], plain: Any) -> list[Problem]:
+    """The problems of each place that pydantic refused; ``plain`` is what it was given."""
+    by_path: dict[Path, list[ErrorDetails]] = {}
+    for error in errors:
+        if error["type"] == "too_short" and len(error["input"]) >= error["ctx"]["min_length"]:
+            continue  # pydantic counts valid items only, and has refused the others already
+        by_path.setdefault(_written_path(error, plain), []).append(error)
+    return [problem for path, found in by_path.items() for problem in _problems(model, path, found, plain)]
+
+
+def _written_path(error: ErrorDetails, plain: Any) -> Path:
+    """pydantic's location without what stands only in the types: union members, tags, the list around one gate."""
+    path: list[str | int] = []
+    value = plain
+    for part in error["loc"]:
+        inside = isinstance(value, dict) and part in value
+        if inside or (isinstance(value, list) and isinstance(part, int)):
+            value = value[part]
+            path.append(part)
+        elif error["type"] == "missing" and part == error["loc"][-1] and isinstance(value, dict):
+            path.append(part)
+    return tuple(path)
+
+
+def _problems(
+    model: type[BaseModel], path: Path, errors: Sequence[ErrorDetails], plain: Any
+) -> Iterator[Problem]:
+    broken = errors[0].get("ctx", {}).get("error")
+    if isinstance(broken, ValueError):
+        for message in broken.messages if isinstance(broken, BrokenRules) else [str(broken)]:
+            said, _, remedy = message.partition("; ")
+            yield Problem(path, said, remedy)
+    else:
+        yield _problem(model, path, errors, plain)
+
+
+def _problem(model: type[BaseModel], path: Path, errors: Sequence[ErrorDetails], plain: Any) -> Problem:
+    error = errors[0]
+    kind, context = error["type"], error.get("ctx", {})
+    if kind == "missing":
+        return Problem(path, "is required", _example(path))
+    if kind == "extra_forbidden":
+        return _unknown_field(model, path, plain)
+    if kind in ("union_tag_not_found", "union_tag_invalid"):
+        return _stage_kind(model, path, error)
+    if kind == "string_pattern_mismatch":
+        return Problem(
+            path, f"{quote(error['input'])} is not a valid name", _pattern_remedy(context["pattern"])
+        )
+    if kind == "literal_error":
+        return Problem(
+            path, f"{quote(error['input'])} is not known", suggest(str(error["input"]), _choices(context))
+        )
+    rules = " or ".join(dict.fromkeys(_rule(each) for each in errors))
+    return Problem(path, f"{quote(error['input'])} must be {rules}", _remedy_for_type(error))
+
+
+def _rule(error: ErrorDetails) -> str:
+    context = error.get("ctx", {})
+    match error["type"]:
+        case "greater_than":
+            return f"above {_bound(context['gt'])}"
+        case "greater_than_equal":
+            return f"at least {_bound(context['ge'])}"
+        case "less_than":
+            return f"below {_bound(context['lt'])}"
+        case "less_than_equal":
+            return f"at most {_bound(context['le'])}"
+        case "int_type" | "int_from_float" | "int_parsing":
+            return "a whole number"
+        case "float_type" | "float_parsing":
+            return "a number"
+        case "finite_number":
+            return "a finite number"
+        case "bool_type" | "bool_parsing":
+            return "true or false"
+        case "string_type":
+            return "text"
+        case "dict_type" | "model_type" | "model_attributes_type":
+            return "a mapping (field: value)"
+        case "tuple_type" | "list_type":
+            return "a list"
+        case "too_short":
+            return f"{context['min_length']} or more in number"
+        case "too_long":
+            return f"{context['max_length']} or fewer in number"
+        case _:
+            return f"otherwise ({error['msg']})"
+
+
+def _bound(number: float) -> str:
+    return str(number) if isinstance(number, int) else f"{number:g}"
+
+
+def _remedy_for_type(error: ErrorDetails) -> str:
+    given = error["input"]
+    if error["type"] == "string_type" and given is not None:
+        return "put quotes around it"
+    if error["type"].startswith(("int", "float")) and isinstance(given, str):
+        return "write the number without quotes or units"
+    return ""
+
+
+def _choices(context: dict[str, Any]) -> list[str]:
+    return [word.strip("' ") for word in str(context["expected"]).replace(" or ", ",").split(",")]
+
+
+def _pattern_remedy(pattern: str) -> str:
+    return (
+        _NAME
+        if pattern.startswith("^[a-z]")
+        else f"use letters, digits, '.', '_' and '-' (pattern {pattern})"
+    )
+
+
+def _example(path: Path) -> str:
+    if path[-1] == "recipe":
+        return "give the recipe a name, for example `recipe: quickstart`"
+    return f"add `{path[-1]}: …`"
+
+
+def _stage_kind(model: type[BaseModel], path: Path, error: ErrorDetails) -> Problem:
+    kinds = [_kind_of(stage) for stage in _stage_models(model)]
+    if error["type"] == "union_tag_not_found":
+        return Problem((*path, "kind"), "is required", f"use one of: {', '.join(kinds)}")
+    tag = str(error.get("ctx", {})["tag"])
+    return Problem((*path, "kind"), f"{quote(tag)} is not a kind of stage", suggest(tag, kinds))
+
+
+def _unknown_field(root: type[BaseModel], path: Path, plain: Any) -> Problem:
+    """An unknown field, with the nearest field here, one level below, or in the stage kinds that have it."""
+    word = str(path[-1])
+    model = _model_at(root, path[:-1], plain)
+    known = list(model.model_fields) if model else []
+    message = f"there is no field {quote(word)} here"
+    for name in known:
+        inner = next(_models_in(model.model_fields[name].annotation), None) if model else None
+        if inner and inner is not model and word in inner.model_fields and word not in ("source", "kind"):
+            return Problem(path, message, f"it belongs into {'.'.join(map(str, (*path[:-1], name, word)))}")
+    owners = [_kind_of(stage) for stage in _stage_models(root) if word in stage.model_fields]
+    if len(path) == 3 and path[0] == "stages" and model and owners:
+        message = f"a stage of kind {_kind_of(model)} has no {quote(word)}"
+        return Problem(path, message, f"it is a field of {' and '.join(owners)}")
+    return Problem(path, message, suggest(word, known))
+
+
+def _model_at(root: type[BaseModel], path: Path, plain: Any) -> type[BaseModel] | None:
+    """The class that reads the mapping at ``path``."""
+    annotation: Any = root
+    value = plain
+    for part in path:
+        model = _chosen(annotation, value)
+        if isinstance(part, int):
+            annotation = _item_type(annotation)
+        elif model is not None:
+            field = model.model_fields.get(part)
+            annotation = field.annotation if field else None
+        else:
+            annotation = _item_type(annotation)
+        value = _part_of(value, part)
+    return _chosen(annotation, value)
+
+
+def _part_of(value: Any, part: str | int) -> Any:
+    if isinstance(value, dict):
+        return value.get(part)
+    return value[part] if isinstance(value, list) and isinstance(part, int) and part < len(value) else None
+
+
+def _chosen(annotation: Any, value: Any) -> type[BaseModel] | None:
+    """The model among an annotation's members; of several, the one of the value's kind."""
+    if get_origin(annotation) in (dict,) or (get_origin(annotation) is tuple and isinstance(value, list)):
+        return None
+    models = list(_models_in(annotation))
+    if len(models) > 1 and isinstance(value, dict):
+        models = [model for model in models if _kind_of(model) == value.get("kind")]
+    return models[0] if models else None
+
+
+def _item_type(annotation: Any) -> Any:
+    """The type of a mapping's values or of a tuple's items."""
+    arguments = get_args(annotation)
+    if get_origin(annotation) is dict:
+        return arguments[1]
+    if get_origin(annotation) is tuple:
+        return arguments[0]
+    if get_origin(annotation) is Annotated:
+        return _item_type(arguments[0])
+    return annotation
+
+
+def _union_members(annotation: Any) -> list[Any]:
+    if get_origin(annotation) is Annotated:
+        return _union_members(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, types.UnionType):
+        return list(get_args(annotation))
+    return [annotation]
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    for member in _union_members(annotation):
+        if isinstance(member, type) and issubclass(member, BaseModel):
+            yield member
+        elif get_origin(member) in (dict, tuple, Annotated):
+            yield from _models_in(_item_type(member))
+
+
+def _stage_models(root: type[BaseModel]) -> list[type[BaseModel]]:
+    """The kinds of stage that a recipe has; a sweep has none."""
+    stages = root.model_fields.get("stages")
+    return list(_models_in(stages.annotation)) if stages else []
+
+
+def _kind_of(model: type[BaseModel]) -> str:
+    field = model.model_fields.get("kind")
+    if field is None or get_origin(field.annotation) is not Literal:
+        return ""
+    return str(get_args(field.annotation)[0])

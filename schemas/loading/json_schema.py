@@ -1,0 +1,165 @@
+"""The JSON schema of recipes and of sweeps, for editors: it accepts what the loader accepts, as far as a schema can say it.
+
+pydantic prints the classes. What their validators take beside it (one gate for a list of gates, a preset's name), and
+what it leaves out (names that do not fit their pattern, "exactly one of", sources of a known form), is put in here.
+``tests/schemas/loading/test_json_schema.py`` holds the two together, and names what no schema can say.
+"""
+
+import inspect
+from typing import Any
+
+from pydantic import BaseModel
+
+from schemas.frozen import Frozen
+from schemas.loading.sources import (
+    BUILTIN_DATA,
+    BUILTIN_MODELS,
+    HUB,
+    PACKAGE,
+)
+from schemas.recipe.inputs import (
+    EXACT_MATCH,
+    Data,
+    Model,
+    Verifier,
+)
+from schemas.recipe.recipe import Publication, Recipe
+from schemas.recipe.rewards import Judge, MissingEos, RewardTerm
+from schemas.recipe.stages import Gate, PreferenceCollection, RewardModelling
+from schemas.sweep import Sweep
+
+Schema = dict[str, Any]
+
+DRAFT = "http://json-schema.org/draft-07/schema#"
+"""What editors' YAML support reads most widely."""
+
+EXACTLY_ONE: dict[type[Frozen], tuple[str, str]] = {
+    RewardTerm: ("model", "verifier"),
+    MissingEos: ("subtract", "replace"),
+    Gate: ("at_least", "at_most"),
+    RewardModelling: ("data", "rankings"),
+    Judge: ("verifier", "reward"),
+    PreferenceCollection: ("prompts", "demonstrations"),
+}
+"""Class → two fields of which it has one; ``null`` is like leaving a field out."""
+TOGETHER: tuple[tuple[type[Frozen], str, str], ...] = (
+    (Publication, "after", "alias"),
+    (PreferenceCollection, "prompts", "judge"),
+    (PreferenceCollection, "judge", "prompts"),
+)
+"""Class, a field, and another that it does not go without."""
+ONE_OR_LIST = ("gate", "measure")
+"""Lists that may be written without brackets when they have one item."""
+
+
+def recipe_schema() -> Schema:
+    """What a recipe's file may hold."""
+    schema = _schema(Recipe)
+    definitions: Schema = schema["definitions"]
+    algorithm = definitions["Algorithm"]
+    names = {**algorithm["properties"]["preset"], "description": "A preset as it is."}
+    definitions["Algorithm"] = {"description": algorithm["description"], "anyOf": [names, algorithm]}
+    for model, (one, other) in EXACTLY_ONE.items():
+        _also(definitions[model.__name__], {"oneOf": [_given(one), _given(other)]})
+    for model, one, other in TOGETHER:
+        _also(definitions[model.__name__], {"anyOf": [{"not": _given(one)}, _given(other)]})
+    for model, builtin, patterns in (
+        (Model, BUILTIN_MODELS, {"hub": HUB, "package": PACKAGE}),
+        (Data, BUILTIN_DATA, {}),
+        (Verifier, (EXACT_MATCH,), {}),
+    ):
+        _also(definitions[model.__name__]["properties"]["source"], _sources(builtin, patterns))
+    return schema
+
+
+def sweep_schema() -> Schema:
+    """What a sweep's file may hold."""
+    return _schema(Sweep)
+
+
+def _schema(model: type[Frozen]) -> Schema:
+    printed = model.model_json_schema(ref_template="#/definitions/{model}")
+    definitions = printed.pop("$defs", {})
+    classes = {each.__name__: each for each in _subclasses(Frozen)}
+    for name, definition in [(model.__name__, printed), *definitions.items()]:
+        _describe(definition, classes[name])
+        for field, described in definition.get("properties", {}).items():
+            if field in ONE_OR_LIST and described["type"] == "array":
+                _allow_one_item(described)
+    _tidy(printed)
+    _tidy(definitions)
+    return {
+        "$schema": DRAFT,
+        "title": f"Vantage {model.__name__.lower()}",
+        **printed,
+        "definitions": definitions,
+    }
+
+
+def _subclasses(model: type[Frozen]) -> list[type[Frozen]]:
+    return [model, *(found for each in model.__subclasses__() for found in _subclasses(each))]
+
+
+def _describe(definition: Schema, model: type[BaseModel]) -> None:
+    """Give every field its description, ``kind`` that of its class; take out titles, which say a name again."""
+    definition.pop("title", None)
+    for field, described in definition.get("properties", {}).items():
+        described.pop("title", None)
+        if field == "kind":
+            described["description"] = inspect.cleandoc(model.__doc__ or "").splitlines()[0]
+        elif "description" not in described:  # pydantic leaves it out where its class has the same
+            described["description"] = model.model_fields[field].description
+
+
+def _allow_one_item(described: Schema) -> None:
+    limits = {key: described.pop(key) for key in list(described) if key not in ("description", "default")}
+    described["anyOf"] = [limits["items"], limits]
+
+
+def _tidy(node: Any) -> None:
+    """Say pydantic's ``discriminator`` in JSON schema, and that names which fit no pattern are not allowed."""
+    if isinstance(node, dict):
+        if isinstance(node.get("discriminator"), dict) and "propertyName" in node["discriminator"]:
+            _by_kind(node)
+        if "patternProperties" in node:
+            node["additionalProperties"] = False
+        for inner in node.values():
+            _tidy(inner)
+    elif isinstance(node, list):
+        for inner in node:
+            _tidy(inner)
+
+
+def _by_kind(union: Schema) -> None:
+    """One class by its kind instead of "one of these", of whose refusal an editor could only say that none fits."""
+    del union["oneOf"]
+    discriminator = union.pop("discriminator")
+    field, mapping = discriminator["propertyName"], discriminator["mapping"]
+    union |= {
+        "type": "object",
+        "required": [field],
+        "properties": {field: {"description": "The kind of stage.", "enum": list(mapping)}},
+        "allOf": [
+            {"if": {"required": [field], "properties": {field: {"const": kind}}}, "then": {"$ref": reference}}
+            for kind, reference in mapping.items()
+        ],
+    }
+
+
+def _also(schema: Schema, rule: Schema) -> None:
+    schema.setdefault("allOf", []).append(rule)
+
+
+def _given(field: str) -> Schema:
+    return {"required": [field], "properties": {field: {"not": {"type": "null"}}}}
+
+
+def _sources(builtin: tuple[str, ...], patterns: dict[str, str]) -> Schema:
+    """A built-in source, one of a known form, or a path."""
+    return {
+        "anyOf": [
+            {"enum": list(builtin)},
+            *({"pattern": f"^{pattern}$"} for pattern in patterns.values()),
+            {"not": {"pattern": f"^({'|'.join(['builtin', *patterns])}):"}},
+        ]
+    }

@@ -1,0 +1,170 @@
+"""From a file (and overrides) to a ``Recipe``, or to a list of everything that is wrong with it.
+
+Paths in a recipe are relative to the folder of its file, so that a recipe can travel with its data; paths in an
+override are relative to the current folder, as everywhere on a command line. A loaded recipe holds absolute ones.
+"""
+
+import os
+import re
+import stat
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib import resources
+from pathlib import Path as File
+from typing import Any
+
+from schemas.checks.agreement import resolve
+from schemas.checks.names import name_problems
+from schemas.loading import plain_yaml
+from schemas.loading.field_errors import is_about, validated
+from schemas.loading.overrides import Override, apply_overrides, parse_override
+from schemas.loading.sources import NoPlace, mode_of, resolve_sources
+from schemas.problems import (
+    Path,
+    Problem,
+    RecipeError,
+    suggest,
+)
+from schemas.recipe.recipe import Recipe
+
+
+def load_recipe(source: str | File, overrides: Sequence[str] = ()) -> Recipe:
+    """Load a recipe file, or a built-in recipe by its bare name, with ``KEY=VALUE`` overrides laid over it.
+
+    Raises:
+        RecipeError: with every problem that was found, each with its line or override.
+    """
+    file = find_recipe(source)
+    reading = read_document(file, str(source))
+    return _parse(reading, name=str(source), folder=file.parent, overrides=overrides)
+
+
+def parse_recipe(
+    text: str, *, name: str = "recipe", folder: File | None = None, overrides: Sequence[str] = ()
+) -> Recipe:
+    """The recipe in a text; ``folder`` is where its relative paths start (None: the current folder).
+
+    Raises:
+        RecipeError: as ``load_recipe``.
+    """
+    return _parse(_read(text, name), name=name, folder=folder, overrides=overrides)
+
+
+def _parse(
+    reading: plain_yaml.Reading, *, name: str, folder: File | None, overrides: Sequence[str]
+) -> Recipe:
+    problems = [replace(problem, source=name) for problem in reading.problems]
+    parsed: list[Override] = []
+    for override in overrides:
+        try:
+            parsed.append(parse_override(override))
+        except RecipeError as error:
+            problems += error.problems
+    plain, placed, misplaced = apply_overrides(reading.value, parsed)
+    problems += misplaced
+
+    here = File.cwd()
+    plain, missing = resolve_sources(plain, folder or here, here, placed)
+    recipe, found = _validate(plain)
+    problems += (_locate(problem, name, reading.lines, placed) for problem in [*found, *missing])
+    if recipe is None or problems:
+        raise RecipeError(sorted(problems, key=lambda problem: (problem.line is None, problem.line or 0)))
+    return recipe
+
+
+def builtin_recipes() -> list[str]:
+    """Names of the recipes and sweeps that come with Vantage."""
+    return sorted(
+        File(entry.name).stem
+        for entry in resources.files("recipes").iterdir()
+        if entry.name.endswith(".yaml")
+    )
+
+
+def find_recipe(source: str | File) -> File:
+    """The file of a recipe that is named by a path, or of a built-in one by its bare name.
+
+    Raises:
+        RecipeError: there is no such file and no such built-in recipe.
+    """
+    file, name = File(source), str(source)
+    try:
+        if mode_of(file):
+            return file
+    except NoPlace as error:
+        message = f"cannot be looked up ({error})"
+        raise RecipeError([Problem((), message, "name a .yaml file", None, name)]) from None
+    if "/" in name or "\\" in name or file.suffix in (".yaml", ".yml"):
+        raise RecipeError(
+            [Problem((), "there is no such file", f"built-in: {', '.join(builtin_recipes())}", None, name)]
+        )
+    if name in builtin_recipes():
+        return File(str(resources.files("recipes") / f"{name}.yaml"))
+    remedy = suggest(name, builtin_recipes())
+    raise RecipeError([Problem((), "is neither a file nor a built-in recipe", remedy, None, name)])
+
+
+def read_document(file: File, name: str) -> plain_yaml.Reading:
+    """What a recipe's or a sweep's file says; ``name`` is what problems call it.
+
+    Raises:
+        RecipeError: it is no file of moderate size, cannot be read, or is no YAML.
+    """
+    try:
+        with open(file, "rb", opener=_without_waiting) as stream:
+            if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+                raise RecipeError([Problem((), "is not a file", "name a .yaml file", None, name)])
+            data = stream.read(plain_yaml.MAX_BYTES + 1) or b""  # no more: the file may be of any size
+    except IsADirectoryError:
+        raise RecipeError([Problem((), "is not a file", "name a .yaml file", None, name)]) from None
+    except OSError as error:
+        message = f"cannot be read: {error.strerror}"
+        raise RecipeError([Problem((), message, "check its permissions", None, name)]) from None
+    try:
+        text = plain_yaml.decode(data)
+    except RecipeError as error:
+        raise RecipeError(replace(problem, source=name) for problem in error.problems) from None
+    return _read(text, name)
+
+
+def _without_waiting(file: str, flags: int) -> int:
+    return os.open(file, flags | os.O_NONBLOCK)  # it may be a pipe that nobody writes to
+
+
+def _read(text: str, name: str) -> plain_yaml.Reading:
+    try:
+        return plain_yaml.read(text)
+    except RecipeError as error:
+        raise RecipeError(replace(problem, source=name) for problem in error.problems) from None
+
+
+def _validate(plain: Any) -> tuple[Recipe | None, list[Problem]]:
+    """The recipe, unless a problem was found in its fields, its names or the agreement of its stages."""
+    if not isinstance(plain, dict):
+        return None, [Problem((), "is not a mapping", "a recipe starts with `recipe: NAME`")]
+    if "sweep" in plain:
+        return None, [Problem(("sweep",), "is a sweep, not a recipe", "use `vantage sweep`")]
+    named = name_problems(plain)
+    fields = validated(Recipe, plain)
+    problems = [*fields.problems, *named]
+    recipe, left_out = fields.value, fields.left_out
+    if recipe is None or named or name_problems(fields.plain):
+        return None, problems
+    recipe, disagreements = resolve(recipe)
+    problems += (problem for problem in disagreements if not any(is_about(problem, p) for p in left_out))
+    return (None if problems else recipe), problems
+
+
+def _locate(problem: Problem, name: str, lines: dict[Path, int], placed: dict[Path, Override]) -> Problem:
+    """The problem with the override, or the line, that it comes from."""
+    path = problem.path
+    prefixes = [path[:length] for length in range(len(path), -1, -1)]
+    for prefix in prefixes:
+        if prefix in placed:
+            return replace(problem, source=placed[prefix].source)
+    for below, override in placed.items():  # a rule over several fields names them in its message
+        if below[: len(path)] == path and re.search(rf"\b{below[-1]}\b", problem.message):
+            return replace(problem, source=override.source)
+    return replace(
+        problem, source=name, line=next((lines[prefix] for prefix in prefixes if prefix in lines), 1)
+    )

@@ -1,0 +1,187 @@
+"""Files that a recipe names: the model's, the data's and the verifiers' sources, as absolute paths, or what is wrong with them.
+
+Looking a path up never fails otherwise than by a ``NoPlace``, whatever text it is: too long, with a NUL, a ring of
+links, in a folder that may not be read.
+"""
+
+import re
+import stat
+from collections.abc import Callable
+from pathlib import Path as File
+from typing import Any
+
+from schemas.loading.overrides import Override
+from schemas.problems import (
+    Path,
+    Problem,
+    quote,
+    suggest,
+)
+from schemas.recipe.inputs import EXACT_MATCH
+from schemas.source_files import PLAIN_FORMATS, data_format
+
+OPEN = "?"
+"""A source that a recipe leaves for its user to give."""
+BUILTIN_MODELS = ("builtin:tiny",)
+BUILTIN_DATA = (
+    "builtin:arithmetic/demonstrations",
+    "builtin:arithmetic/preferences",
+    "builtin:arithmetic/prompts",
+    "builtin:arithmetic_long/demonstrations",
+    "builtin:arithmetic_long/preferences",
+    "builtin:arithmetic_long/prompts",
+)
+
+HUB = r"hub:[A-Za-z0-9._-]+/[A-Za-z0-9._-]+@[A-Za-z0-9._/-]+"
+"""How a model of the Hugging Face hub is named."""
+PACKAGE = r"package:[A-Za-z0-9][A-Za-z0-9._-]*"
+"""How a model in a Python package is named."""
+
+
+class NoPlace(ValueError):
+    """A path that cannot be looked up; the message says why."""
+
+
+def absolute(path: str | File, start: File) -> File:
+    """The path from ``start`` on, with ``~`` and links followed.
+
+    Raises:
+        NoPlace: no path can be written so.
+    """
+    try:
+        return (start / File(path).expanduser()).resolve()
+    # RuntimeError: a ring of links, or no home folder; ValueError: a NUL, or what no file name can hold
+    except (OSError, RuntimeError, ValueError) as error:
+        raise NoPlace(_why(error)) from None
+
+
+def mode_of(file: File) -> int:
+    """What stands at a path, as ``stat`` says it; 0 where nothing does.
+
+    Raises:
+        NoPlace: that cannot be said.
+    """
+    try:
+        return file.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return 0
+    except (OSError, ValueError) as error:
+        raise NoPlace(_why(error)) from None
+
+
+def is_file(file: File) -> bool:
+    """Whether a file stands at a path (no folder, pipe or device).
+
+    Raises:
+        NoPlace: that cannot be said.
+    """
+    return stat.S_ISREG(mode_of(file))
+
+
+def _why(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+def resolve_sources(
+    plain: Any, folder: File, here: File, placed: dict[Path, Override]
+) -> tuple[Any, list[Problem]]:
+    """The plain recipe with absolute paths, and what is wrong with the sources that it names.
+
+    Paths of the recipe start at ``folder``, those of an override (``placed``) at ``here``.
+    """
+    if not isinstance(plain, dict):
+        return plain, []
+    problems: list[Problem] = []
+    sections: tuple[tuple[Path, Any, _Resolve], ...] = (
+        (("model",), plain.get("model"), _model_source),
+        *((("data", name), value, _data_source) for name, value in _items(plain.get("data"))),
+        *((("verifiers", name), value, _verifier_source) for name, value in _items(plain.get("verifiers"))),
+    )
+    for owner, value, resolve_source in sections:
+        if not isinstance(value, dict) or not isinstance(value.get("source"), str):
+            continue
+        path, source = (*owner, "source"), value["source"]
+        if source == OPEN:
+            remedy = f"give it with --set {'.'.join(map(str, path))}=…"
+            problems.append(Problem(path, "is left open by this recipe", remedy))
+            continue
+        try:
+            value["source"], found = resolve_source(
+                path, source, here if _is_overridden(path, placed) else folder
+            )
+            problems += found
+        except NoPlace as error:
+            problems.append(
+                Problem(path, f"{quote(source)} cannot be looked up ({error})", "correct the path")
+            )
+    return plain, problems
+
+
+_Resolve = Callable[[Path, str, File], tuple[str, list[Problem]]]
+
+
+def _items(named: Any) -> list[tuple[str, Any]]:
+    return list(named.items()) if isinstance(named, dict) else []
+
+
+def _is_overridden(path: Path, placed: dict[Path, Override]) -> bool:
+    return any(path[:length] in placed for length in range(1, len(path) + 1))
+
+
+def _model_source(path: Path, source: str, start: File) -> tuple[str, list[Problem]]:
+    scheme, _, rest = source.partition(":")
+    if scheme == "builtin":
+        known = source in BUILTIN_MODELS
+        problem = Problem(
+            path, f"there is no built-in model {quote(source)}", suggest(source, BUILTIN_MODELS)
+        )
+        return source, [] if known else [problem]
+    if scheme == "hub":
+        problem = Problem(path, f"{quote(source)} names no revision", "write hub:ORGANISATION/NAME@REVISION")
+        return source, [] if re.fullmatch(HUB, source) else [problem]
+    if scheme == "package":
+        problem = Problem(path, f"{quote(source)} is not the name of a package", "write package:NAME")
+        return source, [] if re.fullmatch(PACKAGE, source) else [problem]
+    if scheme == "gguf":
+        file = absolute(rest, start)
+        problem = Problem(path, f"there is no file {file}", "name a .gguf file")
+        return f"gguf:{file}", [] if is_file(file) else [problem]
+    folder = absolute(source, start)
+    if not stat.S_ISDIR(mode_of(folder)):
+        remedy = "name a Hugging Face folder, builtin:tiny, gguf:FILE, package:NAME or hub:ORGANISATION/NAME@REVISION"
+        return str(folder), [Problem(path, f"there is no folder {folder}", remedy)]
+    if not is_file(folder / "config.json"):
+        problem = Problem(path, f"{folder} has no config.json", "name a Hugging Face model folder")
+        return str(folder), [problem]
+    return str(folder), []
+
+
+def _data_source(path: Path, source: str, start: File) -> tuple[str, list[Problem]]:
+    if source.startswith("builtin:"):
+        problem = Problem(path, f"there is no built-in data {quote(source)}", suggest(source, BUILTIN_DATA))
+        return source, [] if source in BUILTIN_DATA else [problem]
+    file = absolute(source, start)
+    if data_format(file) is None:
+        message = f"{quote(source)} is not in a known format"
+        return str(file), [
+            Problem(path, message, f"name a {', '.join(PLAIN_FORMATS)} file, or builtin:NAME/KIND")
+        ]
+    return str(file), _missing(path, file)
+
+
+def _verifier_source(path: Path, source: str, start: File) -> tuple[str, list[Problem]]:
+    if source.startswith("builtin:"):
+        problem = Problem(
+            path, f"there is no built-in verifier {quote(source)}", suggest(source, [EXACT_MATCH])
+        )
+        return source, [] if source == EXACT_MATCH else [problem]
+    file = absolute(source, start)
+    if file.suffix != ".py":
+        return str(file), [
+            Problem(path, f"{quote(source)} is no Python file", f"name a .py file, or {EXACT_MATCH}")
+        ]
+    return str(file), _missing(path, file)
+
+
+def _missing(path: Path, file: File) -> list[Problem]:
+    return [] if is_file(file) else [Problem(path, f"there is no file {file}", "correct the path")]

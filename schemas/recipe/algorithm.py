@@ -1,0 +1,329 @@
+"""Every technique of policy optimisation as a switch of its own, and the presets, which are only values.
+
+Nothing outside this page asks for a preset's name: stages read switches. A mixture of two papers is
+therefore a recipe override, and an ablation is a list of overrides.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from schemas.frozen import Frozen, rule
+from schemas.recipe.fields import (
+    MAX_COUNT,
+    NonNegative,
+    Number,
+    Positive,
+    Probability,
+    Switch,
+)
+
+Aggregation = Literal["token", "sequence", "sequence_sum", "constant"]
+KLKind = Literal["k1", "abs", "k2", "k3", "full"]
+AdvantageKind = Literal[
+    "gae", "returns_to_go", "leave_one_out", "group_mean", "group_normalised", "greedy_baseline"
+]
+PresetName = Literal[
+    "policy_gradient",
+    "a2c",
+    "ppo",
+    "ppo_kl_penalty",
+    "ppo_max",
+    "ppo_max_scaling",
+    "ppo_max_normalised",
+    "ppo_vapo_baseline",
+    "vc_ppo",
+    "vapo",
+    "reinforce_pp",
+    "reinforce_pp_baseline",
+    "rloo",
+    "remax",
+    "grpo",
+    "dr_grpo",
+    "dapo",
+]
+
+
+_Count = Annotated[int, Field(ge=1, le=MAX_COUNT, strict=True)]
+
+GROUPED: tuple[AdvantageKind, ...] = ("leave_one_out", "group_mean", "group_normalised")
+"""Advantages that compare the responses to one prompt with each other."""
+
+
+class Returns(Frozen):
+    """What the tokens of a response are paid beyond the reward's score: what a critic has to predict."""
+
+    gamma: Probability = 1.0
+    """Discount per response token; 1 in everything about language models unless a recipe says otherwise."""
+    kl_coef: NonNegative = 0.0
+    """β of the penalty −β·KL(π‖ref) in every response token's reward, in reward per nat."""
+    kl_kind: KLKind = "k1"
+    """How that KL is measured on a token; ``k1`` is the one whose penalty has the gradient of KL(π‖ref)."""
+    reward_scaling: Literal["none", "scale", "normalise"] = "none"
+    """By running moments over all scores so far: ``scale`` is R/σ, ``normalise`` (R − μ)/σ."""
+    reward_clip: Positive | None = None
+    """±δ to which the score is clipped after scaling (arXiv 2307.04964: 0.3 or 0.8)."""
+    overlong_buffer: Annotated[float, Field(gt=0.0, le=1.0, strict=True)] | None = None
+    """Share of ``max_response_tokens`` at its end over which the score loses up to 1 (DAPO eq. 13: 0.2)."""
+
+
+class Algorithm(Returns):
+    """The switches of one policy-optimisation method; what stands here is what most methods have.
+
+    A recipe writes a preset's name, or a mapping with ``preset`` and the switches that differ from it.
+    """
+
+    preset: PresetName
+    """The method whose switches are the starting point."""
+
+    # -- advantages
+    advantage: AdvantageKind = "gae"
+    """``gae`` alone reads a critic; with λ = 1 it is the return less a state's value. Of a group's methods the
+    return of a whole response is what is compared: its score less the KL penalties of all its tokens."""
+    lambda_policy: Probability = 0.95
+    """λ of the policy's advantages; not read where ``length_adaptive_alpha`` is set."""
+    length_adaptive_alpha: Positive | None = None
+    """α of λ_policy(l) = 1 − 1/(α·l) for a response of l tokens (VAPO, arXiv 2504.05118 eq. 4-5)."""
+    lambda_value: Probability = 0.95
+    """λ of the critic's targets; 1 makes them Monte-Carlo returns (VC-PPO's decoupled GAE)."""
+    gae_horizon: _Count | None = None
+    """Tokens after which GAE's sum stops, with the critic's value there (PPO, arXiv 1707.06347 eq. 10-11), in the
+    policy's advantages and the critic's targets; with λ = 1 these are n-step returns. None: the whole response."""
+    bootstrap_truncated: Switch = False
+    """What would follow a response that was cut off counts as the critic's value of it, not as 0, in the policy's
+    advantages and the critic's targets. Value pretraining and explained variance keep to Monte-Carlo returns, which
+    end at the cut: a target with the critic's own prediction in it is no measure of that critic."""
+    whiten_advantages: Switch = False
+    """Shift and scale the advantages of a rollout to mean 0 and standard deviation 1 over the tokens that the policy
+    learns from: without those that ``overlong_filter`` leaves out."""
+    normalise_advantages: Switch = False
+    """The same within each minibatch."""
+    advantage_clip: Positive | None = None
+    """±δ to which advantages are clipped, after any of the two (arXiv 2307.04964: 0.12, 0.5 or 0.8)."""
+    samples_per_prompt: _Count = 1
+    """Responses sampled for each prompt of a rollout."""
+    drop_uniform_groups: Switch = False
+    """Put other prompts in the place of those whose responses all have one score, before any shaping (DAPO)."""
+    max_sampling_rounds: _Count = 10
+    """Rollouts sampled at most to fill one; what is still missing is filled with dropped groups."""
+
+    # -- the surrogate
+    importance_ratio: Switch = True
+    """False: −log π · A instead of −ρ·A, for one optimiser step on each rollout."""
+    clip_range_low: Annotated[float, Field(gt=0.0, le=1.0, strict=True)] | None = 0.2
+    """How far below 1 the ratio may fall; None: as far as it likes."""
+    clip_range_high: Positive | None = 0.2
+    """The ratio is clipped to [1 − low, 1 + high]; None leaves that side open. high > low is clip-higher."""
+    dual_clip: Annotated[float, Field(gt=1.0, strict=True)] | None = None
+    """c: where A < 0, a token's loss is at most −c·A (arXiv 1912.09729: 3)."""
+    aggregation: Aggregation = "token"
+    """What the policy loss is a mean over."""
+    overlong_filter: Switch = False
+    """Leave responses that were cut off out of the policy's loss (DAPO)."""
+
+    # -- KL as a controller, as a loss, as a bound
+    kl_target: Positive | None = None
+    """KL(π‖ref) in nats per response that ``kl_coef`` is steered to (Ziegler, arXiv 1909.08593 §2.2); None: fixed."""
+    kl_horizon: _Count = 10_000
+    """Responses over which it is steered."""
+    kl_loss_coef: NonNegative = 0.0
+    """Weight of KL(π‖ref) in the loss, in loss per nat."""
+    kl_loss_kind: KLKind = "k2"
+    """How it is measured: ``k2`` and ``full`` have the gradient of KL(π‖ref), ``k3`` that of KL(ref‖π)."""
+    kl_penalty_coef: NonNegative = 0.0
+    """β of the loss β·KL(old‖new), which holds a rollout's updates together (PPO, arXiv 1707.06347 §4)."""
+    kl_penalty_kind: Literal["k1", "k3"] = "k3"
+    """How it is measured, with ℓ = log π − log π_old: −ℓ, or e^ℓ − 1 − ℓ."""
+    kl_penalty_target: Positive | None = None
+    """In nats per token: β doubles above 1.5 times as much and halves below two thirds of it; None: fixed."""
+    trust_region_kl: Positive | None = None
+    """Undo an optimiser step after which KL(old‖new) on its minibatch is more nats per token than this, or the
+    surrogate is worse than before, and take half of it; None: no guard."""
+    trust_region_halvings: Annotated[int, Field(ge=0, le=MAX_COUNT, strict=True)] = 3
+    """Halvings before the step is given up, and with it the epoch."""
+
+    # -- what stands beside the surrogate
+    value_clip_range: Positive | None = None
+    """How far, in units of reward, a new value may move from the rollout's before its loss is clipped."""
+    shared_trunk: Switch = False
+    """One network: the critic is a fresh head on the policy's trunk, and one optimiser steps on the joint loss."""
+    value_coef: Positive = 0.5
+    """Weight of the value loss in that joint loss (c1 of PPO, eq. 9)."""
+    entropy_coef: NonNegative = 0.0
+    """Weight of the exact entropy bonus, in loss per nat."""
+    positive_nll_coef: NonNegative = 0.0
+    """μ of the NLL on responses held to be right (VAPO eq. 9-10)."""
+    positive_threshold: Number | None = None
+    """A response is held to be right above this score (before KL); read where no verifier is named."""
+    positive_verifier: str | None = None
+    """A response is held to be right when this verifier says so."""
+    ptx_coef: NonNegative = 0.0
+    """Weight of the NLL per token on the demonstrations that the stage names as ``ptx`` (InstructGPT's PPO-ptx)."""
+
+    @property
+    def reads_critic(self) -> bool:
+        """Whether a critic of its own is trained beside the policy."""
+        return self.advantage == "gae" and not self.shared_trunk
+
+    @property
+    def returns(self) -> Returns:
+        """The part that a critic must have been pretrained on."""
+        return Returns(**{name: getattr(self, name) for name in Returns.model_fields})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _start_from_preset(cls, data: Any) -> Any:
+        if isinstance(data, str):
+            data = {"preset": data}
+        if not isinstance(data, dict):
+            return data
+        preset = data.get("preset")  # an unknown one is refused by its field
+        return {**(PRESETS.get(preset, {}) if isinstance(preset, str) else {}), **data}
+
+    @rule
+    def _positive_examples_need_a_rule(self) -> None:
+        if self.positive_nll_coef and self.positive_threshold is None and self.positive_verifier is None:
+            raise ValueError(
+                f"positive_nll_coef={self.positive_nll_coef} needs to know which responses are right; "
+                "set positive_verifier or positive_threshold, or positive_nll_coef: 0"
+            )
+
+    @rule
+    def _k1_is_no_loss(self) -> None:
+        if self.kl_loss_coef and self.kl_loss_kind == "k1":
+            raise ValueError(
+                "kl_loss_kind=k1 has an expected gradient of 0, so as a loss it does nothing but add noise; "
+                "use k2 or full (KL(π‖ref)) or k3 (KL(ref‖π)), or kl_coef, where k1 belongs"
+            )
+
+    @rule
+    def _a_controller_needs_something_to_multiply(self) -> None:
+        for target, coef in (("kl_target", "kl_coef"), ("kl_penalty_target", "kl_penalty_coef")):
+            if getattr(self, target) is not None and not getattr(self, coef):
+                raise ValueError(
+                    f"{target}={getattr(self, target):g} multiplies {coef}, which is 0 and would stay so; "
+                    f"set {coef}, or {target}: null"
+                )
+
+    @rule
+    def _groups_of_one_are_uniform(self) -> None:
+        if self.drop_uniform_groups and self.samples_per_prompt == 1:
+            raise ValueError(
+                "drop_uniform_groups drops every group of samples_per_prompt=1; raise samples_per_prompt"
+            )
+
+    @rule
+    def _what_asks_the_critic_needs_one(self) -> None:
+        if self.advantage == "gae":
+            return
+        for name, asked, off in (
+            ("gae_horizon", self.gae_horizon is not None, "null"),
+            ("bootstrap_truncated", self.bootstrap_truncated, "false"),
+        ):
+            if asked:
+                raise ValueError(
+                    f"{name}={str(getattr(self, name)).lower()} puts a critic's value in the place of what follows, and "
+                    f"advantage={self.advantage} has no critic; use advantage: gae, or {name}: {off}"
+                )
+
+    @rule
+    def _a_shared_trunk_is_for_values(self) -> None:
+        if self.shared_trunk and self.advantage != "gae":
+            raise ValueError(
+                f"shared_trunk trains a value head, which advantage={self.advantage} does not read; "
+                "use advantage: gae, or shared_trunk: false"
+            )
+
+
+_REWARD_KL = {"kl_coef": 0.05}  # arXiv 2307.04964; where another source leaves it open, inferred
+_NO_RATIO = {
+    "importance_ratio": False,
+    "clip_range_low": None,
+    "clip_range_high": None,
+    "aggregation": "sequence_sum",
+}
+_DECOUPLED = {"lambda_value": 1.0}
+
+PRESETS: dict[str, dict[str, Any]] = {
+    # Williams 1992. `advantage: gae, lambda_policy: 1` subtracts a state baseline.
+    "policy_gradient": {**_REWARD_KL, **_NO_RATIO, "advantage": "returns_to_go"},
+    # arXiv 1602.01783, synchronous
+    "a2c": {**_REWARD_KL, **_NO_RATIO, "aggregation": "token", "lambda_policy": 0.0, "lambda_value": 0.0},
+    # arXiv 1707.06347 with InstructGPT's reward (arXiv 2203.02155)
+    "ppo": {**_REWARD_KL, "whiten_advantages": True, "value_clip_range": 0.2},
+    # arXiv 1707.06347 §4: β from 1, target 0.01, the best of its three
+    "ppo_kl_penalty": {
+        **_REWARD_KL,
+        "whiten_advantages": True,
+        "clip_range_low": None,
+        "clip_range_high": None,
+        "kl_penalty_coef": 1.0,
+        "kl_penalty_target": 0.01,
+    },
+    # arXiv 2307.04964: fig. 5 and §5.4 (no advantage clip), then the two mixtures of its appendix B
+    "ppo_max": {
+        **_REWARD_KL,
+        "reward_scaling": "normalise",
+        "reward_clip": 0.3,
+        "value_clip_range": 0.2,
+        "ptx_coef": 0.1,  # inferred
+    },
+    "ppo_max_scaling": {**_REWARD_KL, "reward_scaling": "scale", "value_clip_range": 0.2},
+    "ppo_max_normalised": {
+        **_REWARD_KL,
+        "reward_scaling": "normalise",
+        "reward_clip": 0.3,
+        "normalise_advantages": True,
+        "advantage_clip": 0.5,
+    },
+    # arXiv 2504.05118's comparison
+    "ppo_vapo_baseline": {"aggregation": "sequence"},
+    # arXiv 2503.01491: decoupled GAE and a pretrained critic; it leaves clip and aggregation open: inferred
+    "vc_ppo": {**_DECOUPLED, "aggregation": "sequence"},
+    # arXiv 2504.05118: VC-PPO, length-adaptive λ, clip-higher, token loss, positive examples, groups of 16
+    "vapo": {
+        **_DECOUPLED,
+        "length_adaptive_alpha": 0.05,
+        "clip_range_high": 0.28,
+        "positive_nll_coef": 0.1,
+        "positive_threshold": 0.0,  # inferred: the paper has a verifier; above 0 is right for it and for centred scores
+        "samples_per_prompt": 16,
+    },
+    # arXiv 2501.03262: eq. 1, then eq. 6-8
+    "reinforce_pp": {
+        **_REWARD_KL,
+        "advantage": "returns_to_go",
+        "whiten_advantages": True,
+        "aggregation": "sequence",
+    },
+    "reinforce_pp_baseline": {
+        "advantage": "group_mean",
+        "whiten_advantages": True,
+        "aggregation": "sequence",
+        "kl_loss_coef": 0.01,  # inferred
+        "samples_per_prompt": 8,  # inferred
+    },
+    # arXiv 2402.14740
+    "rloo": {**_REWARD_KL, **_NO_RATIO, "advantage": "leave_one_out", "samples_per_prompt": 4},
+    # arXiv 2310.10505
+    "remax": {**_REWARD_KL, **_NO_RATIO, "advantage": "greedy_baseline"},
+    # arXiv 2402.03300
+    "grpo": {
+        "advantage": "group_normalised",
+        "aggregation": "sequence",
+        "kl_loss_coef": 0.04,
+        "kl_loss_kind": "k3",
+        "samples_per_prompt": 64,
+    },
+    # arXiv 2503.20783
+    "dr_grpo": {"advantage": "group_mean", "aggregation": "constant", "samples_per_prompt": 8},
+    # arXiv 2503.14476
+    "dapo": {
+        "advantage": "group_normalised",
+        "clip_range_high": 0.28,
+        "overlong_buffer": 0.2,
+        "drop_uniform_groups": True,
+        "samples_per_prompt": 16,
+    },
+}
+"""Preset → where it differs from what stands in ``Algorithm``."""

@@ -1,0 +1,47 @@
+"""Types of single fields: names, counts, shares and numbers with their bounds."""
+
+from typing import Annotated, Any
+
+from pydantic import (
+    BeforeValidator,
+    Field,
+    StringConstraints,
+    WithJsonSchema,
+)
+
+_WORDS = {"yes": True, "on": True, "no": False, "off": False}
+
+_WRITTEN = {form: value for word, value in _WORDS.items() for form in (word, word.title(), word.upper())}
+
+
+def _read_word(value: Any) -> Any:
+    return _WRITTEN.get(value, value) if isinstance(value, str) else value
+
+
+# Strict: `true` is not 1.0 and "0.2" is not 0.2. A whole number is a number all the same.
+Number = Annotated[float, Field(strict=True)]
+Probability = Annotated[float, Field(ge=0.0, le=1.0, strict=True)]
+NonNegative = Annotated[float, Field(ge=0.0, strict=True)]
+Positive = Annotated[float, Field(gt=0.0, strict=True)]
+
+
+Switch = Annotated[
+    bool,
+    Field(strict=True),
+    BeforeValidator(_read_word),
+    WithJsonSchema({"anyOf": [{"type": "boolean"}, {"enum": list(_WRITTEN)}]}),
+]
+"""``true`` or ``false``, or a word of YAML 1.1 for one of them, which our reading leaves as a text."""
+MAX_COUNT = 2**31 - 1
+"""Largest number of anything that is counted; torch and its kernels index with no more than 32 or 64 bits."""
+
+Name = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]{0,62}$")]
+"""A name that a recipe gives to a dataset, verifier, reward or stage: lower case, digits, underscores."""
+Count = Annotated[int, Field(ge=1, le=MAX_COUNT, strict=True)]
+CountOrZero = Annotated[int, Field(ge=0, le=MAX_COUNT, strict=True)]
+Seed = Annotated[int, Field(ge=0, lt=2**32, strict=True)]
+Fraction = Annotated[float, Field(gt=0.0, lt=1.0, strict=True)]
+Confidence = Annotated[float, Field(ge=0.5, lt=1.0, strict=True)]
+
+MAX_NAMED = 200
+"""Datasets, verifiers, rewards or stages in one recipe; items of any of its lists."""

@@ -1,0 +1,141 @@
+"""What a recipe starts from: its model, how text is sampled, its datasets and its verifiers."""
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import Field, StringConstraints, field_validator
+
+from schemas.frozen import Frozen, rule
+from schemas.recipe.fields import (
+    Count,
+    Fraction,
+    Positive,
+    Probability,
+    Switch,
+)
+
+MODEL = "model"
+"""How a stage refers to the recipe's model."""
+EXACT_MATCH = "builtin:exact_match"
+"""The source of a verifier that compares with the row's answer."""
+
+
+class Model(Frozen):
+    """The pretrained (or built-in, untrained) model that the pipeline starts from."""
+
+    source: str
+    """``builtin:tiny``, a Hugging Face folder, ``gguf:FILE``, ``package:NAME`` or ``hub:org/name@revision``."""
+    chat: Switch | None = None
+    """Wrap prompts in the tokenizer's chat template; None: where it has one."""
+
+
+class Generation(Frozen):
+    """What every stage agrees on about sampled text."""
+
+    max_prompt_tokens: Count = 512
+    """Longest prompt, in tokens; longer ones are dropped and counted."""
+    max_response_tokens: Count = 512
+    """Longest response, in tokens, with its end-of-sequence token; sampling is cut off there."""
+    temperature: Positive = 1.0
+    """Log-probabilities are those of the sampling distribution, so training divides logits by it too."""
+
+
+class Shares(Frozen):
+    """The shares of all prompts that are held out, the same in every dataset of a recipe."""
+
+    validation: Fraction = 0.05
+    test: Fraction = 0.05
+
+
+class Split(Frozen):
+    """Rows held out, by prompt: ``validation`` selects, ``test`` is read by gates and evaluation alone.
+
+    Which side a prompt is on follows from a hash of the prompt and the recipe's ``Shares`` alone, so no prompt that one
+    dataset holds out is trained on in another.
+    """
+
+    validation: Count | Fraction | None = None
+    """A share of all prompts, which is then that of every dataset; or a number of rows, taken from that share, whose
+    other rows are not used. None: the share that other datasets name, else 0.05."""
+    test: Count | Fraction | None = None
+    """The same of the rows that gates and evaluation read."""
+
+    @rule
+    def _something_is_left_to_train_on(self) -> None:
+        held_out = sum(size for size in (self.validation, self.test) if isinstance(size, float))
+        if held_out >= 1.0:
+            raise ValueError(
+                f"validation={self.validation:g} and test={self.test:g} leave nothing to train on; "
+                "use shares that add up to less than 1"
+            )
+
+
+Column = Literal["prompt", "response", "chosen", "rejected", "margin", "responses", "ranks", "answer"]
+_NOT_TEXT = ("margin", "responses", "ranks")
+
+
+class Data(Frozen):
+    """A named dataset: where it comes from and how its columns are read."""
+
+    source: str
+    """``builtin:NAME/KIND``, or a ``.json``, ``.jsonl``, ``.parquet`` or ``.csv`` file (from the recipe's folder on);
+    all but Parquet may be packed with gzip where the name ends with ``.gz``. At most 16 GiB, or ``VANTAGE_MAX_DATA_GIB``."""
+    columns: dict[Column, str] = Field(default_factory=dict)
+    """Our column → a column of the file (``chosen.value`` reaches into it) or a template ``"{instruction} {input}"``.
+    ``answer`` is what a verifier is given beside a prompt. Text has to be text: a number in its place makes the row
+    unusable, but in an ``answer`` and in a template it is written out. Cells of CSV are text, empty ones are missing."""
+    split: Split = Split()
+    """How many rows are set apart for validation and test."""
+    rows: Count | None = None
+    """At most so many rows for training; None: all that the source has."""
+    max_dropped: Probability = 0.01
+    """The share of rows that may be unusable before the data is refused: rows that cannot be read, are empty, or have
+    equal sides; and, in a stage that reads them, rows whose prompt is too long or whose sides are equal once cut.
+    Doubled rows are left out and told, and do not count."""
+
+    @rule
+    def _templates_make_text(self) -> None:
+        for column, spec in self.columns.items():
+            if column in _NOT_TEXT and "{" in spec:
+                raise ValueError(
+                    f"columns.{column}={spec!r} is a template, which makes a text, and {column} is none; "
+                    "name a column of the file"
+                )
+
+
+class Verifier(Frozen):
+    """A named rule that says whether a response is right: a user's own function, or a comparison with the answer."""
+
+    source: str
+    """A Python file (from the recipe's folder on), or ``builtin:exact_match``."""
+    function: Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] = "verify"
+    """The file's function ``(prompt, response, answer) -> bool``; ``answer`` is None where the row has none."""
+    extract: str | None = None
+    """Of ``builtin:exact_match``: a regular expression whose one group, where it matched last, is compared with the
+    row's answer; None: the whole response is."""
+
+    @field_validator("extract")
+    @classmethod
+    def _one_group(cls, extract: str | None) -> str | None:
+        if extract is None:
+            return None
+        try:
+            groups = re.compile(extract).groups
+        # RecursionError: groups nested too deeply; OverflowError: a repetition of too many
+        except (re.error, RecursionError, OverflowError) as error:
+            raise ValueError(f"{extract!r} is not a regular expression: {error}; correct it") from None
+        if groups != 1:
+            raise ValueError(
+                f"{extract!r} has {groups} groups; put one pair of parentheses around what is compared with the answer "
+                "((?:…) groups without counting)"
+            )
+        return extract
+
+    @rule
+    def _nothing_unread(self) -> None:
+        if self.source == EXACT_MATCH and self.function != "verify":
+            raise ValueError(f"{EXACT_MATCH} has no function={self.function}; remove it")
+        if self.source != EXACT_MATCH and self.extract is not None:
+            raise ValueError(
+                f"extract={self.extract!r} belongs to {EXACT_MATCH}; remove it, or let the file's function do it"
+            )

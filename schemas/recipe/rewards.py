@@ -1,0 +1,84 @@
+"""What a response is worth, and who judges it."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from schemas.frozen import Frozen, rule
+from schemas.recipe.fields import (
+    MAX_NAMED,
+    Name,
+    Number,
+    Positive,
+)
+
+
+class RewardTerm(Frozen):
+    """One summand of a reward: a trained reward model or a verifier."""
+
+    model: Name | None = None
+    """A reward_model stage, whose score is the summand."""
+    verifier: str | None = None
+    """One of the recipe's ``verifiers``, or a built-in one (as ``verifier`` is everywhere)."""
+    weight: Number = 1.0
+    """What the summand is multiplied by."""
+    wrong: Number = 0.0
+    """What a verifier's term gives a wrong response; a right one gets 1. VC-PPO and DAPO use −1."""
+
+    @rule
+    def _one_of_two(self) -> None:
+        if (self.model is None) == (self.verifier is None):
+            raise ValueError("a reward term names either a model or a verifier; give exactly one of them")
+        if self.model is not None and self.wrong:
+            raise ValueError(
+                f"wrong={self.wrong:g} is a verifier's score, and this term names a model; remove it"
+            )
+
+    @property
+    def name(self) -> str:
+        """What the term is called in metrics."""
+        return self.model or self.verifier  # type: ignore[return-value]
+
+
+class MissingEos(Frozen):
+    """What happens to the score of a response that was cut off before its end-of-sequence token."""
+
+    subtract: Positive | None = None
+    """So much is taken off the score."""
+    replace: Number | None = None
+    """This becomes the score."""
+
+    @rule
+    def _one_of_two(self) -> None:
+        if (self.subtract is None) == (self.replace is None):
+            raise ValueError("missing_eos takes either subtract or replace; give exactly one of them")
+
+
+class Reward(Frozen):
+    """A reward, defined once and read by every stage that scores responses."""
+
+    terms: Annotated[tuple[RewardTerm, ...], Field(min_length=1, max_length=MAX_NAMED)]
+    """What the reward is the weighted sum of."""
+    missing_eos: MissingEos | None = None
+    """What a response without an end-of-sequence token loses; None: nothing."""
+
+    @rule
+    def _terms_have_names_of_their_own(self) -> None:
+        names = [term.name for term in self.terms]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise ValueError(f"terms name {twice!r} twice; add up their weights in one term")
+
+
+class Judge(Frozen):
+    """Who says which response is good: a verifier (right or wrong) or a named reward (which scores higher)."""
+
+    verifier: str | None = None
+    """One of the recipe's verifiers, or a built-in one: right or wrong."""
+    reward: Name | None = None
+    """One of the recipe's rewards: which of two responses scores higher."""
+
+    @rule
+    def _one_of_two(self) -> None:
+        if (self.verifier is None) == (self.reward is None):
+            raise ValueError("a judge is either a verifier or a reward; give exactly one of them")

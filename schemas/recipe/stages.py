@@ -1,0 +1,409 @@
+"""The kinds of stage, as a recipe writes them; what a single field can say of itself is checked here."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator
+
+from schemas.frozen import Frozen, rule
+from schemas.recipe.algorithm import Algorithm, Returns
+from schemas.recipe.fields import (
+    MAX_COUNT,
+    MAX_NAMED,
+    Confidence,
+    Count,
+    CountOrZero,
+    Name,
+    NonNegative,
+    Number,
+    Positive,
+    Seed,
+    Switch,
+)
+from schemas.recipe.inputs import MODEL
+from schemas.recipe.rewards import Judge
+
+
+class Gate(Frozen):
+    """A threshold that a stage's measured metric has to meet; never part of the stage's key."""
+
+    metric: str
+    """One of those that the stage measures (docs/metrics.md)."""
+    at_least: Number | None = None
+    """The least that passes."""
+    at_most: Number | None = None
+    """The most that passes."""
+    confidence: Confidence | None = None
+    """What is judged: None, the measured number; else the bound of its two-sided interval at this confidence that lies
+    nearer to failing (the lower one for ``at_least``, the upper one for ``at_most``). Say 0.95."""
+    on_fail: Literal["stop", "continue"] = "stop"
+    """``stop``: what depends on the stage does not start. ``continue``: the verdict is only recorded."""
+
+    @rule
+    def _one_bound(self) -> None:
+        if (self.at_least is None) == (self.at_most is None):
+            raise ValueError("a gate has either at_least or at_most; give exactly one of them")
+
+    @property
+    def bound(self) -> float:
+        """The threshold, whichever side it bounds."""
+        return self.at_least if self.at_least is not None else self.at_most  # type: ignore[return-value]
+
+    @property
+    def relation(self) -> str:
+        """``>=`` or ``<=``, as it is printed."""
+        return ">=" if self.at_least is not None else "<="
+
+
+class Resources(Frozen):
+    """What a stage occupies on its machine while it runs; never part of its key."""
+
+    gpus: CountOrZero | None = None
+    """None: one where the machine has one."""
+    cpus: Count | None = None
+    """None: all of the machine's, so that stages run one after the other."""
+    hang_seconds: Positive | None = 21600.0
+    """Seconds without a progress report after which the stage counts as hung: it is killed, and begun again once.
+    Reports come with every optimiser step, sampled token and micro-batch. None: never."""
+
+
+class Stage(Frozen):
+    """What every stage has."""
+
+    gate: Annotated[tuple[Gate, ...], Field(max_length=MAX_NAMED)] = ()
+    """One gate, or a list."""
+    seed: Seed | None = None
+    """None: the recipe's."""
+    resources: Resources = Resources()
+    """What it occupies on its machine while it runs."""
+
+    @field_validator("gate", mode="before")
+    @classmethod
+    def _one_gate_is_a_list_of_one(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, (dict, Gate)) else value
+
+
+class Training(Stage):
+    """What every stage that trains a network has."""
+
+    learning_rate: Positive | None = None
+    """Of AdamW, after the warm-up. None: chosen by the width of the recipe's model (``schemas.recipe.learning_rates``), and written out before anything runs."""
+    warmup_steps: CountOrZero = 0
+    """Optimiser steps over which the learning rate rises linearly from 0."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """How the learning rate goes on after the warm-up; linear and cosine end at 0."""
+    weight_decay: NonNegative = 0.0
+    """Of AdamW, decoupled."""
+    max_grad_norm: Positive = 1.0
+    """Gradients of a larger norm are scaled down to it."""
+    microbatch_size: Count | None = None
+    """Sequences in one forward pass; changes memory, never the gradient. None: the whole minibatch, and where responses
+    are sampled and scored, the whole rollout."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Type of the arithmetic (autocast): of training, of sampling from what trains, and of its reference. It is also
+    the type of a reward's models; all other weights, and the optimiser's state, stay in float32."""
+    checkpoint_every: Count = 50
+    """Optimiser steps (iterations, in policy optimisation) between two in-stage checkpoints."""
+
+
+class SupervisedFineTuning(Training):
+    """Next-token training on demonstrations."""
+
+    kind: Literal["sft"]
+    init: Name = MODEL
+    """The policy that training starts from: a stage, or ``model``."""
+    data: Name
+    """A dataset of demonstrations."""
+    epochs: Positive = 1.0
+    """Passes over the data; may be a fraction."""
+    batch_size: Count = 64
+    """Demonstrations in one optimiser step."""
+    group_by_length: Switch = True
+    """Batches of demonstrations of like length, in random order: less padding."""
+
+
+class RewardModelling(Training):
+    """Bradley-Terry training of a scalar head on preference pairs, or on rankings of several responses."""
+
+    kind: Literal["reward_model"]
+    init: Name
+    """The policy whose trunk training starts from: a stage, or ``model``."""
+    data: Name | None = None
+    """Preference pairs: a dataset, or a ``preference_collection`` stage."""
+    rankings: Name | None = None
+    """Instead of ``data``: a dataset of prompts with several ranked responses each."""
+    epochs: Positive = 1.0
+    """Passes over the data; may be a fraction."""
+    batch_size: Count = 64
+    """Pairs (prompts, of rankings) in one optimiser step."""
+    centre_coef: NonNegative = 0.0
+    """Weight of (chosen + rejected)², which keeps scores around 0 (arXiv 2312.09244)."""
+    lm_coef: NonNegative = 0.0
+    """Weight of the NLL of chosen responses, which keeps the trunk a language model (MOSS, arXiv 2401.06080 eq. 2)."""
+    group_by_length: Switch = True
+    """Batches of pairs of like length, in random order: less padding."""
+    centre_on: Name | None = None
+    """A dataset of demonstrations on which the scores are shifted to mean 0 after training."""
+
+    @rule
+    def _pairs_or_rankings(self) -> None:
+        if (self.data is None) == (self.rankings is None):
+            raise ValueError(
+                "a reward model learns either data (pairs) or rankings; give exactly one of them"
+            )
+        if self.rankings is not None and (self.lm_coef or self.centre_coef):
+            raise ValueError(
+                f"lm_coef={self.lm_coef:g} and centre_coef={self.centre_coef:g} are about pairs; "
+                "with rankings set both to 0"
+            )
+
+
+class DirectPreferenceOptimization(Training):
+    """DPO: the policy itself learns preference pairs, without a reward model (arXiv 2305.18290)."""
+
+    kind: Literal["dpo"]
+    init: Name
+    """The policy that training starts from: a stage, or ``model``."""
+    reference: Name | None = None
+    """What the policy is held to; None: ``init``."""
+    data: Name
+    """Preferences: a dataset, or a ``preference_collection`` stage."""
+    beta: Positive = 0.1
+    """β: how strongly it is held, per nat."""
+    epochs: Positive = 1.0
+    """Passes over the data; may be a fraction."""
+    batch_size: Count = 64
+    """Pairs in one optimiser step."""
+    group_by_length: Switch = True
+    """Batches of pairs of like length, in random order: less padding."""
+
+
+class Rollouts(Training):
+    """What both stages that sample from a policy and score with a reward have."""
+
+    reward: Name
+    """One of the recipe's rewards, which scores the responses."""
+    prompts: Name
+    """The dataset whose prompts are answered."""
+    batch_size: Count = 256
+    """Responses in one rollout (an iteration samples one)."""
+    minibatch_size: Count = 128
+    """Responses in one optimiser step; a divisor of ``batch_size``."""
+    epochs: Count = 1
+    """Passes over each rollout."""
+    checkpoint_every: Count = 10
+    """Iterations between two in-stage checkpoints."""
+
+    @rule
+    def _minibatches_divide_the_batch(self) -> None:
+        if self.batch_size % self.minibatch_size:
+            raise ValueError(
+                f"batch_size={self.batch_size} is not a multiple of minibatch_size={self.minibatch_size}; "
+                f"use minibatch_size: {self.batch_size} or a divisor of it"
+            )
+
+
+def _refuse_broken_groups(batch_size: int, group: int, name: str) -> None:
+    if batch_size % group:
+        near = max(batch_size // group, 1) * group
+        raise ValueError(
+            f"batch_size={batch_size} is not a multiple of {name}={group}; use {near} or {near + group}"
+        )
+
+
+class ValuePretraining(Rollouts):
+    """Training of the critic alone on Monte-Carlo returns of a fixed policy (VC-PPO, VAPO §4.1)."""
+
+    kind: Literal["value_pretraining"]
+    policy: Name
+    """The fixed policy whose responses are sampled."""
+    init: Name
+    """The reward model that the critic starts from, or a policy (which then gets a fresh head)."""
+    reference: Name | None = None
+    """Where the KL part of the return is measured against; None: ``policy``."""
+    returns: Returns | None = None
+    """What is predicted; None: the returns of the policy stages that start from this critic."""
+    iterations: Count = 50
+    """The most rollouts; patience may end the stage before."""
+    samples_per_prompt: Count = 1
+    """Responses to each prompt of a rollout; a divisor of ``batch_size``."""
+    validate_every: Count = 10
+    """Iterations between two measurements on the validation prompts; the best measured critic is kept."""
+    validation_samples: Count = 512
+    """Responses to validation prompts, sampled once."""
+    test_samples: Count | None = None
+    """Responses to test prompts, by which gates judge the critic that was kept. None: as many as to validation prompts."""
+    patience: Count = 3
+    """Measurements in a row without a better explained variance after which the stage ends."""
+
+    @rule
+    def _groups_divide_the_batch(self) -> None:
+        _refuse_broken_groups(self.batch_size, self.samples_per_prompt, "samples_per_prompt")
+
+
+class PolicyOptimization(Rollouts):
+    """PPO in the form that ``algorithm`` describes."""
+
+    kind: Literal["policy_optimization"]
+    algorithm: Algorithm
+    """A preset's name, or a mapping of ``preset`` and the switches that differ from it."""
+    init: Name
+    """The policy that training starts from: a stage, or ``model``."""
+    reference: Name | None = None
+    """Where KL is measured against; None: ``init``."""
+    critic: Name | None = None
+    """A pretrained value model, or a reward model to start the critic from; read where ``algorithm`` has a critic."""
+    fresh_critic: Name | None = None
+    """Instead of ``critic``: a policy whose trunk the critic starts from, with a fresh head."""
+    ptx: Name | None = None
+    """A dataset of demonstrations, for ``ptx_coef``; as many of them as the minibatch has responses."""
+    iterations: Count = 50
+    """Rollouts, each of which is sampled, scored and learned from."""
+    critic_learning_rate: Positive | None = None
+    """As ``learning_rate``, where ``algorithm`` has a critic."""
+    validate_every: Count = 10
+    """Iterations between two measurements of the mean score on the validation prompts; the best policy is kept."""
+    validation_samples: Count = 256
+    """Responses to validation prompts in one such measurement."""
+    test_samples: Count | None = None
+    """Responses to test prompts, by which gates judge the policy that was kept. None: as many as to validation prompts."""
+
+    @rule
+    def _groups_divide_the_batch(self) -> None:
+        group = self.algorithm.samples_per_prompt
+        _refuse_broken_groups(self.batch_size, group, "algorithm.samples_per_prompt")
+
+    @rule
+    def _one_critic_where_one_is_read(self) -> None:
+        given = [name for name in ("critic", "fresh_critic") if getattr(self, name) is not None]
+        if self.algorithm.reads_critic and not given:
+            raise ValueError(
+                "algorithm.advantage=gae needs a critic; name a value_pretraining or reward_model stage as critic, "
+                "or a policy as fresh_critic, or set algorithm.shared_trunk: true"
+            )
+        if len(given) == 2:
+            raise ValueError(
+                f"critic={self.critic} and fresh_critic={self.fresh_critic} exclude each other; give one"
+            )
+
+    @rule
+    def _one_step_without_a_ratio(self) -> None:
+        if not self.algorithm.importance_ratio and (self.epochs > 1 or self.minibatch_size < self.batch_size):
+            raise ValueError(
+                f"algorithm.importance_ratio=false takes one optimiser step on each rollout, but epochs={self.epochs} "
+                f"and minibatch_size={self.minibatch_size} of batch_size={self.batch_size} make more; "
+                f"use epochs: 1 and minibatch_size: {self.batch_size}"
+            )
+
+    @rule
+    def _the_controller_takes_small_steps(self) -> None:
+        if self.algorithm.kl_target is not None and self.batch_size >= 5 * self.algorithm.kl_horizon:
+            raise ValueError(
+                f"algorithm.kl_horizon={self.algorithm.kl_horizon} is no more than a fifth of batch_size="
+                f"{self.batch_size}, so that one rollout could turn kl_coef negative; raise kl_horizon"
+            )
+
+    @rule
+    def _ptx_needs_data(self) -> None:
+        if self.algorithm.ptx_coef and self.ptx is None:
+            raise ValueError(
+                f"algorithm.ptx_coef={self.algorithm.ptx_coef:g} needs demonstrations; "
+                "name a dataset as ptx, or set ptx_coef: 0"
+            )
+
+
+class BestOfN(Rollouts):
+    """RAFT: sample, keep each prompt's best response by the reward, fine-tune on it, again (arXiv 2304.06767)."""
+
+    kind: Literal["best_of_n"]
+    init: Name
+    """The policy that training starts from: a stage, or ``model``."""
+    samples_per_prompt: Annotated[int, Field(ge=2, le=MAX_COUNT, strict=True)] = 8
+    """Responses of which the best is kept."""
+    minibatch_size: Count = 32
+    """Kept responses in one optimiser step; a divisor of ``batch_size / samples_per_prompt``."""
+    iterations: Count = 10
+    """Rollouts, each of which is sampled, scored and learned from."""
+    validate_every: Count = 2
+    """Iterations between two measurements of the mean score on the validation prompts; the best policy is kept."""
+    validation_samples: Count = 256
+    """Responses to validation prompts in one such measurement."""
+    test_samples: Count | None = None
+    """Responses to test prompts, by which gates judge the policy that was kept. None: as many as to validation prompts."""
+
+    @rule
+    def _minibatches_divide_the_batch(self) -> None:
+        """In the place of what ``Rollouts`` says: minibatches are of the responses that are kept."""
+        _refuse_broken_groups(self.batch_size, self.samples_per_prompt, "samples_per_prompt")
+        kept = self.batch_size // self.samples_per_prompt
+        if kept % self.minibatch_size:
+            raise ValueError(
+                f"batch_size={self.batch_size} keeps {kept} responses of samples_per_prompt={self.samples_per_prompt}, "
+                f"not a multiple of minibatch_size={self.minibatch_size}; use minibatch_size: {kept} or a divisor of it"
+            )
+
+
+class PolicyEvaluation(Stage):
+    """A candidate against a baseline on the test prompts."""
+
+    kind: Literal["evaluation"]
+    candidate: Name
+    """The policy that is measured: a stage, or ``model``."""
+    baseline: Name
+    """The policy that it is compared with."""
+    judge: Judge
+    """Who says which response is good."""
+    prompts: Name
+    """The dataset whose test prompts are answered."""
+    samples_per_prompt: Count = 1
+    """Responses of each policy to each prompt."""
+    microbatch_size: Count | None = None
+    """Responses sampled or scored at once; None: all."""
+
+
+class PreferenceCollection(Stage):
+    """Pairs sampled from a policy: a dataset of preferences for a reward model or DPO to learn.
+
+    With ``prompts``, the best of the policy's responses against the worst, as ``judge`` scores them; a prompt at which
+    all score the same gives no pair. With ``demonstrations``, each one against the policy's own response.
+    """
+
+    kind: Literal["preference_collection"]
+    policy: Name
+    """The policy that is sampled from: a stage, or ``model``."""
+    prompts: Name | None = None
+    """The dataset whose prompts are answered."""
+    demonstrations: Name | None = None
+    """A dataset of demonstrations, each of which is preferred to the policy's response."""
+    judge: Judge | None = None
+    """Who says which of the responses is better."""
+    samples_per_prompt: Count | None = None
+    """Responses to each prompt; None: 2 for a judge to choose among, 1 against a demonstration."""
+    batch_size: Count = 256
+    """Responses in one batch, which is kept as soon as it is done."""
+    microbatch_size: Count | None = None
+    """Responses sampled or scored at once; changes memory, never the pairs. None: the whole batch."""
+
+    @rule
+    def _one_way_to_choose(self) -> None:
+        if (self.prompts is None) == (self.demonstrations is None):
+            raise ValueError("pairs are made on either prompts or demonstrations; give exactly one of them")
+        if (self.prompts is None) != (self.judge is None):
+            raise ValueError(
+                "a judge chooses among responses to prompts, and is not asked about demonstrations; "
+                + ("add judge" if self.judge is None else "remove judge")
+            )
+        if self.judge is not None and self.samples_per_prompt == 1:
+            raise ValueError("samples_per_prompt=1 leaves a judge nothing to choose among; use 2 or more")
+
+
+AnyStage = Annotated[
+    SupervisedFineTuning
+    | RewardModelling
+    | DirectPreferenceOptimization
+    | ValuePretraining
+    | PolicyOptimization
+    | BestOfN
+    | PreferenceCollection
+    | PolicyEvaluation,
+    Field(discriminator="kind"),
+]

@@ -1,0 +1,1 @@
+"""What stages, runs and gates leave behind: artifacts, metrics, verdicts, keys."""

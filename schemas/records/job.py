@@ -1,0 +1,113 @@
+"""What a stage is handed, and what it hands back: JSON on both sides of a process boundary."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from schemas.frozen import Frozen
+from schemas.recipe.inputs import (
+    Data,
+    Generation,
+    Model,
+    Shares,
+    Verifier,
+)
+from schemas.recipe.rewards import Reward
+from schemas.recipe.stages import (
+    BestOfN,
+    DirectPreferenceOptimization,
+    PolicyEvaluation,
+    PolicyOptimization,
+    PreferenceCollection,
+    RewardModelling,
+    SupervisedFineTuning,
+    ValuePretraining,
+)
+from schemas.records.uncertainty import Uncertainty
+
+
+class ImportModel(Frozen):
+    """The implicit step that copies the recipe's model into the store."""
+
+    kind: Literal["import_model"] = "import_model"
+    model: Model
+
+
+class PrepareData(Frozen):
+    """The implicit step that maps, validates and splits one dataset of the recipe."""
+
+    kind: Literal["prepare_data"] = "prepare_data"
+    content: Literal["demonstrations", "preferences", "rankings", "prompts"]
+    data: Data
+    shares: Shares = Shares()
+    """The recipe's, by which it is decided on which side a prompt is."""
+    alone: bool = False
+    """Whether no other dataset has to agree, so that a number of rows may reach beyond its share."""
+
+
+class ImportVerifier(Frozen):
+    """The implicit step that copies one of the recipe's verifiers into the store."""
+
+    kind: Literal["import_verifier"] = "import_verifier"
+    verifier: Verifier
+
+
+Work = Annotated[
+    ImportModel
+    | PrepareData
+    | ImportVerifier
+    | SupervisedFineTuning
+    | RewardModelling
+    | DirectPreferenceOptimization
+    | ValuePretraining
+    | PolicyOptimization
+    | BestOfN
+    | PreferenceCollection
+    | PolicyEvaluation,
+    Field(discriminator="kind"),
+]
+"""Everything that a stage process can be asked to do."""
+
+
+class StageJob(Frozen):
+    """One attempt at one stage."""
+
+    run_id: str
+    name: str
+    """The stage's name in the recipe, or ``model`` / ``data.NAME`` / ``verifiers.NAME`` for an implicit step."""
+    attempt: int
+    stage_key: str
+    seed: int
+    work: Work
+    generation: Generation
+    chat: bool | None = None
+    """The recipe's ``model.chat``."""
+    rewards: dict[str, Reward] = Field(default_factory=dict)
+    """The reward (by the recipe's name) that the stage reads, if it reads one."""
+    inputs: dict[str, Path] = Field(default_factory=dict)
+    """Role → folder of the input's files. Roles are the fields' names (``init``, ``data``, ``prompts`` …), among them
+    ``judge`` and ``positive_verifier`` where one of the recipe's verifiers is named there; term i of reward r that is a
+    model or one of those has the role ``reward.r.i``."""
+    max_dropped: dict[str, float] = Field(default_factory=dict)
+    """Role of a dataset of the recipe → the share of its rows that may be unusable: ``data.NAME.max_dropped``."""
+    source_sha256: str | None = None
+    """Of an implicit step: the digest in its key of what it reads from outside; None: of built-in content, or unknown."""
+    scratch: Path
+    """Outlives the attempt: in-stage checkpoints, metric journal, progress. One folder for one stage key."""
+    output: Path
+    """An empty folder that the stage fills with the artifact's files."""
+    threads: int | None = None
+    """CPU threads of torch; None: as many as it finds."""
+
+
+class StageResult(Frozen):
+    """What a stage measured; its files lie in ``job.output``."""
+
+    metrics: dict[str, float | None]
+    """Headline metrics, from which gates are judged. Deterministic: no times, no speeds."""
+    uncertainty: dict[str, Uncertainty] = Field(default_factory=dict)
+    """Metric → how sure it is: exactly those of ``schemas.records.uncertainty.estimated_by``."""
+    tokenizer_digest: str | None = None
+    samples: tuple[dict[str, Any], ...] = ()
+    """A few before/after texts to show a person."""

@@ -1,0 +1,267 @@
+"""What a stage's result depends on, as one value, and that value's sha256: the stage key.
+
+Equal keys mean equal work, so a result that is already in the store is reused. In the key: the kind of work and
+its revision, its configuration with every default filled in, what it reads of ``generation``, the reward it
+scores with, the content digests of its inputs, and the seed. Not in the key: names (of stages, datasets, rewards
+and presets), paths, gates, resources, and what changes memory or safety but never the numbers.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
+from pathlib import PurePath
+from typing import Any
+
+from schemas.recipe.inputs import Generation
+from schemas.recipe.rewards import Reward
+from schemas.records.job import Work
+from schemas.source_files import data_format
+from schemas.steps import (
+    DATA_FIELDS,
+    REFERRING,
+    STAGE_FIELDS,
+    VERIFIERS,
+)
+
+REVISIONS: dict[str, int] = {
+    "import_model": 2,
+    "prepare_data": 2,
+    "import_verifier": 2,
+    "sft": 2,
+    "reward_model": 2,
+    "dpo": 2,
+    "value_pretraining": 3,
+    "policy_optimization": 3,
+    "best_of_n": 2,
+    "preference_collection": 2,
+    "evaluation": 2,
+}
+"""Kind of work → an integer that is raised whenever the kind's numbers change (``tests/flows/code_record.py`` asks)."""
+
+ROLES: dict[str, tuple[str, ...]] = {
+    "import_model": (),
+    "prepare_data": (),
+    "import_verifier": (),
+    **{kind: (*STAGE_FIELDS[kind], *DATA_FIELDS[kind]) for kind in STAGE_FIELDS},
+}
+"""Kind of work → its fields that name a stage or a dataset; the key holds the digests of what they name."""
+
+IMPORTED = {"import_model": "model", "prepare_data": "data", "import_verifier": "verifier"}
+"""Kind of implicit step → its field that says what it copies into the store."""
+
+NOT_IN_KEY = frozenset({"kind", "gate", "resources", "seed", "checkpoint_every", "microbatch_size"})
+"""Fields that never change a stage's numbers, or (kind, seed) stand elsewhere in the key."""
+
+_SOURCES_WITH_CONTENT = ("builtin:", "hub:")
+"""Sources whose text alone says what they hold; every other one is known by the sha256 of what it holds."""
+
+_ABSENT = object()
+_DIGEST_LENGTH_SHOWN = 12
+
+
+def canonical_json(value: Any) -> str:
+    """One text for one value: sorted keys, no spaces, ASCII, floats in their shortest exact form.
+
+    Raises:
+        ValueError: a key is not a string, or a value is not JSON (NaN and infinity are not).
+    """
+    _require_json(value, "value")
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+
+
+def key_parts(
+    work: Work,
+    *,
+    generation: Generation,
+    rewards: Mapping[str, Reward],
+    seed: int | None,
+    inputs: Mapping[str, str],
+    extra: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Everything that the key of ``work`` is made of, as JSON, laid out for a person to compare.
+
+    Args:
+        work: what the stage process is asked to do.
+        generation: the recipe's. All of it counts for every stage; the implicit steps, which never sample,
+            take its two limits and leave the temperature out.
+        rewards: the rewards that ``work`` names, by the recipe's name.
+        seed: the stage's resolved seed; None for work that draws nothing.
+        inputs: role → content digest; roles as in ``StageJob.inputs``, and ``source`` (sha256 of the content)
+            for the implicit steps.
+        extra: what else the work reads and its configuration does not say, for example ``{"chat": True}``.
+
+    Raises:
+        ValueError: a digest or a reward is missing, or one is given that the work does not name.
+    """
+    kind = work.kind
+    configuration = work.model_dump(mode="json")
+    digests = dict(inputs)
+    if kind in REFERRING and configuration["reference"] is None and REFERRING[kind] in digests:
+        digests.setdefault("reference", digests[REFERRING[kind]])
+
+    named = {
+        role: _take(digests, role, kind) for role in ROLES[kind] if role in digests or configuration[role]
+    }
+    if kind == "import_verifier":  # the datasets that it is tried on
+        named |= {role: _take(digests, role, kind) for role in sorted(digests) if role.startswith("prompts.")}
+    reward_names = _reward_names(configuration)
+    read_rewards = {
+        place: _reward_by_content(name, rewards, digests, kind) for place, name in reward_names.items()
+    }
+    for role, place, field in (
+        ("judge", "judge", "verifier"),
+        ("positive_verifier", "algorithm", "positive_verifier"),
+    ):
+        if configuration.get(place):
+            _verifier_by_content(configuration[place], field, digests, role, kind)
+    if kind in IMPORTED:
+        field = IMPORTED[kind]
+        source = configuration[field]["source"]
+        if "source" in digests or not source.startswith(_SOURCES_WITH_CONTENT):
+            named["source"] = _take(digests, "source", kind)
+        configuration[field]["source"] = _form(source, is_folder=kind == "import_model")
+    unread = [*sorted(digests), *sorted(set(rewards) - set(reward_names.values()))]
+    if unread:
+        raise ValueError(
+            f"a {kind} stage does not read {', '.join(map(repr, unread))}; leave it out of its key"
+        )
+
+    for field in (*NOT_IN_KEY, *ROLES[kind], "reward"):
+        configuration.pop(field, None)
+    if configuration.get("judge"):
+        configuration["judge"].pop("reward")
+    if "algorithm" in configuration:
+        configuration["algorithm"].pop("preset")  # a preset is only a name for its switches
+    limits = {"max_prompt_tokens", "max_response_tokens"} if not ROLES[kind] else None
+    return {
+        "kind": kind,
+        "revision": REVISIONS[kind],
+        "configuration": configuration,
+        "generation": generation.model_dump(mode="json", include=limits),
+        "rewards": read_rewards,
+        "inputs": named,
+        "extra": dict(extra),
+        "seed": seed,
+    }
+
+
+def stage_key(parts: Mapping[str, Any]) -> str:
+    """sha256 of the canonical JSON of ``parts``, in lower-case hexadecimal."""
+    return hashlib.sha256(canonical_json(parts).encode()).hexdigest()
+
+
+def differences(old_parts: Mapping[str, Any], new_parts: Mapping[str, Any]) -> list[str]:
+    """What changed, a line for each value: ``configuration.algorithm.clip_range_high: 0.28 → 0.2``.
+
+    Empty exactly where both have the same key. Digests are shortened to 12 characters.
+    """
+    return list(_differences("", old_parts, new_parts))
+
+
+def _take(digests: dict[str, str], role: str, kind: str) -> str:
+    if role not in digests:
+        given = ", ".join(sorted(digests)) or "nothing"
+        raise ValueError(
+            f"inputs of a {kind} stage: the content digest of {role!r} is missing; given: {given}"
+        )
+    return digests.pop(role)
+
+
+def _reward_names(configuration: Mapping[str, Any]) -> dict[str, str]:
+    """Place → name of each reward that a stage reads; the place stands in the key, the name does not."""
+    judge = configuration.get("judge") or {}
+    places = {"reward": configuration.get("reward"), "judge": judge.get("reward")}
+    return {place: name for place, name in places.items() if name is not None}
+
+
+def _reward_by_content(
+    name: str, rewards: Mapping[str, Reward], digests: dict[str, str], kind: str
+) -> dict[str, Any]:
+    """The reward with the name of every model, and of every verifier of the recipe's own, replaced by its content
+    digest, which is taken out of ``digests``."""
+    if name not in rewards:
+        raise ValueError(
+            f"rewards of a {kind} stage: {name!r} is missing; given: {', '.join(rewards) or 'nothing'}"
+        )
+    content = rewards[name].model_dump(mode="json")
+    for index, term in enumerate(content["terms"]):
+        role = f"reward.{name}.{index}"
+        if term["model"] is not None:
+            term["model"] = _take(digests, role, kind)
+        _verifier_by_content(term, "verifier", digests, role, kind)
+    return content
+
+
+def _verifier_by_content(
+    named: dict[str, Any], field: str, digests: dict[str, str], role: str, kind: str
+) -> None:
+    """Put the content digest in the place of the name of one of the recipe's own verifiers."""
+    if named[field] is not None and named[field] not in VERIFIERS:
+        named[field] = _take(digests, role, kind)
+
+
+def _form(source: str, *, is_folder: bool) -> str:
+    """What of a source's text decides how its content is read: the text without the path."""
+    if source.startswith(_SOURCES_WITH_CONTENT):
+        return source
+    scheme, colon, _ = source.partition(":")
+    if colon and scheme in ("gguf", "package"):
+        return scheme
+    return "folder" if is_folder else data_format(source) or PurePath(source).suffix.lower()
+
+
+def _require_json(value: Any, path: str) -> None:
+    if value is None or isinstance(value, bool | int | str):
+        return
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise ValueError(f"{path}={value} is not JSON; use a finite number or None")
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise ValueError(f"{path} has the key {key!r}, which is not JSON; use a string")
+            _require_json(item, f"{path}.{key}")
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            _require_json(item, f"{path}.{index}")
+    else:
+        raise ValueError(
+            f"{path} is a {type(value).__name__}, which is not JSON; use numbers, strings, lists and mappings"
+        )
+
+
+def _differences(path: str, old: Any, new: Any) -> Iterator[str]:
+    if _is_nested(old, Mapping, new):
+        old, new = ({} if side is _ABSENT else side for side in (old, new))
+        for key in sorted(old.keys() | new.keys()):
+            yield from _differences(
+                f"{path}.{key}" if path else key, old.get(key, _ABSENT), new.get(key, _ABSENT)
+            )
+    elif _is_nested(old, list, new) or _is_nested(old, tuple, new):
+        old, new = (() if side is _ABSENT else side for side in (old, new))
+        for index, (before, after) in enumerate(zip_longest(old, new, fillvalue=_ABSENT)):
+            yield from _differences(f"{path}.{index}", before, after)
+    elif _shown(old, whole=True) != _shown(new, whole=True):
+        yield f"{path}: {_shown(old)} → {_shown(new)}"
+
+
+def _is_nested(old: Any, container: type[Mapping[str, Any]] | type[Sequence[Any]], new: Any) -> bool:
+    """Whether both are such containers, or one is, with something in it, and the other is absent."""
+    if isinstance(old, container) and isinstance(new, container):
+        return True
+    if new is _ABSENT:
+        return isinstance(old, container) and bool(old)
+    return old is _ABSENT and isinstance(new, container) and bool(new)
+
+
+def _shown(value: Any, *, whole: bool = False) -> str:
+    if value is _ABSENT:
+        return "absent"
+    if whole:
+        return canonical_json(value)
+    if isinstance(value, str):
+        is_digest = len(value) == 64 and set(value) <= set("0123456789abcdef")
+        return value[:_DIGEST_LENGTH_SHOWN] if is_digest else value
+    return canonical_json(value)

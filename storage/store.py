@@ -1,0 +1,445 @@
+"""The artifact store: immutable objects named by their content, found by stage key.
+
+    objects/<digest>/          an artifact's files and ``manifest.json``, whose sha256 is the digest
+    refs/<stage key>.json      which object a stage key stands for, and what it was made from
+    staging/<key>.<attempt>/   where an attempt writes its files before they are committed
+    scratch/<stage key>/       what outlives an attempt: in-stage checkpoints, metric journal, progress
+    locks/                     who works on a stage key; the number of its newest attempt
+    quarantine/                damaged objects and refs, kept for a person to look at
+
+One stage's life, in this order::
+
+    with store.exclusive(key, holder=run_id):
+        found = store.lookup(key)
+        if found.ref is None:
+            attempt = store.next_attempt(key)
+            folder = store.staging_folder(key, attempt)
+            ...                                    # a child process fills the folder
+            artifact = store.commit(folder, stage_key=key, attempt=attempt, ...)
+
+A reader sees the old artifact or the new one, never a part, whatever was killed, at whatever moment. Nothing here
+reads a wall clock.
+"""
+
+import json
+import logging
+import os
+import re
+import secrets
+import shutil
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from schemas.records.artifacts import Artifact
+from schemas.records.stage_key import canonical_json
+from schemas.records.stage_key import stage_key as hash_key_parts
+from storage.attempt_counter import count_on, read_count
+from storage.durable_files import (
+    free_path,
+    locked,
+    make_folder,
+    move_folder,
+    open_lock,
+    replace_file,
+    sync_folder,
+    try_lock,
+)
+from storage.measured_file import (
+    Sealed,
+    contradictions,
+    read_sealed,
+    write_measured,
+)
+from storage.refs import (
+    DamagedRef,
+    Lookup,
+    Ref,
+    describe,
+    uri_of,
+)
+from storage.sealed_folders import find_problems, seal, stamp
+
+_SECONDS_BETWEEN_TRIES = 0.1
+_log = logging.getLogger(__name__)
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+class Fenced(RuntimeError):
+    """An attempt that a newer one has superseded tried to write."""
+
+
+class Locked(TimeoutError):
+    """Another process still works on the stage key."""
+
+
+class Store:
+    """The store in a folder of a local (or POSIX-locking) file system."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.absolute()
+        self._objects, self._refs, self._staging, self._locks, self._quarantine, self._scratch = (
+            self.root / name for name in ("objects", "refs", "staging", "locks", "quarantine", "scratch")
+        )
+        for folder in (
+            self._objects,
+            self._refs,
+            self._staging,
+            self._locks,
+            self._quarantine,
+            self._scratch,
+        ):
+            make_folder(folder)
+        self._intact: dict[str, object] = {}
+        """Digest → stamp of the object's folder when every byte of it was last read and right."""
+
+    # Reading
+
+    def find(self, stage_key: str) -> Ref | None:
+        """What the ref of a stage key says, or None; the artifact's files are not looked at.
+
+        Raises:
+            DamagedRef: the ref cannot be read, or does not belong to this stage key.
+        """
+        path = self._ref_path(stage_key)
+        try:
+            ref = Ref.model_validate_json(path.read_bytes())
+            key_of_parts = hash_key_parts(ref.key_parts)
+        except FileNotFoundError:
+            return None
+        except (ValueError, IsADirectoryError) as error:
+            raise DamagedRef(f"{path}: cannot be read as a ref") from error
+        artifact = ref.artifact
+        if artifact.stage_key != stage_key or key_of_parts != stage_key:
+            raise DamagedRef(f"{path}: holds the ref of another stage key")
+        if artifact.uri != uri_of(artifact.digest):
+            raise DamagedRef(f"{path}: artifact.uri={artifact.uri!r} is not {uri_of(artifact.digest)!r}")
+        return ref
+
+    def verify(self, artifact: Artifact) -> list[str]:
+        """What is wrong with the artifact's files (set of files, sizes, sha256, links); empty: intact.
+
+        What this object has found intact is not read again while no inode, size or time in the folder has changed: a
+        sweep asks for the same gigabytes once for each of its runs.
+        """
+        folder, digest = self._object_path(artifact.digest), artifact.digest
+        try:
+            before = stamp(folder)
+        except OSError:
+            before = None  # the reason comes with the problems
+        if before is not None and self._intact.get(digest) == before:
+            return []
+        problems = find_problems(folder, digest=digest)
+        if before is not None and not problems:
+            self._intact[digest] = before
+        return problems
+
+    def glance(self, artifact: Artifact) -> list[str]:
+        """What is wrong with the artifact's files, as far as their names and sizes show it; no file is read."""
+        return find_problems(self._object_path(artifact.digest), digest=artifact.digest, read=False)
+
+    def inspect(self, stage_key: str) -> Lookup:
+        """Find and verify, changing nothing: what ``lookup`` would say."""
+        try:
+            ref = self.find(stage_key)
+        except DamagedRef as error:
+            return Lookup(None, (str(error),))
+        if ref is None:
+            return Lookup(None)
+        damage = [f"{ref.artifact.uri}: {problem}" for problem in self.verify(ref.artifact)]
+        damage = damage or [f"refs/{stage_key}.json: {said}" for said in self._said_otherwise(ref.artifact)]
+        return Lookup(None if damage else ref, tuple(damage))
+
+    def lookup(self, stage_key: str) -> Lookup:
+        """Find and verify; what is damaged moves to ``quarantine/``, so that the stage can run again."""
+        found = self.inspect(stage_key)
+        if not found.damage:
+            return found
+        with locked(self._swap_lock(stage_key)):
+            try:
+                ref = self.find(stage_key)
+            except DamagedRef:
+                self._quarantine_ref(stage_key)
+                return found
+            if ref is not None and not self.verify(ref.artifact) and self._said_otherwise(ref.artifact):
+                self._quarantine_ref(stage_key)
+                return found
+        if ref is not None and os.path.lexists(self._object_path(ref.artifact.digest)):
+            with self._object_lock(ref.artifact.digest):
+                problems = self.verify(ref.artifact)
+                if problems:  # else another process has put an intact one there by now
+                    self._quarantine_object(ref.artifact.digest, problems)
+        return found
+
+    def sealed(self, digest: str) -> Sealed:
+        """What the files of an object say was measured, whatever any ref says.
+
+        Raises:
+            ValueError, OSError: it is not there, or not what the digest says.
+        """
+        return read_sealed(self._object_path(digest), digest=digest)
+
+    def folder(self, artifact: Artifact) -> Path:
+        """Where the artifact's files can be read."""
+        return self._object_path(artifact.digest)
+
+    def stage_keys(self) -> list[str]:
+        """Every stage key that has a ref, sorted."""
+        return sorted(path.stem for path in self._refs.glob("*.json"))
+
+    # Working on a stage key
+
+    @contextmanager
+    def exclusive(
+        self,
+        stage_key: str,
+        *,
+        holder: str,
+        on_wait: Callable[[str], None] | None = None,
+        timeout: float | None = None,
+    ) -> Iterator[None]:
+        """Be the only one, among threads and processes, who works on a stage key.
+
+        The kernel ends the hold when the process ends, however it ends. A forked child shares it: start
+        children by exec, or before.
+
+        Args:
+            stage_key: what to work on.
+            holder: who this is (a run's id), told to those who wait.
+            on_wait: called with the present holder when it is first waited for, and when it changes.
+            timeout: seconds to wait; None: for ever.
+
+        Raises:
+            Locked: the timeout has passed.
+        """
+        descriptor = open_lock(self._lock_path(stage_key, "lock"))
+        deadline = None if timeout is None else time.monotonic() + timeout
+        told = None
+        try:
+            while not try_lock(descriptor):
+                present = (
+                    os.pread(descriptor, 4096, 0).decode(errors="replace") or "a holder that is just starting"
+                )
+                if on_wait is not None and present != told:
+                    told = present
+                    on_wait(present)
+                if deadline is not None and time.monotonic() >= deadline:
+                    raise Locked(
+                        f"stage key {stage_key[:12]} is held by {present} since more than {timeout:g} s; "
+                        "wait for it, or stop it"
+                    )
+                time.sleep(_SECONDS_BETWEEN_TRIES)
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{holder} (process {os.getpid()} on {socket.gethostname()})".encode(), 0)
+            yield
+            os.ftruncate(descriptor, 0)
+        finally:
+            os.close(descriptor)
+
+    def next_attempt(self, stage_key: str) -> int:
+        """Count a new attempt, 1 at first, and fence off every earlier one for good."""
+        with locked(self._swap_lock(stage_key)):
+            return count_on(self._lock_path(stage_key, "attempt"), seen=self._attempt_seen(stage_key))
+
+    def staging_folder(self, stage_key: str, attempt: int) -> Path:
+        """An empty folder for the attempt's files; what earlier attempts left there is removed.
+
+        Raises:
+            Fenced: a newer attempt has begun.
+        """
+        self._require_newest(stage_key, attempt)
+        for left, its_attempt in self._staged(stage_key):
+            if its_attempt <= attempt:
+                self._discard(left)
+        folder = self._staging_path(stage_key, attempt)
+        make_folder(folder)
+        return folder
+
+    def scratch_folder(self, stage_key: str) -> Path:
+        """The folder that all attempts at a stage key share (checkpoints, journal, progress)."""
+        folder = self._scratch / _checked(stage_key)
+        make_folder(folder)
+        return folder
+
+    def discard_scratch(self, stage_key: str) -> None:
+        """Remove what the attempts shared, once the artifact is committed and its journal was sent."""
+        self._discard(self._scratch / _checked(stage_key))
+
+    def commit(
+        self,
+        folder: Path,
+        *,
+        stage_key: str,
+        attempt: int,
+        run_id: str,
+        description: Mapping[str, Any],
+        key_parts: Mapping[str, Any],
+        provenance: Mapping[str, Any],
+    ) -> Artifact:
+        """Make the files of ``staging_folder`` an artifact that the stage key stands for.
+
+        Add ``metrics.json`` → seal the files and sync them → move the folder to ``objects/<digest>``, or adopt an equal object that is
+        there → swap the ref, under a lock, if no newer attempt has begun. Calling again after a crash is safe.
+
+        Args:
+            folder: what ``staging_folder`` gave.
+            stage_key: must be the sha256 of ``key_parts``.
+            attempt: what ``next_attempt`` gave.
+            run_id: the run that produced the files.
+            description: the artifact's fields but those that the store sets: ``kind``, ``parents``, ``metrics``,
+                ``uncertainty`` and, by kind, ``content`` or ``tokenizer_digest``.
+            key_parts: what the stage key was made of.
+            provenance: what else is worth recording; JSON.
+
+        Raises:
+            Fenced: a newer attempt has begun, or this one has already committed other content.
+            ValueError: the folder, the key or the description is not what it has to be (``UnsafePath``: a file).
+        """
+        if folder.absolute() != self._staging_path(stage_key, attempt):
+            raise ValueError(
+                f"folder={folder} is not this attempt's; use staging_folder({stage_key[:12]}…, {attempt})"
+            )
+        if hash_key_parts(key_parts) != stage_key:
+            raise ValueError(
+                f"key_parts do not hash to stage_key={stage_key[:12]}…; use schemas.records.stage_key.stage_key"
+            )
+        canonical_json(provenance)
+        nameless = "0" * 64
+        described = describe(description, stage_key=stage_key, digest=nameless, files_digest=nameless)
+        self._require_newest(stage_key, attempt)
+
+        try:
+            write_measured(folder, described)
+            digest = seal(folder)
+            files_digest = read_sealed(folder, digest=digest).files_digest
+            self._require_newest(stage_key, attempt)
+            self._place_object(folder, digest)
+        except FileNotFoundError:
+            self._require_newest(stage_key, attempt)  # a newer attempt removes what older ones have staged
+            raise
+        ref = Ref(
+            artifact=describe(description, stage_key=stage_key, digest=digest, files_digest=files_digest),
+            attempt=attempt,
+            run_id=run_id,
+            key_parts=dict(key_parts),
+            provenance=dict(provenance),
+        )
+        return self._swap_ref(ref).artifact
+
+    # How it is kept
+
+    def _place_object(self, folder: Path, digest: str) -> None:
+        """Move a sealed folder to its place, or drop it where an intact equal is there."""
+        target = self._object_path(digest)
+        with self._object_lock(digest):
+            if os.path.lexists(target):
+                problems = find_problems(target, digest=digest)
+                if not problems:
+                    self._discard(folder)
+                    sync_folder(self._objects)  # whoever moved it here may have died before this
+                    return
+                self._quarantine_object(digest, problems)
+            move_folder(folder, target)
+
+    def _swap_ref(self, ref: Ref) -> Ref:
+        """Let the stage key stand for ``ref``, unless a newer attempt has begun (compare-and-swap)."""
+        stage_key = ref.artifact.stage_key
+        with locked(self._swap_lock(stage_key)):
+            self._require_newest(stage_key, ref.attempt)
+            try:
+                present = self.find(stage_key)
+            except DamagedRef:
+                present = None
+            if present is not None and present.attempt >= ref.attempt:
+                if present.artifact.digest != ref.artifact.digest:
+                    raise Fenced(
+                        f"attempt {ref.attempt} of stage key {stage_key[:12]} has already committed "
+                        f"{present.artifact.digest[:12]}; {ref.artifact.digest[:12]} is not committed"
+                    )
+                sync_folder(self._refs)
+                return present
+            # Not sorted: the first of the metrics are those that a stage wants shown.
+            told = json.dumps(ref.model_dump(mode="json"), separators=(",", ":"), allow_nan=False)
+            replace_file(self._ref_path(stage_key), told.encode())
+            return ref
+
+    def _discard(self, folder: Path) -> None:
+        """Remove a folder, first by name at once, so that nobody uses what is half removed."""
+        # Another attempt may have been quicker.
+        with suppress(FileNotFoundError):
+            os.rename(folder, folder.with_name(f"{folder.name}.removed-{secrets.token_hex(8)}"))
+        for removed in folder.parent.glob(f"{folder.name}.removed-*"):
+            shutil.rmtree(removed, ignore_errors=True)
+
+    def _quarantine_object(self, digest: str, problems: list[str]) -> None:
+        """Move a damaged object aside; the caller holds its lock, and has just seen the problems."""
+        aside = free_path(self._quarantine, digest)
+        os.rename(self._object_path(digest), aside)
+        sync_folder(self._objects)
+        _log.warning("object %s is damaged and not used (kept as %s): %s", digest, aside, "; ".join(problems))
+
+    def _quarantine_ref(self, stage_key: str) -> None:
+        """Move a ref aside that is not believed; the caller holds its lock."""
+        os.rename(self._ref_path(stage_key), free_path(self._quarantine, f"ref-{stage_key}"))
+
+    def _said_otherwise(self, artifact: Artifact) -> list[str]:
+        """What a ref says otherwise than the artifact's own files, which are intact."""
+        try:
+            return contradictions(artifact, self.sealed(artifact.digest))
+        except (ValueError, OSError) as error:
+            return [str(error)]
+
+    def _attempt_seen(self, stage_key: str) -> int:
+        """The newest attempt that the ref or a folder in staging knows of; 0: none."""
+        try:
+            ref = self.find(stage_key)
+        except DamagedRef:
+            ref = None
+        staged = (attempt for _, attempt in self._staged(stage_key))
+        return max(0 if ref is None else ref.attempt, max(staged, default=0))
+
+    def _staged(self, stage_key: str) -> list[tuple[Path, int]]:
+        """What attempts at the stage key have left in staging, each with its number."""
+        named = ((path, path.name.split(".")[1]) for path in self._staging.glob(f"{stage_key}.*"))
+        return [(path, int(number)) for path, number in named if re.fullmatch(r"[0-9]{1,18}", number)]
+
+    def _require_newest(self, stage_key: str, attempt: int) -> None:
+        newest = read_count(self._lock_path(stage_key, "attempt"))
+        if newest is None:  # the next attempt mends it; one that is newer than this has left a folder
+            newest = max(attempt, self._attempt_seen(stage_key))
+        if attempt > newest or attempt < 1:
+            raise ValueError(
+                f"attempt={attempt} of stage key {stage_key[:12]} was never begun; use next_attempt"
+            )
+        if attempt < newest:
+            raise Fenced(
+                f"attempt {attempt} of stage key {stage_key[:12]} was superseded by attempt {newest}; "
+                "its result is not committed"
+            )
+
+    def _object_path(self, digest: str) -> Path:
+        return self._objects / _checked(digest)
+
+    def _ref_path(self, stage_key: str) -> Path:
+        return self._refs / f"{_checked(stage_key)}.json"
+
+    def _staging_path(self, stage_key: str, attempt: int) -> Path:
+        return self._staging / f"{_checked(stage_key)}.{attempt}"
+
+    def _lock_path(self, stage_key: str, suffix: str) -> Path:
+        return self._locks / f"{_checked(stage_key)}.{suffix}"
+
+    def _swap_lock(self, stage_key: str) -> Path:
+        return self._lock_path(stage_key, "swap")
+
+    def _object_lock(self, digest: str) -> AbstractContextManager[None]:
+        return locked(self._locks / f"object-{_checked(digest)}")
+
+
+def _checked(digest: str) -> str:
+    if not _DIGEST.fullmatch(digest):
+        raise ValueError(f"{digest!r} is not a sha256 in lower-case hexadecimal")
+    return digest

@@ -1,0 +1,95 @@
+"""Dynamic sampling (DAPO, arXiv 2503.14476 §3.2): groups that teach nothing make room for others."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from models.sequences import join
+from tasks.rewards.scoring import Scores
+from tasks.rollout.rollouts import Sampled, Scored, padded
+
+
+@dataclass(frozen=True)
+class Filled:
+    """A full rollout, and what it took to fill it."""
+
+    scored: Scored
+    rounds: int
+    """Rollouts that were sampled."""
+    uniform_share: float
+    """Share of all sampled groups whose responses have one score."""
+
+
+def uniform_groups(scores: Tensor, *, samples_per_prompt: int) -> Tensor:
+    """Which groups (B / K,) have one score: all right or all wrong, so that their scores say nothing about what to prefer.
+
+    ``scores`` (B,), groups in a row, before any shaping: a length penalty would tell equal answers apart.
+    """
+    groups = scores.view(-1, samples_per_prompt)
+    return groups.amax(dim=1) == groups.amin(dim=1)
+
+
+def fill(
+    draw: Callable[[int], Scored], *, samples_per_prompt: int, max_rounds: int, pad_token_id: int
+) -> Filled:
+    """Sample until a whole rollout of groups that are not uniform is there, ``max_rounds`` times at most.
+
+    What is still missing then is filled with uniform groups, so that a rollout always has the same size.
+
+    Args:
+        draw: from the number of the round to a whole rollout of new prompts, groups in a row.
+    """
+    parts: list[Scored] = []
+    mixed: list[tuple[int, int]] = []
+    uniform: list[tuple[int, int]] = []
+    wanted = 0
+    while not parts or (len(mixed) < wanted and len(parts) < max_rounds):
+        number = len(parts)
+        parts.append(draw(number))
+        is_uniform = uniform_groups(
+            parts[-1].scores.weighted_sum, samples_per_prompt=samples_per_prompt
+        ).tolist()
+        wanted = len(is_uniform)
+        for group, same in enumerate(is_uniform):
+            (uniform if same else mixed).append((number, group))
+    taken = sorted((mixed + uniform)[:wanted])
+    chosen = []
+    for number, part in enumerate(parts):
+        rows = [
+            group * samples_per_prompt + sample
+            for of, group in taken
+            if of == number
+            for sample in range(samples_per_prompt)
+        ]
+        if rows:
+            chosen.append(part.select(rows))
+    return Filled(
+        scored=join_scored(chosen, pad_token_id=pad_token_id),
+        rounds=len(parts),
+        uniform_share=len(uniform) / (len(uniform) + len(mixed)),
+    )
+
+
+def join_scored(parts: list[Scored], *, pad_token_id: int) -> Scored:
+    """Several batches of scored responses as one."""
+    if len(parts) == 1:
+        return parts[0]
+    sampled = [part.sampled for part in parts]
+    scores = [part.scores for part in parts]
+    return Scored(
+        sampled=Sampled(
+            prompts=[prompt for each in sampled for prompt in each.prompts],
+            answers=[answer for each in sampled for answer in each.answers],
+            responses=[response for each in sampled for response in each.responses],
+            sequences=join([each.sequences for each in sampled], pad_token_id=pad_token_id),
+            ended=torch.cat([each.ended for each in sampled]),
+            sampler_logprobs=padded(row for each in sampled for row in each.sampler_logprobs),
+        ),
+        scores=Scores(
+            total=torch.cat([each.total for each in scores]),
+            weighted_sum=torch.cat([each.weighted_sum for each in scores]),
+            by_term={name: torch.cat([each.by_term[name] for each in scores]) for name in scores[0].by_term},
+        ),
+    )

@@ -1,0 +1,54 @@
+"""Who says what a response is worth: the judge of evaluation and of preference collection."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from schemas.recipe.rewards import Judge
+from schemas.records.job import StageJob
+from tasks.rewards.scoring import load_scorer, score
+from tasks.rewards.verifiers import load_verifier, verdicts
+from tasks.rollout.rollouts import Sampled
+
+Judgement = Callable[[Sampled], Tensor]
+"""Responses → (B,), on the CPU: right (1) or wrong (0) by a verifier, or their scores by a reward."""
+
+
+def load_judge(
+    job: StageJob,
+    judge: Judge,
+    *,
+    tokenizer_of: str,
+    device: torch.device,
+    microbatch_size: int | None,
+) -> Judgement:
+    """The recipe's judge, loaded.
+
+    Args:
+        tokenizer_of: the role of the policy whose ids a reward's models will be given.
+
+    Raises:
+        TokenizersDiffer, BrokenVerifier, MissingAnswers: see ``load_scorer`` and ``load_verifier``.
+    """
+    if judge.verifier is not None:
+        verifier = load_verifier(job, judge.verifier, role="judge")
+        return lambda sampled: torch.tensor(
+            verdicts(verifier, sampled.prompts, sampled.responses, sampled.answers), dtype=torch.float32
+        )
+    assert judge.reward is not None
+    scorer = load_scorer(job, judge.reward, tokenizer_of=tokenizer_of, device=device)
+
+    def scores(sampled: Sampled) -> Tensor:
+        scored = score(
+            scorer,
+            sampled.sequences,
+            prompts=sampled.prompts,
+            responses=sampled.responses,
+            answers=sampled.answers,
+            ended=sampled.ended,
+            microbatch_size=microbatch_size,
+        )
+        return scored.total.cpu()
+
+    return scores

@@ -1,0 +1,86 @@
+"""Which policy a stage keeps: the one whose responses to the validation prompts score best."""
+
+import logging
+from dataclasses import dataclass
+
+from algorithms.uncertainty import Estimate, clustered_mean
+from schemas.recipe.algorithm import Returns
+from tasks.data.examples import Prompts
+from tasks.rollout.rollouts import (
+    Actors,
+    Scored,
+    sample_and_score,
+    sequence_sums,
+    shape,
+)
+from tasks.training import progress
+from tasks.training.attempt import Attempt, weights_of
+from tasks.training.measured import clusters_of
+from tasks.training.seeds import derive_seed
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What the kept policy's responses to the test prompts were like."""
+
+    estimates: dict[str, Estimate]
+    reward_spread: float
+    """The highest of their scores less the lowest."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """How a policy is measured: always on the same prompts, with the same random numbers."""
+
+    actors: Actors
+    prompts: Prompts
+    """Of the validation split."""
+    num_samples: int
+    seed: int
+
+    def measure(self, test: Prompts, *, num_samples: int) -> Measured:
+        """Score, length (tokens), cut-off share and, against a reference, KL (nats) of the policy as it is now.
+
+        All responses to one prompt are one cluster.
+
+        Args:
+            test: prompts that chose nothing: the best of several validation scores is optimistic.
+            num_samples: responses to them.
+        """
+        scored = self._respond(test, num_samples, stream="test sampling", phase="test")
+        measured = {"test_score": scored.scores.total}
+        if self.actors.reference is not None:
+            rollout = shape(self.actors, scored, returns=Returns())
+            measured["kl_to_reference"] = sequence_sums(rollout.log_ratios, rollout.sequences.response_mask)
+        measured["mean_response_length"] = scored.sampled.sequences.lengths
+        measured["truncated_share"] = ~scored.sampled.ended
+        prompts = clusters_of(scored.sampled.prompts)
+        return Measured(
+            estimates={name: clustered_mean(values, prompts) for name, values in measured.items()},
+            reward_spread=(scored.scores.total.max() - scored.scores.total.min()).item(),
+        )
+
+    def score(self) -> float:
+        """The mean score of responses to the validation prompts."""
+        scored = self._respond(
+            self.prompts, self.num_samples, stream="validation sampling", phase="validation"
+        )
+        return scored.scores.total.mean().item()
+
+    def keep_if_best(self, attempt: Attempt, *, iteration: int) -> dict[str, float]:
+        """Score the policy; remember its weights when it scores best so far. Returns what to log."""
+        measured = self.score()
+        best = attempt.state["best"]
+        if best is None or measured > best:
+            attempt.state |= {"best": measured, "best_iteration": iteration}
+            attempt.best = weights_of(self.actors.policy)
+        kept = "the best so far, kept" if attempt.state["best_iteration"] == iteration else "not kept"
+        log.info("iteration %d: validation_score %.4g; %s", iteration, measured, kept)
+        return {"validation_score": measured}
+
+    def _respond(self, prompts: Prompts, num_samples: int, *, stream: str, phase: str) -> Scored:
+        indices = [index % len(prompts) for index in range(num_samples)]
+        with progress.within(phase):
+            return sample_and_score(self.actors, prompts, indices, seed=derive_seed(self.seed, stream))

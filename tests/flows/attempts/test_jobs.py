@@ -1,0 +1,165 @@
+"""From a recipe's step to what its process is handed."""
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from flows.attempts.jobs import (
+    job_for,
+    key_parts_of,
+    max_dropped_of,
+    resources_of,
+    seed_of,
+    threads_of,
+    work_of,
+)
+from flows.machine import Share
+from schemas.loading.recipe_file import load_recipe
+from schemas.recipe.recipe import Recipe
+from schemas.records.stage_key import REVISIONS, stage_key
+from schemas.source_files import SourceTooLarge
+
+
+@pytest.fixture
+def recipe(recipe_file: Path) -> Recipe:
+    return load_recipe(recipe_file)
+
+
+def test_every_step_has_its_work(recipe: Recipe) -> None:
+    kinds = {
+        step: work_of(recipe, step).kind for step in ("model", "data.prompts", "sft", "value", "evaluation")
+    }
+    assert kinds == {
+        "model": "import_model",
+        "data.prompts": "prepare_data",
+        "sft": "sft",
+        "value": "value_pretraining",
+        "evaluation": "evaluation",
+    }
+    assert set(kinds.values()) <= set(REVISIONS)
+
+
+def test_a_job_carries_what_its_stage_reads_and_no_more(recipe: Recipe, tmp_path: Path) -> None:
+    job = job_for(
+        recipe,
+        "value",
+        run_id="r",
+        attempt=2,
+        stage_key="0" * 64,
+        inputs={"policy": tmp_path},
+        scratch=tmp_path,
+        output=tmp_path,
+        threads=1,
+    )
+    assert set(job.rewards) == {"main"}
+    assert (job.seed, job.attempt, job.threads) == (17, 2, 1)
+    assert job.model_validate_json(job.model_dump_json()) == job
+    assert (
+        job_for(
+            recipe,
+            "sft",
+            run_id="r",
+            attempt=1,
+            stage_key="0" * 64,
+            inputs={},
+            scratch=tmp_path,
+            output=tmp_path,
+            threads=1,
+        ).rewards
+        == {}
+    )
+
+
+def test_a_job_has_the_recipes_rules_of_text(recipe_file: Path, tmp_path: Path) -> None:
+    """Chat template, lengths and temperature: what turns text into ids, and what every stage samples at."""
+    changes = ["model.chat=false", "generation.temperature=0.7", "generation.max_prompt_tokens=33"]
+    recipe = load_recipe(recipe_file, changes)
+    job = job_for(
+        recipe,
+        "sft",
+        run_id="r",
+        attempt=1,
+        stage_key="0" * 64,
+        inputs={},
+        scratch=tmp_path,
+        output=tmp_path,
+        threads=1,
+    )
+    assert job.chat is False
+    assert job.generation == recipe.generation
+    assert (job.generation.temperature, job.generation.max_prompt_tokens) == (0.7, 33)
+
+
+def test_a_stages_own_seed_wins(recipe_file: Path) -> None:
+    recipe = load_recipe(recipe_file, ["stages.sft.seed=5"])
+    assert (seed_of(recipe, "sft"), seed_of(recipe, "reward"), seed_of(recipe, "model")) == (5, 17, 17)
+    assert key_parts_of(recipe, "sft", {"init": "a", "data": "b"})["seed"] == 5
+
+
+def test_the_seed_is_in_a_built_in_models_key_and_in_no_datas(recipe: Recipe) -> None:
+    assert key_parts_of(recipe, "model", {})["seed"] == 17
+    assert key_parts_of(recipe, "data.prompts", {})["seed"] is None
+
+
+def test_a_files_content_is_in_its_key(recipe_file: Path) -> None:
+    rows = recipe_file.with_name("rows.jsonl")
+    rows.write_bytes(b'{"prompt": "1+1?"}\n')
+    recipe = load_recipe(recipe_file, [f"data.prompts.source={rows}"])
+    parts = key_parts_of(recipe, "data.prompts", {})
+    assert parts["inputs"] == {"source": hashlib.sha256(b'{"prompt": "1+1?"}\n').hexdigest()}
+    rows.write_bytes(b'{"prompt": "1+2?"}\n')
+    assert stage_key(key_parts_of(recipe, "data.prompts", {})) != stage_key(parts)
+
+
+def test_a_verifiers_file_and_words_are_in_its_key_and_nothing_else(recipe_file: Path) -> None:
+    file = recipe_file.with_name("mine.py")
+    file.write_text("def verify(prompt, response, answer): ...\n")
+    recipe = load_recipe(recipe_file, [f"verifiers={{mine: {{source: {file}}}}}", "seed=3"])
+    assert work_of(recipe, "verifiers.mine").kind == "import_verifier"
+    assert resources_of(recipe, "verifiers.mine").cpus == 1
+    parts = key_parts_of(recipe, "verifiers.mine", {})
+    assert parts["inputs"] == {"source": hashlib.sha256(file.read_bytes()).hexdigest()}
+    assert parts["configuration"] == {"verifier": {"source": ".py", "function": "verify", "extract": None}}
+    assert (parts["seed"], parts["extra"], parts["rewards"]) == (None, {}, {})
+    builtin = load_recipe(recipe_file, ["verifiers={mine: {source: 'builtin:exact_match'}}"])
+    assert key_parts_of(builtin, "verifiers.mine", {})["inputs"] == {}
+
+
+def test_how_prompts_are_wrapped_is_in_the_key_of_who_reads_them(recipe_file: Path) -> None:
+    inputs = {"init": "a", "data": "b"}
+    as_told = key_parts_of(load_recipe(recipe_file, ["model.chat=false"]), "sft", inputs)
+    by_itself = key_parts_of(load_recipe(recipe_file), "sft", inputs)
+    assert as_told["extra"] == {"chat": False}
+    assert stage_key(as_told) != stage_key(by_itself)
+
+
+def test_threads_are_the_stages_cpus_or_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert threads_of(Share(cpus=6)) == 6
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    assert threads_of(Share(cpus=6)) == 2
+    assert threads_of(Share(cpus=1)) == 1
+    monkeypatch.setenv("OMP_NUM_THREADS", "many")
+    assert threads_of(Share(cpus=6)) == 6
+
+
+def test_an_implicit_step_takes_one_cpu(recipe: Recipe) -> None:
+    assert (resources_of(recipe, "data.prompts").cpus, resources_of(recipe, "data.prompts").gpus) == (1, 0)
+    assert resources_of(recipe, "sft").cpus is None
+
+
+def test_a_terabyte_is_refused_while_a_key_is_made(recipe_file: Path) -> None:
+    rows = recipe_file.with_name("rows.jsonl")
+    with rows.open("wb") as file:
+        file.truncate(10**12)
+    recipe = load_recipe(recipe_file, [f"data.prompts.source={rows}"])
+    with pytest.raises(SourceTooLarge, match="rows.jsonl has 931.3 GiB, and at most 16 GiB are read"):
+        key_parts_of(recipe, "data.prompts", {})
+
+
+def test_a_job_knows_what_share_of_its_rows_may_be_unusable(recipe_file: Path) -> None:
+    recipe = load_recipe(recipe_file, ["data.preferences.max_dropped=0.07", "data.prompts.max_dropped=0.2"])
+    assert max_dropped_of(recipe, "reward") == {"data": 0.07}
+    assert max_dropped_of(recipe, "value") == {"prompts": 0.2}
+    assert max_dropped_of(recipe, "model") == {}

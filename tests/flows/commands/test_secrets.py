@@ -1,0 +1,83 @@
+"""Canaries: secrets of the environment are found nowhere in what a run prints and keeps."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flows.exit_codes import ExitCode
+from flows.runs.run import Workspace, read_runs
+from schemas.safe_text import MASK
+
+ROOT = Path(__file__).parents[3]
+CANARY = "canary"
+
+
+def test_a_run_writes_no_secret_down_and_steers_no_terminal(
+    workspace: Workspace, recipe_file: Path, prefect_url: str
+) -> None:
+    from prefect.client.orchestration import get_client
+
+    workspace.root.mkdir()
+    (workspace.root / "leak.txt").write_text("sft")
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "fake_vantage",
+            "run",
+            str(recipe_file),
+            "--workspace",
+            str(workspace.root),
+            "-v",
+        ],
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(__file__).parents[1])]),
+            "PREFECT_API_URL": prefect_url.replace("://", "://ann:canary-of-prefect@"),
+            "MLFLOW_TRACKING_URI": "http://ann:canary-of-mlflow@127.0.0.1:1",
+            "MLFLOW_TRACKING_PASSWORD": "canary-for-mlflow",
+            "HF_TOKEN": "canary-of-the-hub",
+            "CANARY_TOKEN": "canary-of-the-stage",
+        },
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    assert done.returncode == ExitCode.INTERNAL, done.stdout + done.stderr
+    printed = done.stdout + done.stderr
+    [record] = read_runs(workspace)
+    reason = record.stages["sft"].reason
+    assert reason is not None and "cannot reach http://***@host/x?token=***" in reason
+    assert reason in done.stdout
+    assert not {"\x1b", "\u202e"} & set(printed)
+    log = (workspace.folder(record.run_id) / "logs" / "sft.log").read_text()
+    assert f"'HF_TOKEN': '{MASK}'" in log and "MLFLOW_TRACKING_PASSWORD" not in log
+
+    kept = {path: path.read_bytes() for path in workspace.root.rglob("*") if path.is_file()}
+    assert len(kept) > 10
+    assert [path for path, content in kept.items() if CANARY.encode() in content] == []
+    assert CANARY not in printed.lower()
+    with get_client(sync_client=True) as client:
+        flow_run = client.read_flow_run(record.prefect_flow_run_ids[0])  # type: ignore[arg-type]
+        shown = [flow_run, *client.read_task_runs(), *client.read_artifacts(), *client.read_logs()]
+    assert CANARY not in " ".join(each.model_dump_json() for each in shown)
+
+
+@pytest.mark.parametrize("variable", ["PREFECT_API_URL", "MLFLOW_TRACKING_URI"])
+def test_an_address_that_is_wrong_is_told_without_its_login(
+    workspace: Workspace, recipe_file: Path, variable: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "from flows import servers; servers.ANSWER_SECONDS = 0.5; from flows.commands.main import main; main()",
+         "run", str(recipe_file), "--workspace", str(workspace.root)],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PREFECT_API_URL": "http://127.0.0.1:1/api",
+             variable: "http://ann:canary-of-it@127.0.0.1:1/api"},
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == ExitCode.UNAVAILABLE
+    assert "127.0.0.1:1/api does not answer" in done.stderr
+    assert CANARY not in done.stdout + done.stderr

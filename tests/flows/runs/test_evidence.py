@@ -1,0 +1,93 @@
+"""What run.json says is checked against the artifacts: metrics as they are, verdicts recomputed."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lives import live_all, lives
+
+from flows.runs.evidence import contradictions
+from flows.runs.run import Workspace, read_run
+from flows.runs.status import look
+
+
+@pytest.fixture
+def finished(workspace: Workspace, recipe_file: Path) -> tuple[Workspace, str]:
+    with lives(workspace, recipe_file) as life:
+        live_all(life)
+        life.run.update(status=life.run.outcome())
+    return workspace, life.run.record.run_id
+
+
+def told(workspace: Workspace, run_id: str) -> list[str]:
+    record = read_run(workspace, run_id)
+    view = look(workspace, record)
+    assert view.as_json()["contradictions"] == list(view.contradictions) == contradictions(workspace, record)
+    return contradictions(workspace, record)
+
+
+def edit(workspace: Workspace, run_id: str, stage: str, *path: str | int, value: Any) -> None:
+    file = workspace.folder(run_id) / "run.json"
+    run = json.loads(file.read_bytes())
+    place = run["stages"][stage]
+    for name in path[:-1]:
+        place = place[name]
+    place[path[-1]] = value
+    file.write_text(json.dumps(run))
+
+
+def test_a_run_as_it_was_written_is_borne_out(finished: tuple[Workspace, str]) -> None:
+    assert told(*finished) == []
+
+
+def test_an_edited_metric_is_named(finished: tuple[Workspace, str]) -> None:
+    edit(*finished, "evaluation", "metrics", "accuracy_gain", value=0.9)
+    assert told(*finished) == [
+        "evaluation: metrics.accuracy_gain is 0.9, metrics.json of the artifact says 0.1"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("passed", False, "“accuracy_gain 0.100 >= 0: CLOSED”, but the artifact says “accuracy_gain 0.100 >= 0: passed”"),
+        ("measured", 0.9, "“accuracy_gain 0.900 >= 0: passed”, but the artifact says “accuracy_gain 0.100 >= 0: passed”"),
+        ("threshold", -1.0, "“accuracy_gain 0.100 >= -1: passed”, but the artifact says"),
+    ],
+)  # fmt: skip
+def test_an_edited_verdict_is_named(
+    finished: tuple[Workspace, str], field: str, value: Any, said: str
+) -> None:
+    edit(*finished, "evaluation", "verdicts", 0, field, value=value)
+    [found] = told(*finished)
+    assert found.startswith(f"evaluation: the verdict is recorded as {said}")
+
+
+def test_a_verdict_that_was_taken_out_is_missed(finished: tuple[Workspace, str]) -> None:
+    edit(*finished, "evaluation", "verdicts", value=[])
+    assert told(*finished) == ["evaluation: run.json has 0 verdicts, the recipe 1 gates"]
+
+
+def test_a_pass_of_a_model_compared_with_itself_is_not_borne_out(
+    workspace: Workspace, recipe_file: Path
+) -> None:
+    workspace.root.mkdir(parents=True, exist_ok=True)
+    (workspace.root / "idle.txt").write_text("policy")
+    with lives(workspace, recipe_file) as life:
+        live_all(life)
+        life.run.update(status=life.run.outcome())
+    run_id = life.run.record.run_id
+    assert told(workspace, run_id) == []
+    edit(workspace, run_id, "evaluation", "verdicts", 0, "passed", value=True)
+    assert len(told(workspace, run_id)) == 1
+
+
+def test_an_artifact_that_is_gone_or_edited_cannot_bear_anything_out(finished: tuple[Workspace, str]) -> None:
+    workspace, run_id = finished
+    digest = read_run(workspace, run_id).stages["reward"].digest
+    file = workspace.store / "objects" / str(digest) / "metrics.json"
+    file.chmod(0o644)
+    file.write_text(file.read_text().replace("0.8", "0.9"))
+    [found] = told(workspace, run_id)
+    assert found.startswith("reward: what was measured cannot be looked up: metrics.json: sha256 is")

@@ -1,0 +1,87 @@
+"""What is printed after a gate has closed can be pasted, and does what it says."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from lives import live_all, lives
+
+from flows.runs.next_steps import _just_met, after_closed_gates
+from flows.runs.run import RunRecord, Workspace, read_runs
+from schemas.recipe.stages import Gate
+from schemas.records.verdicts import judge
+
+ROOT = Path(__file__).parents[3]
+SETS = ("stages.value.gate.at_least=0.9",)
+
+
+@pytest.fixture
+def closed(workspace: Workspace, recipe_file: Path) -> RunRecord:
+    """A run whose critic (0.4) did not pass its gate (0.9)."""
+    with lives(workspace, recipe_file, *SETS) as life:
+        live_all(life)
+        life.run.update(status=life.run.outcome(), source=str(recipe_file), overrides=SETS)
+    return read_runs(workspace)[0]
+
+
+def commands(lines: list[str]) -> list[list[str]]:
+    """What follows ``vantage`` in each command."""
+    return [shlex.split(line)[1:] for line in lines if line.startswith("      ")]
+
+
+def test_it_names_the_fields_what_is_reused_and_what_runs_again(
+    closed: RunRecord, workspace: Workspace
+) -> None:
+    lines = after_closed_gates(closed, workspace.root)
+    text = "\n".join(lines)
+    assert "value did not pass explained_variance >= 0.9" in text
+    assert "stages.value.iterations=100" in text
+    assert "stages.value.gate.at_least" in text
+    assert "stages.value.gate.on_fail" in text
+    reused = "model, data.demonstrations, data.preferences, data.prompts, sft, reward are reused"
+    assert f"{reused}; value, policy, evaluation run again" in text
+
+
+def test_no_closed_gate_no_advice(workspace: Workspace, recipe_file: Path) -> None:
+    with lives(workspace, recipe_file) as life:
+        live_all(life)
+    assert after_closed_gates(read_runs(workspace)[0], workspace.root) == []
+
+
+def planned(words: list[str]) -> dict[str, str]:
+    """Step → action of the plan of a command that would run."""
+    done = subprocess.run(
+        [sys.executable, "-m", "fake_vantage", "plan", *words[1:], "--json"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(__file__).parents[1])])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return dict(re.findall(r'"name": "([^"]+)", "kind": "[^"]+", "action": "([^"]+)"', done.stdout))
+
+
+def test_each_command_does_what_it_is_said_to_do(closed: RunRecord, workspace: Workspace) -> None:
+    otherwise, lower, all_the_same = commands(after_closed_gates(closed, workspace.root))
+    again = planned(otherwise)
+    assert [step for step, action in again.items() if action != "reuse"] == ["value", "policy", "evaluation"]
+    assert again["value"] == "run"
+    for words in (lower, all_the_same):
+        plan = planned(words)
+        assert plan["value"] == "reuse"
+        assert plan["policy"] == "run", "nothing is in its way any more"
+
+
+@pytest.mark.parametrize("measured", [0.172, 0.4722, 0.9964, -3.21, 12.74, 0.0, 0.1, 1e-5, 0.999])
+@pytest.mark.parametrize("side", ["at_least", "at_most"])
+def test_the_threshold_that_is_offered_would_be_met(measured: float, side: str) -> None:
+    far = measured + 1 if side == "at_least" else measured - 1
+    verdict = judge(Gate.model_validate({"metric": "m", side: far}), {"m": measured})
+    assert not verdict.passed
+    offered = float(_just_met(verdict))
+    assert judge(Gate.model_validate({"metric": "m", side: offered}), {"m": measured}).passed
+    assert abs(offered - measured) <= 0.1 * abs(measured) + 1e-9

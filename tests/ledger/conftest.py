@@ -1,0 +1,58 @@
+"""One MLflow database, made once, and a workspace with a copy of it."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from mlflow.tracking import MlflowClient
+
+# Lets tests import what several of them share by its bare name: there are no packages under tests.
+sys.path.insert(0, str(Path(__file__).parent))
+
+ROOT = Path(__file__).parents[2]
+
+MAKE_DATABASE = """
+import sys
+from pathlib import Path
+from ledger.run_ledger import Ledger
+ledger = Ledger(None, Path(sys.argv[1]), "made-by-two")
+ledger.open_run(sys.argv[2], "two", {})
+sys.exit(0 if ledger.close(120.0) else 1)
+"""
+
+
+@pytest.fixture(scope="session")
+def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A workspace's database as two processes made it that started at once."""
+    workspace = tmp_path_factory.mktemp("database")
+    environment = {name: value for name, value in os.environ.items() if name != "MLFLOW_TRACKING_URI"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", MAKE_DATABASE, str(workspace), f"000{i}-two-aaaaaa"],
+            cwd=ROOT,
+            env=environment,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for i in (1, 2)
+    ]
+    said = [process.communicate(timeout=150)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], said
+    assert said == ["", ""]
+    found = MlflowClient(f"sqlite:///{workspace / 'mlflow.db'}")
+    experiment = found.get_experiment_by_name("made-by-two")
+    assert experiment is not None
+    assert len(found.search_runs([experiment.experiment_id])) == 2
+    return workspace / "mlflow.db"
+
+
+@pytest.fixture
+def workspace(tmp_path: Path, database: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a ready database; nothing of the caller's MLflow is touched."""
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setattr(os, "environ", os.environ.copy())
+    shutil.copy(database, tmp_path / "mlflow.db")
+    return tmp_path

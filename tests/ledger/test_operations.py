@@ -1,0 +1,16 @@
+"""Operations on their way through the outbox."""
+
+from told_operations import (
+    FINISH_STAGE,
+    OPEN_RUN,
+    OPEN_STAGE,
+    REUSE,
+)
+
+from ledger.operations import LogMetrics, from_json, to_json
+
+
+def test_every_operation_survives_the_outbox() -> None:
+    rows = (("loss", 0.25, 1000, 0), ("loss", float("inf"), 1001, 1))
+    for operation in (OPEN_RUN, OPEN_STAGE, FINISH_STAGE, REUSE, LogMetrics(stage="sft", rows=rows)):
+        assert from_json(to_json(operation)) == operation

@@ -1,0 +1,48 @@
+"""A model that is the one it came from, or is measured against, is said to be."""
+
+import pytest
+from small_run import EVALUATION, artifact, sha
+
+from ledger.operations import Input
+from ledger.sameness import compared_with_itself, learned_nothing, remark_on
+from schemas.records.artifacts import PolicyCheckpoint
+
+
+def policy(name: str, files: str | None) -> PolicyCheckpoint:
+    made: PolicyCheckpoint = artifact(PolicyCheckpoint, name, {})
+    return made.model_copy(update={"files_digest": files and sha(files)})
+
+
+SFT = policy("sft", "the same weights")
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ("the same weights", "learned nothing: the best weights are those of sft"),
+        ("others", None),
+        (None, None),
+    ],
+)
+def test_a_policy_whose_files_are_those_it_started_from_learned_nothing(
+    files: str | None, said: str | None
+) -> None:
+    inputs = {"init": Input(stage="sft", artifact=SFT), "reference": Input(stage="sft", artifact=SFT)}
+    trained = policy("policy", files)
+    assert trained.digest != SFT.digest, "what was measured of them differs"
+    assert learned_nothing(trained, inputs) == remark_on(trained, inputs) == said
+    assert learned_nothing(trained, {}) is None
+
+
+@pytest.mark.parametrize("files", ["the same weights", "others", None])
+def test_two_roles_of_one_model_are_compared_with_itself(files: str | None) -> None:
+    inputs = {
+        "candidate": Input(stage="policy", artifact=policy("policy", files)),
+        "baseline": Input(stage="sft", artifact=SFT),
+    }
+    said = compared_with_itself(inputs)
+    assert said == remark_on(EVALUATION, inputs)
+    if files == "the same weights":
+        assert said == "policy holds the weights of sft: a model is compared with itself"
+    else:
+        assert said is None

@@ -1,0 +1,239 @@
+"""Sending in the background: servers that are down, come, go and lose answers, and what the next run makes up for."""
+
+import logging
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_run import (
+    JOURNAL_CURVE,
+    RECIPE,
+    artifact,
+    client_of,
+    curve,
+    record_run,
+    refused,
+    runs_of,
+    snapshot,
+    tell_reuse,
+    tell_run,
+    tell_stage,
+)
+
+from ledger.run_ledger import Ledger
+from ledger.tracking import MLFLOW_ENVIRONMENT
+from schemas.records.artifacts import PolicyCheckpoint
+from storage.sealed_folders import seal
+
+
+def test_what_one_run_could_not_send_the_next_one_sends_before_its_own(
+    workspace: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Ledger("http://someone:s3cret@127.0.0.1:9", workspace, "tiny") as ledger:
+        tell_run(ledger, "0001-tiny-aaaaaa")
+        assert not ledger.flush()
+        assert ledger.mlflow_run_id() is None
+        assert ledger.where() == "http://127.0.0.1:9/"
+    assert caplog.text.count("MLflow (http://127.0.0.1:9) cannot be reached; the run goes on") == 1
+    assert "s3cret" not in caplog.text
+    assert not any(
+        b"s3cret" in path.read_bytes() for path in (workspace / "runs").rglob("*") if path.is_file()
+    )
+
+    def tell(ledger: Ledger, run_id: str) -> None:
+        ledger.open_run(run_id, "tiny", RECIPE)
+        tell_reuse(ledger, "sft")
+
+    record_run(workspace, "0002-tiny-bbbbbb", tell)
+    client = client_of(workspace)
+    made = runs_of(client, "0001-tiny-aaaaaa")
+    assert curve(client, made["sft"], "loss") == JOURNAL_CURVE
+    reused = runs_of(client, "0002-tiny-bbbbbb")["sft"]
+    assert reused.data.tags["vantage.reused_from"] == made["sft"].info.run_id
+
+
+def test_a_database_that_was_lost_is_written_again(workspace: Path, database: Path) -> None:
+    record_run(workspace, "0001-tiny-aaaaaa")
+    expected = snapshot(client_of(workspace), "0001-tiny-aaaaaa")
+    (workspace / "mlflow.db").unlink()
+    shutil.copy(database, workspace / "mlflow.db")
+    assert Ledger(None, workspace, "tiny").flush()
+    assert snapshot(client_of(workspace), "0001-tiny-aaaaaa") == expected
+
+
+@contextmanager
+def mlflow_server(folder: Path, port: int) -> Iterator[None]:
+    """A real server on loopback, ended with everything that it started."""
+    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--workers", "1", "--backend-store-uri", f"sqlite:///{folder / 'mlflow.db'}"]
+    command += ["--artifacts-destination", str(folder / "artifacts")]
+    with (folder / "server.log").open("ab") as log:
+        process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env={**os.environ, **MLFLOW_ENVIRONMENT},
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    try:
+        give_up = time.monotonic() + 90
+        while not answers(port):
+            assert process.poll() is None, (folder / "server.log").read_text()
+            assert time.monotonic() < give_up, (folder / "server.log").read_text()
+            time.sleep(0.1)
+        yield
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def answers(port: int) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def losing_proxy(port: int, to_port: int) -> Iterator[list[str]]:
+    """Passes requests on, and loses the first two answers of every kind of write; yields the paths that it lost."""
+    lost: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def pass_on(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            server = HTTPConnection("127.0.0.1", to_port, timeout=30)
+            server.request(self.command, self.path, body, dict(self.headers.items()))
+            answer = server.getresponse()
+            content = answer.read()
+            server.close()
+            kind = self.path.partition("/artifacts/")[0]  # one kind for all files that are uploaded
+            if self.command != "GET" and "search" not in kind and lost.count(kind) < 2:
+                lost.append(kind)
+                self.close_connection = True
+                self.connection.shutdown(socket.SHUT_RDWR)
+                return
+            self.send_response(answer.status)
+            self.send_header("Content-Type", answer.headers.get("Content-Type", ""))
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        do_GET = do_POST = do_PATCH = do_PUT = do_DELETE = pass_on
+
+        def log_message(self, format: str, *arguments: Any) -> None:
+            """Silent."""
+
+    proxy = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+    thread = threading.Thread(target=proxy.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield lost
+    finally:
+        proxy.shutdown()
+        proxy.server_close()
+
+
+def test_a_server_that_is_down_comes_goes_and_loses_answers_ends_up_with_everything_once(
+    workspace: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    port, proxy_port = free_port(), free_port()
+    run_id = "0001-tiny-aaaaaa"
+    with Ledger(f"http://127.0.0.1:{proxy_port}", workspace, "tiny") as ledger:
+        # 1. Down at the start: told, not sent, nothing raised
+        ledger.open_run(run_id, "tiny", RECIPE)
+        tell_stage(ledger, "model")
+        assert not ledger.flush()
+
+        with mlflow_server(workspace, port):
+            # 2. There, behind a wire that loses answers
+            with losing_proxy(proxy_port, port) as lost:
+                for _ in range(100):
+                    if ledger.flush():
+                        break
+                assert ledger.flush()
+                assert any(path.endswith("runs/create") for path in lost)
+            page = ledger.where("model")
+
+        # 3. Away while the next stage trains
+        tell_stage(ledger, "sft")
+        assert not ledger.flush()
+
+        # 4. Back again: what waited, and a publication
+        model = workspace / "model"
+        model.mkdir()
+        (model / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+        (model / "tokenizer_config.json").write_text("{}")
+        (model / "model.safetensors").write_bytes(b"weights")
+        with mlflow_server(workspace, port), losing_proxy(proxy_port, port) as lost:
+            published = artifact(PolicyCheckpoint, "policy", {}, digest=seal(model))
+            key = published.stage_key
+            ledger.open_stage("policy", kind="dpo", stage_key=key, attempt=1, params={}, inputs={})
+            ledger.finish_stage("policy", "completed", artifact=published)
+            ledger.publish("policy", published, model, "quickstart", alias="champion")
+            ledger.finish_run("completed")
+            for _ in range(100):
+                if ledger.flush():
+                    break
+            assert ledger.flush()
+            assert any(path.endswith("model-versions/create") for path in lost)
+    assert refused(workspace) == []
+
+    found = snapshot(client_of(workspace), run_id)
+    models = {"model of model", "model of sft", "model of policy"}
+    assert set(found) == {"", "model", "sft", "policy", *models}
+    assert found["sft"]["curves"]["loss"] == JOURNAL_CURVE
+    assert [value for _, _, value in found["sft"]["curves"]["test_nll"]] == [0.4]
+    assert {found[stage]["status"] for stage in ("", "model", "sft")} == {"FINISHED"}
+    assert found["sft"]["models"] == ["model of model"]
+    (version,) = client_of(workspace).search_model_versions("name = 'quickstart'")
+    assert version.tags["vantage.digest"] == published.digest
+    champion = client_of(workspace).get_model_version_by_alias("quickstart", "champion")
+    assert champion.version == version.version
+    (weights,) = (workspace / "artifacts").rglob("model.safetensors")
+    assert weights.read_bytes() == b"weights"
+    model_run = runs_of(client_of(workspace), run_id)["model"]
+    assert page == (
+        f"http://127.0.0.1:{proxy_port}/#/experiments/{model_run.info.experiment_id}"
+        f"/runs/{model_run.info.run_id}?workflowType=machine_learning"
+    )
+
+
+def test_an_error_that_says_nothing_is_one_like_any_other(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def silent(*_: Any, **__: Any) -> None:
+        raise TimeoutError
+
+    with Ledger(None, workspace, "tiny") as ledger:
+        ledger.open_run("0001-tiny-aaaaaa", "tiny", RECIPE)
+        with monkeypatch.context() as broken:
+            broken.setattr("ledger.to_mlflow.server.Server.__init__", silent)
+            assert not ledger.flush(5.0)
+        assert ledger.flush()
+    assert "cannot be reached; the run goes on" in caplog.text
+    assert caplog.text.rstrip().endswith("TimeoutError")

@@ -1,0 +1,43 @@
+"""Models as the store has them."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoTokenizer, LlamaConfig, LlamaForSequenceClassification
+
+from models.builtin import build_tiny
+from storage.sealed_folders import seal
+
+
+@pytest.fixture(scope="session")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A policy as the store has it: a Hugging Face folder, and the store's manifest beside."""
+    folder = tmp_path_factory.mktemp("models") / "policy"
+    build_tiny(folder, seed=3)
+    seal(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def other_policy(policy: Path) -> Path:
+    """The same model under another manifest."""
+    folder = policy.with_name("other-policy")
+    shutil.copytree(policy, folder, ignore=shutil.ignore_patterns("manifest.json"))
+    (folder / "README.md").write_text("another")
+    seal(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def reward(policy: Path) -> Path:
+    """A reward model of the same kind, with weights of its own."""
+    folder = policy.with_name("reward")
+    config = LlamaConfig.from_pretrained(policy)
+    config.num_labels = 1
+    torch.manual_seed(0)
+    LlamaForSequenceClassification(config).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(policy).save_pretrained(folder)
+    seal(folder)
+    return folder

@@ -1,0 +1,157 @@
+"""What an auditor and a person find in MLflow of a run that the ledger was told of."""
+
+import json
+from pathlib import Path
+
+import mlflow
+from small_run import (
+    JOURNAL_CURVE,
+    ORIGIN,
+    RECIPE,
+    SOURCES,
+    STAGES,
+    client_of,
+    curve,
+    record_run,
+    runs_of,
+    sha,
+    snapshot,
+    tell_reuse,
+    tell_stage,
+)
+
+from ledger.run_ledger import Ledger
+
+
+def test_a_run_is_recorded_with_params_curves_verdicts_and_lineage(workspace: Path) -> None:
+    record_run(workspace, "0001-tiny-aaaaaa")
+    client = client_of(workspace)
+    runs = runs_of(client, "0001-tiny-aaaaaa")
+
+    # 1. One run above, one a stage below
+    parent = runs.pop("")
+    assert parent.info.run_name == "0001-tiny-aaaaaa"
+    assert parent.data.params == {
+        "recipe": "tiny",
+        "seed": "17",
+        "stages.sft.kind": "sft",
+        "stages.sft.epochs": "2.0",
+    }
+    assert set(runs) == set(STAGES)
+    assert {run.data.tags["mlflow.parentRunId"] for run in runs.values()} == {parent.info.run_id}
+    assert {run.info.status for run in [parent, *runs.values()]} == {"FINISHED"}
+
+    # 2. What the stage measured, and what its gate said
+    sft = runs["sft"]
+    assert sft.data.params == {"epochs": "2.0"}
+    assert curve(client, sft, "loss") == JOURNAL_CURVE
+    assert sft.data.metrics["test_nll"] == 0.4
+    assert "undefined" not in sft.data.metrics
+    assert sft.data.tags["vantage.verdict"] == "passed"
+    assert sft.data.tags["vantage.gate.test_nll"] == "test_nll 0.400 <= 1: passed"
+    assert json.loads(sft.data.tags["vantage.gate.test_nll.evidence"]) == {"test_nll": 0.4}
+    assert sft.data.tags["vantage.provenance.device"] == "cpu"
+
+    # 3. What it was made of: by our digests, MLflow's runs, its datasets, and its models
+    tags = sft.data.tags
+    assert (tags["vantage.digest"], tags["vantage.stage_key"]) == (sha("sft"), sha("key of sft"))
+    assert tags["vantage.parent.init"] == sha("model")
+    assert tags["vantage.parent.init.run"] == runs["model"].info.run_id
+    assert tags["vantage.parent.data.run"] == runs["data.demos"].info.run_id
+    (dataset,) = sft.inputs.dataset_inputs
+    assert (dataset.dataset.name, dataset.dataset.digest) == ("demos", sha("data")[:36])
+    assert {tag.key: tag.value for tag in dataset.tags} == {
+        "mlflow.data.context": "training",
+        "vantage.role": "data",
+        "vantage.digest": sha("data"),
+        "vantage.source.sha256": SOURCES["data.demos"],
+    }
+    assert json.loads(dataset.dataset.source)["source_sha256"] == SOURCES["data.demos"]
+    assert runs["data.demos"].data.tags["vantage.source.sha256"] == SOURCES["data.demos"]
+    assert "vantage.source.sha256" not in tags
+    assert [given.model_id for given in sft.inputs.model_inputs] == [runs["model"].data.tags["vantage.model"]]
+    assert [made.model_id for made in sft.outputs.model_outputs] == [tags["vantage.model"]]
+    model = client.get_logged_model(tags["vantage.model"])
+    assert (model.source_run_id, model.model_type, model.status) == (sft.info.run_id, "policy", "READY")
+    assert model.tags["vantage.parent.init"] == sha("model")
+    measured = {metric.key: metric.value for metric in model.metrics}
+    assert measured == {"test_nll": 0.4, "accuracy": 0.5}, "its own, and what its evaluation measured"
+    assert "vantage.model" not in runs["evaluation"].data.tags
+
+    # 4. Who ran it, from which revision, and what runs are compared by
+    for run in (parent, sft):
+        assert ORIGIN.items() <= run.data.tags.items()
+        assert run.info.user_id == "ada"
+    assert parent.data.metrics == {"sft.test_nll": 0.4, "evaluation.accuracy": 0.5}
+
+
+def test_an_evaluations_samples_are_a_table_that_mlflow_shows(workspace: Path) -> None:
+    record_run(workspace, "0001-tiny-aaaaaa")
+    client = client_of(workspace)
+    evaluation = runs_of(client, "0001-tiny-aaaaaa")["evaluation"]
+    tables = json.loads(evaluation.data.tags["mlflow.loggedArtifacts"])
+    assert tables == [{"path": "samples.json", "type": "table"}]
+    before = mlflow.get_tracking_uri()
+    mlflow.set_tracking_uri(
+        f"sqlite:///{workspace / 'mlflow.db'}"
+    )  # load_table asks there, not its own client
+    try:
+        rows = client.load_table(evaluation.info.experiment_id, "samples.json", [evaluation.info.run_id])
+    finally:
+        mlflow.set_tracking_uri(before)
+    assert list(rows.columns) == [
+        "prompt",
+        "baseline",
+        "baseline_judgement",
+        "candidate",
+        "candidate_judgement",
+    ]
+    assert rows.values.tolist() == [["1+1?", "2|3", 0.0, "#2\u4e2d", 1.0]] * 2
+
+
+def test_a_person_finds_the_parents_on_the_pages(workspace: Path) -> None:
+    record_run(workspace, "0001-tiny-aaaaaa")
+    client = client_of(workspace)
+    runs = runs_of(client, "0001-tiny-aaaaaa")
+
+    def page(stage: str) -> str:
+        return f"#/experiments/{runs[stage].info.experiment_id}/runs/{runs[stage].info.run_id}"
+
+    parents = f"**Parents:** init: [model]({page('model')}) · data: [data.demos]({page('data.demos')})"
+    note = runs["sft"].data.tags["mlflow.note.content"]
+    assert note.splitlines()[1].rstrip() == parents
+    assert f"`{sha('sft')}`" in note
+    model = client.get_logged_model(runs["sft"].data.tags["vantage.model"])
+    assert parents in model.tags["mlflow.note.content"]
+    table = runs[""].data.tags["mlflow.note.content"]
+    assert f"| [sft]({page('sft')}) | completed |" in table
+    assert f"candidate: [sft]({page('sft')})" in table
+
+
+def test_a_stage_that_its_own_run_finished_and_finds_again_stays_as_it_was(workspace: Path) -> None:
+    """No number twice at another time, no other outcome, no later end."""
+    run_id = "0001-tiny-aaaaaa"
+
+    def tell(ledger: Ledger, run_id: str) -> None:
+        ledger.open_run(run_id, "tiny", RECIPE)
+        for stage in STAGES:
+            tell_stage(ledger, stage)
+        tell_stage(ledger, "sft")  # killed before its scratch folder was removed, it is told once more
+        ledger.finish_run("resumable")
+
+    def find_again(ledger: Ledger, run_id: str) -> None:
+        ledger.open_run(run_id, "tiny", RECIPE)
+        for stage in STAGES:
+            tell_reuse(ledger, stage)
+        ledger.finish_run("completed")
+
+    record_run(workspace, run_id, tell)
+    client = client_of(workspace)
+    before = snapshot(client, run_id)
+    assert [value for _, _, value in before["sft"]["curves"]["test_nll"]] == [0.4]
+    assert [value for _, _, value in before["evaluation"]["curves"]["accuracy"]] == [0.5]
+    record_run(workspace, run_id, find_again)
+    after = snapshot(client, run_id)
+    times = before["sft"].pop("times"), after["sft"].pop("times")
+    assert times[0][0] == times[1][0]
+    assert {name: after[name] for name in STAGES} == {name: before[name] for name in STAGES}

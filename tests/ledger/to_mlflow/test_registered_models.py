@@ -1,0 +1,267 @@
+"""Publishing: what MLflow loads back is the model that was stored, once, under the alias it was told."""
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import mlflow.pyfunc
+import mlflow.transformers
+import pytest
+import torch
+from cutting import cut_after_every_write
+from mlflow.tracking import MlflowClient
+from small_run import VERDICT, artifact, runs_of
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForSequenceClassification
+
+from ledger.operations import Input
+from ledger.published_copies import problems_in
+from ledger.run_ledger import Ledger
+from ledger.to_mlflow.model_description import PublishingError
+from schemas.records.artifacts import (
+    Evaluation,
+    PolicyCheckpoint,
+    RewardModel,
+    ValueModel,
+)
+
+RUN_ID = "0001-tiny-aaaaaa"
+PROMPT = "3 + 4 ="
+
+
+def sealed(cls: type[Any], folder: Path, **fields: Any) -> Any:
+    """The artifact whose files lie in the sealed folder."""
+    digest = hashlib.sha256((folder / "manifest.json").read_bytes()).hexdigest()
+    return artifact(cls, folder.name, {}, digest=digest, **fields)
+
+
+def make(ledger: Ledger, stage: str, kind: str, made: Any) -> None:
+    ledger.open_stage(stage, kind=kind, stage_key=made.stage_key, attempt=1, params={}, inputs={})
+    ledger.finish_stage(stage, "completed", artifact=made)
+
+
+def load(workspace: Path, uri: str) -> Any:
+    before = mlflow.get_tracking_uri()
+    mlflow.set_tracking_uri(f"sqlite:///{workspace / 'mlflow.db'}")
+    try:
+        return mlflow.transformers.load_model(uri)
+    finally:
+        mlflow.set_tracking_uri(before)
+
+
+def test_a_published_policy_loads_as_a_pipeline_that_answers_as_the_stored_one_does(
+    workspace: Path, policy: Path
+) -> None:
+    made = sealed(PolicyCheckpoint, policy)
+    with Ledger(None, workspace, "tiny") as ledger:
+        ledger.open_run(RUN_ID, "tiny", {})
+        make(ledger, "policy", "policy_optimization", made)
+        assert ledger.publish("policy", made, policy, "quickstart", alias="champion") == "1"
+        run_id = ledger.mlflow_run_id("policy")
+        ledger.finish_run("completed")
+
+    pipeline = load(workspace, "models:/quickstart@champion")
+    tokenizer = AutoTokenizer.from_pretrained(policy)
+    stored = AutoModelForCausalLM.from_pretrained(policy)
+    ids = tokenizer(PROMPT, return_tensors="pt")
+    expected = tokenizer.decode(
+        stored.generate(**ids, max_new_tokens=8, do_sample=False)[0], skip_special_tokens=True
+    )
+    (answer,) = pipeline(PROMPT, max_new_tokens=8, do_sample=False)
+    assert answer["generated_text"] == expected
+    assert len(expected) > len(PROMPT)
+
+    client = MlflowClient(f"sqlite:///{workspace / 'mlflow.db'}")
+    version = client.get_model_version_by_alias("quickstart", "champion")
+    assert version.tags == {
+        "vantage.digest": made.digest,
+        "vantage.stage_key": made.stage_key,
+        "vantage.stage": "policy",
+        "vantage.run_id": RUN_ID,
+    }
+    assert version.run_id == run_id
+    assert version.description.startswith("Made by stage [policy](#/experiments/")
+    run = client.get_run(run_id)
+    assert run.data.tags["vantage.published"] == "quickstart@champion version 1"
+    model = client.get_logged_model(run.data.tags["vantage.model"])
+    assert json.loads(model.tags["mlflow.modelVersions"]) == [{"name": "quickstart", "version": 1}]
+
+
+def test_a_published_reward_model_loads_as_a_classifier_with_the_stored_score(
+    workspace: Path, reward: Path
+) -> None:
+    made = sealed(RewardModel, reward)
+    with Ledger(None, workspace, "tiny") as ledger:
+        ledger.open_run(RUN_ID, "tiny", {})
+        make(ledger, "reward", "reward_model", made)
+        assert ledger.publish("reward", made, reward, "judge", alias=None) == "1"
+    pipeline = load(workspace, "models:/judge/1")
+    stored = LlamaForSequenceClassification.from_pretrained(reward)
+    with torch.no_grad():
+        expected = stored(**AutoTokenizer.from_pretrained(reward)(PROMPT, return_tensors="pt")).logits.item()
+    (answer,) = pipeline(PROMPT, function_to_apply="none")
+    assert answer["score"] == pytest.approx(expected, abs=1e-5)
+
+
+def test_the_same_artifact_is_one_version_and_an_alias_moves_only_when_told(
+    workspace: Path, policy: Path, other_policy: Path
+) -> None:
+    first, second = sealed(PolicyCheckpoint, policy), sealed(PolicyCheckpoint, other_policy)
+    client = MlflowClient(f"sqlite:///{workspace / 'mlflow.db'}")
+
+    def champion() -> str:
+        return str(client.get_model_version_by_alias("quickstart", "champion").version)
+
+    with Ledger(None, workspace, "tiny") as ledger:
+        ledger.open_run(RUN_ID, "tiny", {})
+        make(ledger, "policy", "policy_optimization", first)
+        assert ledger.publish("policy", first, policy, "quickstart", alias="champion") == "1"
+    with Ledger(None, workspace, "tiny") as ledger:  # the next run reuses the first and makes the second
+        ledger.open_run("0002-tiny-bbbbbb", "tiny", {})
+        ledger.record_reuse(
+            "policy",
+            kind="policy_optimization",
+            stage_key=first.stage_key,
+            params={},
+            inputs={},
+            artifact=first,
+        )
+        assert ledger.publish("policy", first, policy, "quickstart", alias=None) == "1"
+        make(ledger, "other", "policy_optimization", second)
+        assert ledger.publish("other", second, other_policy, "quickstart", alias=None) == "2"
+        assert champion() == "1"
+        assert ledger.publish("other", second, other_policy, "quickstart", alias="champion") == "2"
+        assert champion() == "2"
+    assert len(client.search_model_versions("name = 'quickstart'")) == 2
+
+
+def test_what_could_not_be_published_is_published_by_the_next_run(workspace: Path, policy: Path) -> None:
+    made = sealed(PolicyCheckpoint, policy)
+    with Ledger("http://127.0.0.1:9", workspace, "tiny") as ledger:  # nobody listens there
+        ledger.open_run(RUN_ID, "tiny", {})
+        make(ledger, "policy", "policy_optimization", made)
+        assert ledger.publish("policy", made, policy, "quickstart", alias="champion") is None
+    assert Ledger(None, workspace, "tiny").flush()
+    client = MlflowClient(f"sqlite:///{workspace / 'mlflow.db'}")
+    assert str(client.get_model_version_by_alias("quickstart", "champion").version) == "1"
+
+
+def test_only_a_policy_or_a_reward_model_can_be_published(workspace: Path, policy: Path) -> None:
+    with Ledger(None, workspace, "tiny") as ledger:
+        ledger.open_run(RUN_ID, "tiny", {})
+        with pytest.raises(
+            PublishingError, match="stage 'value' makes a value_model; only a policy or a reward"
+        ):
+            ledger.publish("value", artifact(ValueModel, "value", {}), policy, "critic", alias=None)
+
+
+def test_a_kill_while_publishing_leaves_one_whole_version(workspace: Path, policy: Path) -> None:
+    made = sealed(PolicyCheckpoint, policy)
+    with Ledger("http://127.0.0.1:9", workspace, "tiny") as ledger:  # nobody listens there
+        ledger.open_run(RUN_ID, "tiny", {})
+        make(ledger, "policy", "policy_optimization", made)
+        assert ledger.publish("policy", made, policy, "quickstart", alias="champion") is None
+
+    def found(client: MlflowClient) -> Any:
+        (version,) = client.search_model_versions("name = 'quickstart'")
+        run = runs_of(client, RUN_ID)["policy"]
+        model = client.get_logged_model(run.data.tags["vantage.model"])
+        folder = Path(model.artifact_location.removeprefix("file://"))
+        files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+        tags = {name: value for name, value in model.tags.items() if name != "mlflow.note.content"}
+        champion = client.get_model_version_by_alias("quickstart", "champion").version
+        return version.version, champion, version.tags, run.data.tags["vantage.published"], tags, files
+
+    expected, written = cut_after_every_write(workspace, RUN_ID, found, since="create_registered_model")
+    assert {"log_model_artifacts", "create_model_version", "set_registered_model_alias"} <= set(written)
+    tags, files = expected[4:]
+    assert json.loads(tags["mlflow.modelVersions"]) == [{"name": "quickstart", "version": 1}]
+    assert {"MLmodel", "model/model.safetensors"} <= set(files)
+
+
+def copy_of(workspace: Path, made: Any) -> Path:
+    """Where MLflow keeps the copy."""
+    client = MlflowClient(f"sqlite:///{workspace / 'mlflow.db'}")
+    (version,) = client.search_model_versions(f"tags.`vantage.digest` = '{made.digest}'")
+    return Path(version.source.removeprefix("file://"))
+
+
+def flip(file: Path) -> None:
+    """Another bit, the same size."""
+    file.chmod(0o644)
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "complaint"),
+    [
+        ("model/model.safetensors", flip, "model: model.safetensors: sha256 is "),
+        ("components/tokenizer/tokenizer.json", flip, "components/tokenizer: tokenizer.json: sha256 is "),
+        ("model/config.json", Path.unlink, "model: config.json: is missing"),
+    ],
+)
+def test_a_copy_that_was_damaged_is_told_and_made_again_by_the_next_publication(
+    workspace: Path, policy: Path, name: str, damage: Any, complaint: str
+) -> None:
+    made = sealed(PolicyCheckpoint, policy)
+    with Ledger(None, workspace, "tiny") as ledger:
+        ledger.open_run(RUN_ID, "tiny", {})
+        make(ledger, "policy", "policy_optimization", made)
+        assert ledger.publish("policy", made, policy, "quickstart", alias="champion") == "1"
+        assert ledger.said_of_copy("quickstart", made).repaired == ()
+    copy = copy_of(workspace, made)
+    damage(copy / name)
+    assert problems_in(copy, made.digest)
+    with Ledger(None, workspace, "tiny") as ledger:
+        ledger.open_run("0002-tiny-bbbbbb", "tiny", {})
+        assert ledger.publish("policy", made, policy, "quickstart", alias="champion") == "1"
+        said = ledger.said_of_copy("quickstart", made)
+    assert len(said.repaired) == 1
+    assert said.repaired[0].startswith(complaint)
+    assert said.refused is None
+    assert problems_in(copy, made.digest) == []
+
+
+def test_what_mlflow_does_not_hold_as_it_is_stored_gets_neither_version_nor_alias(
+    workspace: Path, policy: Path, tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(policy, broken)
+    flip(broken / "model.safetensors")  # after it was sealed
+    made = sealed(PolicyCheckpoint, broken)
+    with Ledger(None, workspace, "tiny") as ledger:
+        ledger.open_run(RUN_ID, "tiny", {})
+        make(ledger, "policy", "policy_optimization", made)
+        assert ledger.publish("policy", made, broken, "quickstart", alias="champion") is None
+        refused = ledger.said_of_copy("quickstart", made).refused
+    assert refused is not None
+    assert "is not what is in the store: model: model.safetensors: sha256 is" in refused
+    client = MlflowClient(f"sqlite:///{workspace / 'mlflow.db'}")
+    assert client.search_model_versions("name = 'quickstart'") == []
+
+
+def test_a_published_models_page_names_its_gates_and_its_evaluation(workspace: Path, policy: Path) -> None:
+    made = sealed(PolicyCheckpoint, policy)
+    inputs = {"candidate": Input(stage="policy", artifact=made)}
+    evaluation = artifact(Evaluation, "evaluation", inputs, metrics={"accuracy_gain": 0.25, "none": None})
+    verdict = VERDICT.model_copy(update={"metric": "accuracy_gain", "measured": 0.25, "relation": ">="})
+    with Ledger(None, workspace, "tiny") as ledger:
+        ledger.open_run(RUN_ID, "tiny", {})
+        make(ledger, "policy", "policy_optimization", made)
+        ledger.open_stage(
+            "judged", kind="evaluation", stage_key=evaluation.stage_key, attempt=1, params={}, inputs=inputs
+        )
+        ledger.record_verdicts("judged", [verdict])
+        ledger.finish_stage("judged", "completed", artifact=evaluation)
+        assert ledger.publish("policy", made, policy, "quickstart", alias=None) == "1"
+    client = MlflowClient(f"sqlite:///{workspace / 'mlflow.db'}")
+    version = client.get_model_version("quickstart", "1")
+    assert version.tags["vantage.gate.judged.accuracy_gain"] == str(verdict)
+    assert version.tags["vantage.measured.judged.accuracy_gain"] == "0.25"
+    assert f"- judged: {verdict}" in version.description
+    assert "- judged: accuracy_gain 0.25" in version.description
+    model = client.get_logged_model(client.get_run(version.run_id).data.tags["vantage.model"])
+    assert [(metric.key, metric.value) for metric in model.metrics] == [("accuracy_gain", 0.25)]

@@ -1,0 +1,86 @@
+"""More than MLflow takes at once, and values longer than it takes."""
+
+from pathlib import Path
+from typing import Any
+
+from small_run import (
+    RECIPE,
+    client_of,
+    curve,
+    record_run,
+    runs_of,
+    sha,
+)
+
+from ledger.journal import Entry
+from ledger.run_ledger import Ledger
+from ledger.to_mlflow.writing import fit_tag, flatten
+
+
+def test_nested_values_become_dotted_params_written_as_in_json() -> None:
+    recipe = {
+        "seed": 17,
+        "stages": {
+            "value": {
+                "gamma": 1.0,  # equal to True for Python, and yet no truth value
+                "gate": [{"metric": "explained_variance", "at_least": 0.3}],
+                "reference": None,
+                "shuffle": True,
+                "betas": (0.9, 0.999),
+                "rewards": {},
+                "extra": [],
+            }
+        },
+    }
+    assert flatten(recipe) == {
+        "seed": "17",
+        "stages.value.gamma": "1.0",
+        "stages.value.gate.0.metric": "explained_variance",
+        "stages.value.gate.0.at_least": "0.3",
+        "stages.value.reference": "null",
+        "stages.value.shuffle": "true",
+        "stages.value.betas.0": "0.9",
+        "stages.value.betas.1": "0.999",
+        "stages.value.rewards": "{}",
+        "stages.value.extra": "[]",
+    }
+
+
+def test_metrics_that_are_not_finite_and_thousands_of_them_arrive(workspace: Path) -> None:
+    entries = [
+        Entry(step=step, time=float(step), metrics={"loss": float("nan") if step == 7 else 0.5, "kl": 0.1})
+        for step in range(1200)
+    ]
+
+    def tell(ledger: Ledger, run_id: str) -> None:
+        ledger.open_run(run_id, "tiny", RECIPE)
+        ledger.open_stage("sft", kind="sft", stage_key=sha("k"), attempt=1, params={}, inputs={})
+        ledger.send_metrics("sft", entries)
+
+    record_run(workspace, "0001-tiny-aaaaaa", tell)
+    client = client_of(workspace)
+    points = curve(client, runs_of(client, "0001-tiny-aaaaaa")["sft"], "loss")
+    assert [step for step, _, _ in points] == list(range(1200))
+    assert [step for step, _, value in points if value != value] == [7]
+
+
+def test_more_params_than_mlflow_takes_at_once_and_a_value_longer_than_it_takes(workspace: Path) -> None:
+    long = "ü" * 7000
+    recipe: dict[str, Any] = {"recipe": "tiny", "stages": {f"s{i}": i for i in range(250)}, "template": long}
+
+    def tell(ledger: Ledger, run_id: str) -> None:
+        ledger.open_run(run_id, "tiny", recipe)
+
+    record_run(workspace, "0001-tiny-aaaaaa", tell)
+    params = runs_of(client_of(workspace), "0001-tiny-aaaaaa")[""].data.params
+    assert len(params) == 252
+    assert params["stages.s249"] == "249"
+    assert len(params["template"]) == 6000
+    assert params["template"].endswith(f"ü… sha256 {sha(long)}")
+
+
+def test_a_tag_that_is_too_long_keeps_whole_lines_or_of_a_single_one_what_fits() -> None:
+    assert fit_tag("short") == "short"
+    lines = "\n".join("x" * 99 for _ in range(100))
+    assert fit_tag(lines) == "\n".join(["x" * 99] * 79) + "\n…"
+    assert fit_tag("y" * 9000) == "y" * 7998 + "\n…"

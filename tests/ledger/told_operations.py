@@ -1,0 +1,51 @@
+"""Operations of a small run, and what they add up to."""
+
+from small_run import artifact, sha
+
+from ledger.entries import RunEntry, after
+from ledger.operations import (
+    FinishStage,
+    Input,
+    LogMetrics,
+    OpenRun,
+    OpenStage,
+    RecordReuse,
+)
+from schemas.records.artifacts import Dataset, PolicyCheckpoint
+
+
+def policy(name: str) -> PolicyCheckpoint:
+    made: PolicyCheckpoint = artifact(PolicyCheckpoint, name, {})
+    return made
+
+
+DEMONSTRATIONS = Dataset(
+    uri="objects/d", digest=sha("d"), stage_key=sha("dk"), parents={}, content="demonstrations"
+)
+OPEN_RUN = OpenRun(time=1, run_id="0001-tiny-abcdef", experiment="tiny", name="tiny", recipe={})
+OPEN_STAGE = OpenStage(
+    time=2,
+    stage="sft",
+    kind="sft",
+    stage_key=sha("k"),
+    attempt=1,
+    params={},
+    inputs={
+        "init": Input(stage="model", artifact=policy("model")),
+        "data": Input(stage="data.demonstrations", artifact=DEMONSTRATIONS),
+    },
+)
+FINISH_STAGE = FinishStage(
+    time=3, stage="sft", outcome="completed", artifact=policy("sft"), provenance={}, reason=None
+)
+REUSE = RecordReuse(
+    time=4, stage="sft", kind="sft", stage_key=sha("k"), params={}, inputs={}, artifact=policy("sft")
+)
+
+
+def entry(*operations: OpenRun | OpenStage | FinishStage | RecordReuse | LogMetrics) -> RunEntry:
+    total = None
+    for operation in operations:
+        total = after(total, operation)
+    assert total is not None
+    return total

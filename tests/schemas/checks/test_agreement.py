@@ -1,0 +1,237 @@
+"""A critic learns the return that the policy will see, or the recipe is refused."""
+
+from typing import Any
+
+import pytest
+
+from schemas.checks.agreement import resolve
+from schemas.checks.warnings import warnings
+from schemas.recipe.algorithm import Returns
+from schemas.recipe.recipe import Recipe
+from schemas.recipe.stages import PolicyOptimization, ValuePretraining
+from schemas.steps import dependencies, order
+
+
+def resolved(plain: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    recipe, problems = resolve(Recipe.model_validate(plain))
+    return recipe.stages, [str(problem) for problem in problems]
+
+
+def test_what_is_inherited_is_written_out(plain: dict[str, Any]) -> None:
+    plain["stages"]["policy"]["algorithm"] = {"preset": "ppo", "gamma": 0.99}
+    stages, problems = resolved(plain)
+    value, policy = stages["value"], stages["policy"]
+    assert isinstance(value, ValuePretraining)
+    assert isinstance(policy, PolicyOptimization)
+    assert problems == []
+    assert value.returns is not None
+    assert (value.returns.kl_coef, value.returns.gamma) == (0.05, 0.99)
+    assert (value.reference, policy.reference) == ("sft", "sft")
+
+
+DIFFERING: dict[str, tuple[Any, str]] = {
+    "gamma": (0.9, "0.9"),
+    "kl_coef": (0.1, "0.1"),
+    "kl_kind": ("k3", "k3"),
+    "reward_scaling": ("normalise", "normalise"),
+    "reward_clip": (0.3, "0.3"),
+    "overlong_buffer": (0.2, "0.2"),
+}
+"""Switch of the returns → a value that is not the one of VAPO, and how it is said."""
+OF_VAPO = {
+    "gamma": "1", "kl_coef": "0", "kl_kind": "k1", "reward_scaling": "none", "reward_clip": "none",
+    "overlong_buffer": "none",
+}  # fmt: skip
+
+
+def test_every_switch_of_the_returns_is_tested() -> None:
+    assert set(DIFFERING) == set(OF_VAPO) == set(Returns.model_fields)
+
+
+def test_returns_are_inherited_whole(plain: dict[str, Any]) -> None:
+    switches = {switch: value for switch, (value, _) in DIFFERING.items()}
+    plain["stages"]["policy"]["algorithm"] = {"preset": "vapo", **switches}
+    stages, problems = resolved(plain)
+    assert problems == []
+    assert stages["value"].returns.model_dump() == switches
+
+
+@pytest.mark.parametrize("switch", list(DIFFERING))
+def test_returns_that_are_given_must_be_the_policys(plain: dict[str, Any], switch: str) -> None:
+    value, said = DIFFERING[switch]
+    plain["stages"]["value"]["returns"] = {switch: value}
+    assert resolved(plain)[1] == [
+        f"stages.value.returns.{switch}: {said} is not the {switch} of 'policy' ({OF_VAPO[switch]}), "
+        "which starts from this critic; leave returns out here, to inherit them"
+    ]
+    plain["stages"]["policy"]["algorithm"] = {"preset": "vapo", switch: value}
+    assert resolved(plain)[1] == []
+
+
+@pytest.mark.parametrize("switch", list(DIFFERING))
+def test_heirs_must_agree_on_every_switch_of_their_returns(plain: dict[str, Any], switch: str) -> None:
+    value, said = DIFFERING[switch]
+    plain["stages"]["other"] = {**plain["stages"]["policy"], "algorithm": {"preset": "vapo", switch: value}}
+    assert resolved(plain)[1] == [
+        "stages.value.returns: are to be those of the policy stages that start from this critic, "
+        f"but {switch} differs: policy has {OF_VAPO[switch]}, other has {said}; "
+        f"use one {switch} in all, or pretrain a critic for each"
+    ]
+
+
+def test_what_is_not_of_the_returns_may_differ_between_heirs(plain: dict[str, Any]) -> None:
+    plain["stages"]["other"] = {
+        **plain["stages"]["policy"],
+        "algorithm": {"preset": "vapo", "lambda_policy": 0.9, "kl_loss_coef": 0.1, "entropy_coef": 0.01},
+    }
+    assert resolved(plain)[1] == []
+
+
+def test_a_resolved_recipe_resolves_to_itself(plain: dict[str, Any]) -> None:
+    recipe, _ = resolve(Recipe.model_validate(plain))
+    assert resolve(recipe) == (recipe, [])
+
+
+def test_stages_other_than_critics_and_policies_stay(plain: dict[str, Any]) -> None:
+    recipe = Recipe.model_validate(plain)
+    after, _ = resolve(recipe)
+    assert {n: s for n, s in after.stages.items() if n not in ("value", "policy")} == {
+        n: s for n, s in recipe.stages.items() if n not in ("value", "policy")
+    }
+
+
+@pytest.mark.parametrize(
+    ("stage", "fields", "said"),
+    [
+        ("value", {"reward": "other"},
+         "stages.value.reward: 'other' is not the reward of 'policy' ('main'), which starts from it; "
+         "use one reward in both"),
+        ("value", {"returns": {"kl_coef": 0.1}},
+         "stages.value.returns.kl_coef: 0.1 is not the kl_coef of 'policy' (0.05), which starts from this critic; "
+         "leave returns out here, to inherit them"),
+        ("value", {"returns": {"kl_coef": 0.05, "gamma": 0.9}},
+         "stages.value.returns.gamma: 0.9 is not the gamma of 'policy' (1), which starts from this critic; "
+         "leave returns out here, to inherit them"),
+        ("value", {"reference": "model"},
+         "stages.value.reference: 'model' is not the reference of 'policy' ('sft'), whose reward counts KL; "
+         "set reference: sft"),
+        ("policy", {"reference": "model"},
+         "stages.value.reference: 'sft' is not the reference of 'policy' ('model'), whose reward counts KL; "
+         "set reference: model"),
+    ],
+)  # fmt: skip
+def test_disagreements(plain: dict[str, Any], stage: str, fields: dict[str, Any], said: str) -> None:
+    plain["rewards"]["other"] = {"terms": [{"model": "reward", "weight": 2.0}]}
+    plain["stages"]["policy"]["algorithm"] = "ppo"
+    plain["stages"][stage] |= fields
+    assert resolved(plain)[1] == [said]
+
+
+def test_rewards_of_two_names_may_be_the_same(plain: dict[str, Any]) -> None:
+    plain["rewards"]["other"] = plain["rewards"]["main"]
+    plain["stages"]["value"]["reward"] = "other"
+    assert resolved(plain)[1] == []
+
+
+@pytest.mark.parametrize(
+    "change", [{"missing_eos": {"subtract": 1.0}}, {"terms": [{"model": "reward", "weight": 2}]}]
+)
+def test_every_part_of_a_reward_counts(plain: dict[str, Any], change: dict[str, Any]) -> None:
+    plain["rewards"]["other"] = {**plain["rewards"]["main"], **change}
+    plain["stages"]["value"]["reward"] = "other"
+    assert len(resolved(plain)[1]) == 1
+
+
+def test_without_a_kl_part_references_may_differ(plain: dict[str, Any]) -> None:
+    plain["stages"]["value"]["reference"] = "model"
+    assert resolved(plain)[1] == []
+
+
+def test_a_disagreement_of_heirs_is_said_once(plain: dict[str, Any]) -> None:
+    plain["stages"]["gentle"] = {**plain["stages"]["policy"], "algorithm": "ppo"}
+    assert resolved(plain)[1] == [
+        "stages.value.returns: are to be those of the policy stages that start from this critic, but kl_coef differs: "
+        "policy has 0, gentle has 0.05; use one kl_coef in all, or pretrain a critic for each"
+    ]
+
+
+# -- critics that nobody reads
+
+NO_CRITIC = [
+    "policy_gradient", "reinforce_pp", "reinforce_pp_baseline", "rloo", "remax", "grpo", "dr_grpo", "dapo",
+    {"preset": "ppo", "shared_trunk": True},
+]  # fmt: skip
+NO_HEIR = "stages.value: no policy_optimization stage starts from this critic"
+
+
+@pytest.mark.parametrize("algorithm", NO_CRITIC)
+def test_a_critic_that_an_algorithm_does_not_read_is_left_out(plain: dict[str, Any], algorithm: Any) -> None:
+    plain["stages"]["policy"] |= {"algorithm": algorithm, "minibatch_size": 256}
+    recipe, problems = resolve(Recipe.model_validate(plain))
+    policy, value = recipe.stages["policy"], recipe.stages["value"]
+    assert problems == []
+    assert isinstance(policy, PolicyOptimization)
+    assert isinstance(value, ValuePretraining)
+    assert policy.critic is None
+    assert "critic" not in dependencies(recipe)["policy"]
+    assert value.returns == Returns(), "not those of a policy that does not read it"
+    assert NO_HEIR in warnings(recipe)
+
+
+def test_a_fresh_critic_that_is_not_read_is_left_out_too(plain: dict[str, Any]) -> None:
+    plain["stages"]["policy"] |= {"algorithm": "dr_grpo", "critic": None, "fresh_critic": "model"}
+    recipe, _ = resolve(Recipe.model_validate(plain))
+    assert "fresh_critic" not in dependencies(recipe)["policy"]
+
+
+def test_a_critic_that_is_read_stays(plain: dict[str, Any]) -> None:
+    recipe, _ = resolve(Recipe.model_validate(plain))
+    assert dependencies(recipe)["policy"]["critic"] == "value"
+    assert NO_HEIR not in warnings(recipe)
+    plain["stages"]["policy"] |= {"critic": None, "fresh_critic": "sft"}
+    recipe, _ = resolve(Recipe.model_validate(plain))
+    assert dependencies(recipe)["policy"]["fresh_critic"] == "sft"
+    assert "value" in order(recipe)
+    assert NO_HEIR in warnings(recipe)
+
+
+def test_a_stage_that_does_not_read_the_critic_has_no_say_in_its_returns(plain: dict[str, Any]) -> None:
+    plain["stages"]["other"] = {**plain["stages"]["policy"], "algorithm": {"preset": "dr_grpo", "gamma": 0.5}}
+    stages, problems = resolved(plain)
+    assert problems == []
+    assert stages["value"].returns == Returns()
+
+
+def test_a_critic_without_heirs_learns_plain_returns_or_those_it_is_given(plain: dict[str, Any]) -> None:
+    plain["stages"]["policy"]["critic"] = "reward"
+    assert resolved(plain)[0]["value"].returns == Returns()
+    plain["stages"]["value"]["returns"] = {"kl_coef": 0.1}
+    stages, problems = resolved(plain)
+    assert problems == []
+    assert stages["value"].returns == Returns(kl_coef=0.1)
+
+
+def test_dpo_is_held_to_what_it_starts_from(plain: dict[str, Any]) -> None:
+    plain["stages"]["direct"] = {"kind": "dpo", "init": "sft", "data": "pairs"}
+    assert resolved(plain)[0]["direct"].reference == "sft"
+    plain["stages"]["direct"]["reference"] = "model"
+    assert resolved(plain)[0]["direct"].reference == "model"
+
+
+def test_what_a_policy_stage_does_not_read_is_no_dependency(plain: dict[str, Any]) -> None:
+    """Demonstrations for a ptx term of weight 0 would be in the stage's key, and waited for, for nothing."""
+    plain["stages"]["policy"]["ptx"] = "demos"
+    recipe, _ = resolve(Recipe.model_validate(plain))
+    assert recipe.stages["policy"].ptx is None
+    plain["stages"]["policy"]["algorithm"] = {"preset": "vapo", "ptx_coef": 0.5}
+    recipe, _ = resolve(Recipe.model_validate(plain))
+    assert recipe.stages["policy"].ptx == "demos"
+
+
+def test_how_many_responses_are_collected_is_written_out(plain: dict[str, Any]) -> None:
+    pairs = {"kind": "preference_collection", "policy": "sft"}
+    plain["stages"]["judged"] = {**pairs, "prompts": "tasks", "judge": {"verifier": "arithmetic"}}
+    plain["stages"]["demonstrated"] = {**pairs, "demonstrations": "demos"}
+    recipe, _ = resolve(Recipe.model_validate(plain))
+    assert recipe.stages["judged"].samples_per_prompt == 2
+    assert recipe.stages["demonstrated"].samples_per_prompt == 1

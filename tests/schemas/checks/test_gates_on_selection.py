@@ -1,0 +1,31 @@
+"""A gate judges what chose nothing: not the validation rows that picked the best checkpoint."""
+
+import pytest
+
+from schemas.loading.recipe_file import parse_recipe
+from schemas.problems import RecipeError
+from schemas.records.metrics import METRICS, gated_by, measured_by
+
+
+@pytest.mark.parametrize(
+    ("old", "stage", "metric", "instead"),
+    [
+        ("metric: explained_variance", "value", "validation_explained_variance", "explained_variance"),
+        ("metric: pair_accuracy", "reward", "validation_pair_accuracy", "pair_accuracy"),
+    ],
+)
+def test_a_gate_on_validation_is_refused(text: str, old: str, stage: str, metric: str, instead: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        parse_recipe(text.replace(old, f"metric: {metric}"))
+    [problem] = str(caught.value).splitlines()
+    said = f"stages.{stage}.gate.metric: '{metric}' is measured on what chose the best, so that it is optimistic; use one of: "
+    assert said in problem
+    assert instead in problem.split("use one of: ")[1].split(", ")
+
+
+def test_every_stage_that_selects_has_a_metric_of_the_same_on_test() -> None:
+    kinds = {kind for metric in METRICS for kind in metric.headline}
+    for kind in kinds:
+        assert not any(name.startswith("validation_") for name in gated_by(kind))
+    assert {"test_score"} <= gated_by("policy_optimization") & gated_by("best_of_n")
+    assert "validation_score" in measured_by("policy_optimization")

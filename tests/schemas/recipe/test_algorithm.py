@@ -1,0 +1,272 @@
+"""The presets as their papers have them: the table is written out here once more, by hand, row by row."""
+
+from typing import Any, NamedTuple, get_args
+
+import pytest
+from pydantic import ValidationError
+
+from schemas.recipe.algorithm import (
+    GROUPED,
+    PRESETS,
+    Algorithm,
+    PresetName,
+    Returns,
+)
+
+OFF: dict[str, Any] = {
+    "gamma": 1.0, "kl_coef": 0.0, "kl_kind": "k1", "reward_scaling": "none", "reward_clip": None,
+    "overlong_buffer": None, "length_adaptive_alpha": None, "whiten_advantages": False,
+    "normalise_advantages": False, "advantage_clip": None, "samples_per_prompt": 1, "drop_uniform_groups": False,
+    "max_sampling_rounds": 10, "importance_ratio": True, "dual_clip": None, "overlong_filter": False,
+    "kl_target": None, "kl_horizon": 10_000, "kl_loss_coef": 0.0, "kl_loss_kind": "k2", "kl_penalty_coef": 0.0,
+    "kl_penalty_kind": "k3", "kl_penalty_target": None, "trust_region_kl": None, "trust_region_halvings": 3,
+    "value_clip_range": None, "shared_trunk": False, "value_coef": 0.5, "entropy_coef": 0.0,
+    "positive_nll_coef": 0.0, "positive_threshold": None, "positive_verifier": None, "ptx_coef": 0.0,
+    "gae_horizon": None, "bootstrap_truncated": False,
+}  # fmt: skip
+"""Switch → what it is where a row of the table says nothing of it: off, or not read."""
+
+REWARD_K1 = {"kl_coef": 0.05, "kl_kind": "k1"}
+"""KL in the reward; the coefficient is PPO-max's."""
+NO_KL: dict[str, Any] = {}
+NO_CLIP = (None, None)
+WHITENED = {"whiten_advantages": True}
+ONE_STEP = {"importance_ratio": False}
+NOT_READ = None
+
+
+class Row(NamedTuple):
+    """A row of the table: its seven columns."""
+
+    critic: bool
+    advantage: str
+    lambdas: tuple[float, float] | None
+    """λ_policy (where it is one number) and λ_value; None: the advantage reads none."""
+    clip: tuple[float | None, float | None]
+    aggregation: str
+    kl: dict[str, Any]
+    extras: dict[str, Any]
+
+
+TABLE: dict[str, Row] = {
+    "policy_gradient": Row(False, "returns_to_go", NOT_READ, NO_CLIP, "sequence_sum", REWARD_K1, ONE_STEP),
+    "a2c": Row(True, "gae", (0, 0), NO_CLIP, "token", REWARD_K1, ONE_STEP),
+    "ppo": Row(True, "gae", (0.95, 0.95), (0.2, 0.2), "token", REWARD_K1, {**WHITENED, "value_clip_range": 0.2}),
+    "ppo_kl_penalty": Row(True, "gae", (0.95, 0.95), NO_CLIP, "token", REWARD_K1,
+                          {**WHITENED, "kl_penalty_coef": 1.0, "kl_penalty_kind": "k3", "kl_penalty_target": 0.01}),
+    "ppo_max": Row(True, "gae", (0.95, 0.95), (0.2, 0.2), "token", REWARD_K1,
+                   {"reward_scaling": "normalise", "reward_clip": 0.3, "value_clip_range": 0.2, "ptx_coef": 0.1}),
+    "ppo_max_scaling": Row(True, "gae", (0.95, 0.95), (0.2, 0.2), "token", REWARD_K1,
+                           {"reward_scaling": "scale", "value_clip_range": 0.2}),
+    "ppo_max_normalised": Row(True, "gae", (0.95, 0.95), (0.2, 0.2), "token", REWARD_K1,
+                              {"reward_scaling": "normalise", "reward_clip": 0.3,
+                               "normalise_advantages": True, "advantage_clip": 0.5}),
+    "ppo_vapo_baseline": Row(True, "gae", (0.95, 0.95), (0.2, 0.2), "sequence", NO_KL, {}),
+    "vc_ppo": Row(True, "gae", (0.95, 1), (0.2, 0.2), "sequence", NO_KL, {}),
+    "vapo": Row(True, "gae", (0.95, 1), (0.2, 0.28), "token", NO_KL,
+                {"length_adaptive_alpha": 0.05, "positive_nll_coef": 0.1, "positive_threshold": 0.0,
+                 "samples_per_prompt": 16}),
+    "reinforce_pp": Row(False, "returns_to_go", NOT_READ, (0.2, 0.2), "sequence", REWARD_K1, WHITENED),
+    "reinforce_pp_baseline": Row(False, "group_mean", NOT_READ, (0.2, 0.2), "sequence",
+                                 {"kl_loss_coef": 0.01, "kl_loss_kind": "k2"}, {**WHITENED, "samples_per_prompt": 8}),
+    "rloo": Row(False, "leave_one_out", NOT_READ, NO_CLIP, "sequence_sum", REWARD_K1,
+                {**ONE_STEP, "samples_per_prompt": 4}),
+    "remax": Row(False, "greedy_baseline", NOT_READ, NO_CLIP, "sequence_sum", REWARD_K1, ONE_STEP),
+    "grpo": Row(False, "group_normalised", NOT_READ, (0.2, 0.2), "sequence",
+                {"kl_loss_coef": 0.04, "kl_loss_kind": "k3"}, {"samples_per_prompt": 64}),
+    "dr_grpo": Row(False, "group_mean", NOT_READ, (0.2, 0.2), "constant", NO_KL, {"samples_per_prompt": 8}),
+    "dapo": Row(False, "group_normalised", NOT_READ, (0.2, 0.28), "token", NO_KL,
+                {"overlong_buffer": 0.2, "drop_uniform_groups": True, "samples_per_prompt": 16}),
+}  # fmt: skip
+
+
+def test_the_table_has_every_preset_and_every_switch() -> None:
+    assert tuple(TABLE) == tuple(PRESETS) == get_args(PresetName)
+    columns = {
+        "advantage",
+        "lambda_policy",
+        "lambda_value",
+        "clip_range_low",
+        "clip_range_high",
+        "aggregation",
+    }
+    assert set(OFF) | columns == set(Algorithm.model_fields) - {"preset"}
+    assert not set(OFF) & columns
+
+
+@pytest.mark.parametrize("preset", list(TABLE))
+def test_a_preset_is_its_row_and_nothing_else(preset: str) -> None:
+    row, algorithm = TABLE[preset], Algorithm.model_validate(preset)
+    expected = {
+        **OFF, **row.kl, **row.extras,
+        "preset": preset, "advantage": row.advantage, "aggregation": row.aggregation,
+        "clip_range_low": row.clip[0], "clip_range_high": row.clip[1],
+    }  # fmt: skip
+    given = algorithm.model_dump()
+    lambdas = (given.pop("lambda_policy"), given.pop("lambda_value"))
+    assert given == expected
+    assert row.lambdas in (lambdas, NOT_READ)
+    assert algorithm.reads_critic == row.critic
+    assert (row.lambdas is not NOT_READ) == row.critic, "λ is read with a critic alone"
+
+
+@pytest.mark.parametrize("preset", list(TABLE))
+def test_methods_of_groups_sample_groups(preset: str) -> None:
+    row = TABLE[preset]
+    if row.advantage in ("leave_one_out", "group_mean", "group_normalised"):
+        assert row.advantage in GROUPED
+        assert row.extras["samples_per_prompt"] > 1
+    else:
+        assert row.advantage not in GROUPED
+
+
+@pytest.mark.parametrize("preset", list(TABLE))
+def test_a_preset_written_out_says_the_same_as_its_name(preset: str) -> None:
+    whole = Algorithm.model_validate(preset)
+    assert whole == Algorithm.model_validate({"preset": preset})
+    assert Algorithm.model_validate(whole.model_dump()) == whole
+    assert Algorithm.model_validate_json(whole.model_dump_json()) == whole
+
+
+def test_what_a_critic_must_have_learned_is_a_part_of_the_algorithm() -> None:
+    switches = {
+        "gamma": 0.9, "kl_coef": 0.2, "kl_kind": "k3", "reward_scaling": "scale", "reward_clip": 0.8,
+        "overlong_buffer": 0.1,
+    }  # fmt: skip
+    assert Algorithm.model_validate({"preset": "ppo", **switches}).returns == Returns(**switches)
+    assert set(switches) == set(Returns.model_fields)
+    assert Algorithm.model_validate("vapo").returns == Returns()
+    assert Algorithm.model_validate("dapo").returns == Returns(overlong_buffer=0.2)
+
+
+def test_a_trunk_that_is_shared_needs_no_critic_of_its_own() -> None:
+    assert not Algorithm.model_validate({"preset": "ppo", "shared_trunk": True}).reads_critic
+
+
+# -- every switch is one of its own
+
+OTHERS: dict[str, tuple[Any, Any]] = {
+    "gamma": (0.9, 0.99), "kl_coef": (0.1, 0.2), "kl_kind": ("k3", "full"), "reward_scaling": ("scale", "normalise"),
+    "reward_clip": (0.8, None), "overlong_buffer": (0.5, None),
+    "advantage": ("gae", "leave_one_out"), "lambda_policy": (0.5, 0.6), "length_adaptive_alpha": (1.0, None),
+    "lambda_value": (0.5, 0.6), "whiten_advantages": (True, False), "normalise_advantages": (True, False),
+    "advantage_clip": (0.12, None), "samples_per_prompt": (2, 3), "drop_uniform_groups": (True, False),
+    "max_sampling_rounds": (1, 2), "importance_ratio": (True, False), "clip_range_low": (0.1, None),
+    "clip_range_high": (0.3, None), "dual_clip": (3.0, None), "aggregation": ("constant", "token"),
+    "overlong_filter": (True, False), "kl_target": (6.0, None), "kl_horizon": (100, 200), "kl_loss_coef": (0.1, 0.2),
+    "kl_loss_kind": ("full", "abs"), "kl_penalty_coef": (0.5, 2.0), "kl_penalty_kind": ("k1", "k3"),
+    "kl_penalty_target": (0.02, None), "trust_region_kl": (0.1, None), "trust_region_halvings": (0, 1),
+    "value_clip_range": (0.5, None), "shared_trunk": (True, False), "value_coef": (1.0, 2.0),
+    "entropy_coef": (0.01, 0.0), "positive_nll_coef": (0.2, 0.0), "positive_threshold": (1.0, 0.5),
+    "positive_verifier": ("arithmetic", None), "ptx_coef": (0.3, 0.0),
+    "gae_horizon": (1, 64), "bootstrap_truncated": (True, False),
+}  # fmt: skip
+"""Switch → two values, at least one of which no preset has."""
+
+COMPANY: dict[str, dict[str, Any]] = {
+    "kl_target": {"kl_coef": 0.1},
+    "kl_penalty_target": {"kl_penalty_coef": 0.1},
+    "drop_uniform_groups": {"samples_per_prompt": 2},
+    "shared_trunk": {"advantage": "gae"},
+    "gae_horizon": {"advantage": "gae"},
+    "bootstrap_truncated": {"advantage": "gae"},
+    "positive_nll_coef": {"positive_threshold": 0.25},
+}
+"""Switch → what must stand beside it, or it is refused."""
+
+
+@pytest.mark.parametrize("switch", [name for name in Algorithm.model_fields if name != "preset"])
+def test_a_switch_can_be_changed_in_every_preset_and_the_others_stay(switch: str) -> None:
+    for preset in TABLE:
+        whole = Algorithm.model_validate(preset).model_dump()
+        values = [value for value in OTHERS[switch] if value != whole[switch]]
+        assert values, f"{preset} has every value of the test"
+        for value in values:
+            changes = {**COMPANY.get(switch, {}), switch: value}
+            changed = Algorithm.model_validate({"preset": preset, **changes}).model_dump()
+            assert changed == {**whole, **changes}
+
+
+@pytest.mark.parametrize("value", ["vapoo", {"preset": "vapoo"}, {"preset": ["ppo"]}, {"preset": None}, {}])
+def test_a_wrong_preset_is_the_only_complaint(value: Any) -> None:
+    with pytest.raises(ValidationError) as caught:
+        Algorithm.model_validate(value)
+    assert [error["loc"] for error in caught.value.errors()] == [("preset",)]
+
+
+@pytest.mark.parametrize(
+    "switches",
+    [{"gamma": 1.1}, {"gamma": "1"}, {"gamma": True}, {"kl_coef": -1}, {"kl_kind": "kl"}, {"reward_scaling": True},
+     {"reward_clip": 0}, {"overlong_buffer": 0}, {"overlong_buffer": 1.1}, {"advantage": "GAE"},
+     {"lambda_policy": -0.1}, {"lambda_value": 1.5}, {"length_adaptive_alpha": 0}, {"advantage_clip": 0},
+     {"samples_per_prompt": 0}, {"samples_per_prompt": 2.0}, {"max_sampling_rounds": 0}, {"clip_range_low": 1.5},
+     {"clip_range_low": 0}, {"clip_range_high": 0}, {"dual_clip": 1}, {"aggregation": "mean"}, {"kl_target": 0},
+     {"kl_horizon": 0}, {"kl_loss_coef": -0.1}, {"kl_loss_kind": "k4"}, {"kl_penalty_coef": -1},
+     {"kl_penalty_kind": "k2"}, {"kl_penalty_target": 0}, {"trust_region_kl": 0}, {"trust_region_halvings": -1},
+     {"value_clip_range": 0}, {"value_coef": 0}, {"entropy_coef": -0.1}, {"positive_nll_coef": -0.1},
+     {"positive_threshold": "0"}, {"ptx_coef": -1}, {"lamda": 1}, {"gae_horizon": 0}, {"gae_horizon": 2.0},
+     {"gae_horizon": True}],
+)  # fmt: skip
+def test_values_out_of_range_are_refused(switches: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError) as caught:
+        Algorithm.model_validate({"preset": "ppo", **switches})
+    assert [error["loc"] for error in caught.value.errors()] == [tuple(switches)]
+
+
+def test_a_side_of_the_clip_may_stay_open() -> None:
+    algorithm = Algorithm.model_validate({"preset": "ppo", "clip_range_low": None})
+    assert (algorithm.clip_range_low, algorithm.clip_range_high) == (None, 0.2)
+
+
+# -- mixtures that make no sense
+
+
+@pytest.mark.parametrize(
+    ("switches", "said"),
+    [
+        ({"preset": "vapo", "positive_threshold": None},
+         "positive_nll_coef=0.1 needs to know which responses are right; set positive_verifier or "
+         "positive_threshold, or positive_nll_coef: 0"),
+        ({"preset": "grpo", "kl_loss_kind": "k1"},
+         "kl_loss_kind=k1 has an expected gradient of 0, so as a loss it does nothing but add noise; "
+         "use k2 or full (KL(π‖ref)) or k3 (KL(ref‖π)), or kl_coef, where k1 belongs"),
+        ({"preset": "vapo", "kl_target": 6.0},
+         "kl_target=6 multiplies kl_coef, which is 0 and would stay so; set kl_coef, or kl_target: null"),
+        ({"preset": "ppo_kl_penalty", "kl_penalty_coef": 0},
+         "kl_penalty_target=0.01 multiplies kl_penalty_coef, which is 0 and would stay so; "
+         "set kl_penalty_coef, or kl_penalty_target: null"),
+        ({"preset": "dapo", "samples_per_prompt": 1},
+         "drop_uniform_groups drops every group of samples_per_prompt=1; raise samples_per_prompt"),
+        ({"preset": "rloo", "shared_trunk": True},
+         "shared_trunk trains a value head, which advantage=leave_one_out does not read; "
+         "use advantage: gae, or shared_trunk: false"),
+        ({"preset": "grpo", "gae_horizon": 8},
+         "gae_horizon=8 puts a critic's value in the place of what follows, and advantage=group_normalised has no "
+         "critic; use advantage: gae, or gae_horizon: null"),
+        ({"preset": "dapo", "bootstrap_truncated": True},
+         "bootstrap_truncated=true puts a critic's value in the place of what follows, and advantage=group_normalised "
+         "has no critic; use advantage: gae, or bootstrap_truncated: false"),
+    ],
+)  # fmt: skip
+def test_refusals(switches: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        Algorithm.model_validate(switches)
+    assert [str(error["ctx"]["error"]) for error in caught.value.errors()] == [said]
+
+
+@pytest.mark.parametrize(
+    "switches",
+    [
+        {"preset": "vapo", "positive_threshold": None, "positive_verifier": "arithmetic"},
+        {"preset": "vapo", "positive_threshold": None, "positive_nll_coef": 0},
+        {"preset": "grpo", "kl_loss_kind": "k1", "kl_loss_coef": 0},
+        {"preset": "vapo", "kl_target": 6.0, "kl_coef": 0.1},
+        {"preset": "ppo_kl_penalty", "kl_penalty_coef": 0, "kl_penalty_target": None},
+        {"preset": "dapo", "samples_per_prompt": 1, "drop_uniform_groups": False},
+        {"preset": "rloo", "shared_trunk": True, "advantage": "gae"},
+        {"preset": "grpo", "gae_horizon": 8, "bootstrap_truncated": True, "advantage": "gae"},
+        {"preset": "dapo", "gae_horizon": None, "bootstrap_truncated": False},
+    ],
+)
+def test_the_remedies_are_remedies(switches: dict[str, Any]) -> None:
+    Algorithm.model_validate(switches)

@@ -1,0 +1,60 @@
+"""No stage, formula or check asks for a preset's name: outside schemas/recipe/algorithm.py there are only switches."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from schemas.recipe.algorithm import PresetName
+
+ROOT = Path(__file__).parents[3]
+PAGE = ROOT / "schemas" / "algorithm.py"
+PACKAGES = ("schemas", "algorithms", "models", "tasks", "flows")
+NAMES = frozenset(get_args(PresetName))
+TABLES = frozenset({"PRESETS", "PresetName"})
+
+
+def preset_names(source: str) -> Iterator[str]:
+    """Every place in a module that writes a preset's name as a string, or reaches for the table of presets."""
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Constant(value=str(text)) if text in NAMES:
+                yield f"line {node.lineno}: {text!r}"
+            case ast.Name(id=name) | ast.Attribute(attr=name) | ast.alias(name=name) if name in TABLES:
+                yield f"line {node.lineno}: {name}"
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_nothing_outside_the_page_names_a_preset(package: str) -> None:
+    modules = [file for file in (ROOT / package).rglob("*.py") if file != PAGE]
+    assert modules, package
+    found = {
+        str(file.relative_to(ROOT)): list(preset_names(file.read_text(encoding="utf-8"))) for file in modules
+    }
+    assert {file: places for file, places in found.items() if places} == {}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        'if algorithm.preset == "vapo": pass',
+        'if "dapo" == algorithm.preset: pass',
+        'if algorithm.preset in ("grpo", "dr_grpo"): pass',
+        'if algorithm.preset not in {"rloo"}: pass',
+        'match preset:\n    case "remax": pass',
+        'CRITICS = {"a2c": True}',
+        "if algorithm.preset in PRESETS: pass",
+        'PRESETS[preset]["lambda_policy"]',
+        "from schemas.recipe.algorithm import PRESETS as TABLE",
+        "schemas.recipe.algorithm.PRESETS.get(preset)",
+    ],
+)
+def test_asking_for_one_would_be_seen(source: str) -> None:
+    assert list(preset_names(source))
+
+
+@pytest.mark.parametrize("source", ['"""As in vapo."""', "ppo = 3", 'if switches.advantage == "gae": pass'])
+def test_other_words_are_not_taken_for_one(source: str) -> None:
+    assert not list(preset_names(source))

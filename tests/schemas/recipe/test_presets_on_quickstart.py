@@ -1,0 +1,37 @@
+"""Any preset is an override of the quickstart: the README says so."""
+
+from typing import get_args
+
+import pytest
+
+from schemas.checks.warnings import warnings
+from schemas.loading.recipe_file import load_recipe
+from schemas.recipe.algorithm import PresetName
+from schemas.steps import dependencies
+
+ONE_STEP = ("policy_gradient", "a2c", "rloo", "remax")
+"""Without a ratio a rollout is good for one optimiser step."""
+
+
+@pytest.mark.parametrize("preset", get_args(PresetName))
+def test_a_preset_is_one_override_and_what_it_asks_for(preset: str) -> None:
+    overrides = [f"stages.policy.algorithm={preset}"]
+    if preset in ONE_STEP:
+        overrides.append("stages.policy.minibatch_size=256")
+    if preset == "ppo_max":
+        overrides.append("stages.policy.ptx=demonstrations")
+    recipe = load_recipe("quickstart", overrides)
+    policy = recipe.stages["policy"]
+    assert policy.algorithm.preset == preset
+    reads = dependencies(recipe)["policy"]
+    assert ("critic" in reads) == (policy.algorithm.advantage == "gae")
+    assert ("ptx" in reads) == (preset == "ppo_max")
+    unread = "stages.value: no policy_optimization stage starts from this critic"
+    assert (unread in warnings(recipe)) == ("critic" not in reads)
+
+
+def test_the_mixtures_of_the_readme() -> None:
+    load_recipe("quickstart", ["stages.policy.algorithm=grpo"])
+    mixture = ["stages.policy.algorithm.kl_loss_coef=0.04", "stages.policy.algorithm.kl_loss_kind=full"]
+    algorithm = load_recipe("quickstart", mixture).stages["policy"].algorithm
+    assert (algorithm.preset, algorithm.kl_loss_coef, algorithm.kl_loss_kind) == ("vapo", 0.04, "full")

@@ -1,0 +1,105 @@
+"""The table of metrics, and the page that is printed from it."""
+
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from schemas.recipe.recipe import Recipe
+from schemas.records.metrics import METRICS, curves_of, measured_by
+from schemas.records.metrics_page import docs_page
+
+PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"
+STAGE_KINDS = (
+    "sft", "reward_model", "dpo", "value_pretraining", "policy_optimization", "best_of_n", "preference_collection",
+    "evaluation",
+)  # fmt: skip
+KINDS = (*STAGE_KINDS, "prepare_data")
+
+
+def test_names_are_unique_and_every_metric_is_reported_by_some_stage() -> None:
+    names = [metric.name for metric in METRICS]
+    assert len(set(names)) == len(names)
+    for metric in METRICS:
+        assert metric.headline or metric.curve, metric.name
+        assert metric.unit, metric.name
+        assert metric.meaning.endswith("."), metric.name
+        assert set(metric.headline + metric.curve) <= set(KINDS), metric.name
+
+
+def test_the_stage_kinds_are_those_of_a_recipe() -> None:
+    union = get_args(get_args(Recipe.model_fields["stages"].annotation)[1])[0]
+    assert {get_args(stage.model_fields["kind"].annotation)[0] for stage in get_args(union)} == set(
+        STAGE_KINDS
+    )
+
+
+def test_every_kind_of_stage_measures_something_and_all_but_evaluations_have_a_curve() -> None:
+    assert all(measured_by(kind) for kind in KINDS)
+    assert {kind for kind in KINDS if not curves_of(kind)} == {"evaluation", "prepare_data"}
+
+
+@pytest.mark.parametrize(
+    ("metric", "kinds"),
+    [
+        ("validation_nll", {"sft"}),
+        ("pair_accuracy", {"reward_model", "dpo"}),
+        ("explained_variance", {"value_pretraining"}),
+        ("validation_score", {"policy_optimization", "best_of_n"}),
+        ("train_rows", {"prepare_data", "preference_collection"}),
+        ("accuracy_gain", {"evaluation"}),
+    ],
+)
+def test_which_kinds_a_gate_can_ask_for_it(metric: str, kinds: set[str]) -> None:
+    assert {kind for kind in KINDS if metric in measured_by(kind)} == kinds
+
+
+@pytest.mark.parametrize(
+    ("name", "unit"),
+    [
+        ("kl_coef", "reward/nat"),
+        ("kl_penalty_coef", "1/nat"),
+        ("kl_loss", "nats/token"),
+        ("old_kl", "nats/token"),
+        ("reward_moments_mean", "reward"),
+        ("reward_moments_std", "reward"),
+        ("scaled_score_mean", "1"),
+        ("advantage_mean", "reward"),
+        ("advantage_std", "reward"),
+        ("uniform_group_share", "1"),
+        ("sampling_rounds", "rollouts"),
+        ("greedy_score_mean", "reward"),
+        ("ptx_nll", "nats/token"),
+        ("dual_clip_fraction", "1"),
+        ("trust_region_undone", "steps"),
+    ],
+)
+def test_what_the_switches_do_can_be_watched_and_not_gated_on(name: str, unit: str) -> None:
+    (metric,) = [metric for metric in METRICS if metric.name == name]
+    assert metric.unit == unit
+    assert name in curves_of("policy_optimization")
+    assert name not in measured_by("policy_optimization")
+
+
+def test_an_evaluation_measures_what_its_judge_can_tell() -> None:
+    verified, scored = measured_by("evaluation", judge="verifier"), measured_by("evaluation", judge="reward")
+    assert {"accuracy", "baseline_accuracy", "accuracy_gain", "greedy_accuracy"} <= verified - scored
+    assert {"score", "baseline_score", "score_gain", "greedy_score"} <= scored - verified
+    assert {"win_rate", "mean_response_length", "truncated_share"} <= verified & scored
+    assert measured_by("evaluation") == verified | scored
+
+
+def test_nothing_is_measured_by_an_unknown_kind() -> None:
+    assert measured_by("ppo") == curves_of("ppo") == frozenset()
+
+
+def test_curves_are_not_gated_on() -> None:
+    assert "clip_fraction" in curves_of("policy_optimization")
+    assert "clip_fraction" not in measured_by("policy_optimization")
+
+
+def test_the_page_is_up_to_date() -> None:
+    assert PAGE.read_text(encoding="utf-8") == docs_page(), (
+        'docs/metrics.md is old; run: python -c "from schemas.records.metrics_page import docs_page; '
+        "print(docs_page(), end='')\" > docs/metrics.md"
+    )

@@ -1,0 +1,165 @@
+"""A gate opens for what meets its bound, and for nothing else."""
+
+import pytest
+from pydantic import ValidationError
+
+from schemas.recipe.stages import Gate
+from schemas.records.uncertainty import Uncertainty
+from schemas.records.verdicts import Verdict, judge
+
+AT_LEAST = Gate(metric="explained_variance", at_least=0.3)
+AT_MOST = Gate(metric="kl_to_reference", at_most=5, on_fail="continue")
+
+
+@pytest.mark.parametrize(("measured", "passed"), [(0.31, True), (0.3, True), (0.2999, False), (-11.0, False)])
+def test_at_least(measured: float, passed: bool) -> None:
+    assert judge(AT_LEAST, {"explained_variance": measured}).passed is passed
+
+
+@pytest.mark.parametrize(("measured", "passed"), [(4.9, True), (5.0, True), (5.001, False)])
+def test_at_most(measured: float, passed: bool) -> None:
+    assert judge(AT_MOST, {"kl_to_reference": measured}).passed is passed
+
+
+@pytest.mark.parametrize("measured", [None, float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("gate", [AT_LEAST, AT_MOST])
+def test_closed_for_what_is_no_number(gate: Gate, measured: float | None) -> None:
+    verdict = judge(gate, {gate.metric: measured, "other": float("nan")})
+    assert not verdict.passed
+    assert verdict.measured is None
+    assert verdict.evidence == {gate.metric: None, "other": None}
+    assert "undefined" in str(verdict)
+
+
+def test_a_verdict_carries_its_evidence_through_json() -> None:
+    verdict = judge(AT_MOST, {"kl_to_reference": 6.0, "validation_score": 1.5})
+    assert verdict == Verdict(
+        passed=False,
+        metric="kl_to_reference",
+        measured=6.0,
+        relation="<=",
+        threshold=5.0,
+        on_fail="continue",
+        evidence={"kl_to_reference": 6.0, "validation_score": 1.5},
+    )
+    assert Verdict.model_validate_json(verdict.model_dump_json()) == verdict
+
+
+def test_a_metric_that_was_not_measured_is_refused() -> None:
+    with pytest.raises(
+        ValueError, match="explained_variance' was not measured; measured: best_step, value_bias"
+    ):
+        judge(AT_LEAST, {"value_bias": 0.0, "best_step": 3.0})
+
+
+@pytest.mark.parametrize(
+    ("measured", "said"),
+    [
+        (0.41, "explained_variance 0.410 >= 0.3: passed"),
+        (0.3, "explained_variance 0.300 >= 0.3: passed"),
+        (0.29996, "explained_variance 0.29996 >= 0.3: CLOSED"),
+        (-0.5, "explained_variance -0.500 >= 0.3: CLOSED"),
+    ],
+)
+def test_the_print_never_contradicts_the_verdict(measured: float, said: str) -> None:
+    assert str(judge(AT_LEAST, {"explained_variance": measured})) == said
+
+
+# -- how sure it is
+
+SURE = {"pair_accuracy": Uncertainty(n=32, rows=32, standard_error=0.0807)}
+
+
+def test_a_verdict_says_how_many_prompts_and_between_what() -> None:
+    """SmolLM2's own gate: 23 of 32 pairs."""
+    verdict = judge(Gate(metric="pair_accuracy", at_least=0.7), {"pair_accuracy": 23 / 32}, SURE)
+    assert (verdict.passed, verdict.n, verdict.standard_error) == (True, 32, 0.0807)
+    assert verdict.interval == pytest.approx((0.539, 0.848), abs=1e-3)
+    assert str(verdict) == (
+        "pair_accuracy 0.719 [0.54, 0.85] n=32 >= 0.7: passed "
+        "(too few to tell: the 95 % interval contains 0.7)"
+    )
+    assert Verdict.model_validate_json(verdict.model_dump_json()) == verdict
+
+
+def test_enough_prompts_need_no_warning() -> None:
+    sure = {"pair_accuracy": Uncertainty(n=1590, rows=1590, standard_error=0.0015)}
+    verdict = judge(Gate(metric="pair_accuracy", at_least=0.75), {"pair_accuracy": 0.9964}, sure)
+    assert verdict.warning is None
+    assert str(verdict) == "pair_accuracy 0.996 [0.992, 0.998] n=1,590 >= 0.75: passed"
+
+
+@pytest.mark.parametrize(
+    ("gate", "measured", "passed"),
+    [
+        ({"at_least": 0.53}, 23 / 32, True),
+        ({"at_least": 0.55}, 23 / 32, False),
+        ({"at_most": 0.86}, 23 / 32, True),
+        ({"at_most": 0.83}, 23 / 32, False),
+    ],
+)
+def test_with_a_confidence_the_bound_that_lies_nearer_to_failing_is_judged(
+    gate: dict[str, float], measured: float, passed: bool
+) -> None:
+    asked = Gate(metric="pair_accuracy", confidence=0.95, **gate)
+    verdict = judge(asked, {"pair_accuracy": measured}, SURE)
+    assert verdict.passed is passed
+    assert verdict.warning is None or "too few to tell" in verdict.warning
+    assert f"{asked.relation} {asked.bound:g} at 95 %:" in str(verdict)
+
+
+def test_a_higher_confidence_asks_for_more() -> None:
+    gate = {"metric": "pair_accuracy", "at_least": 0.55}
+    closed, passed = (
+        judge(Gate(**gate, confidence=level), {"pair_accuracy": 23 / 32}, SURE) for level in (0.99, 0.9)
+    )
+    assert (closed.passed, passed.passed) == (False, True)
+    assert closed.warning == "too few to tell: the 99 % interval contains 0.55"
+
+
+@pytest.mark.parametrize("error", [None, 0.0])
+def test_a_confidence_opens_for_no_interval(error: float | None) -> None:
+    sure = {"score_gain": Uncertainty(n=1 if error is None else 5, rows=5, standard_error=error)}
+    verdict = judge(Gate(metric="score_gain", at_least=0.0, confidence=0.95), {"score_gain": 3.0}, sure)
+    assert not verdict.passed
+    assert verdict.interval is None
+    assert "too few to tell" in str(verdict)
+    without = judge(Gate(metric="score_gain", at_least=0.0, confidence=0.95), {"score_gain": 3.0})
+    assert not without.passed
+
+
+@pytest.mark.parametrize(
+    ("metric", "bound"),
+    [
+        ("accuracy_gain", {"at_least": 0.0}),
+        ("win_rate", {"at_least": 0.5}),
+        ("score_gain", {"at_most": 1.0}),
+        ("accuracy_gain", {"at_least": -1.0}),
+    ],
+)
+def test_a_difference_between_a_model_and_itself_is_never_a_pass(
+    metric: str, bound: dict[str, float]
+) -> None:
+    measured = {"accuracy_gain": 0.0, "win_rate": 0.5, "score_gain": 0.0, "accuracy": 0.9}
+    gate = Gate(metric=metric, **bound)
+    assert judge(gate, measured).passed
+    verdict = judge(gate, measured, equal="candidate and baseline are the same weights")
+    assert not verdict.passed
+    assert str(verdict).endswith("CLOSED (candidate and baseline are the same weights)")
+
+
+def test_what_is_no_difference_is_judged_all_the_same() -> None:
+    gate = Gate(metric="accuracy", at_least=0.8)
+    assert judge(gate, {"accuracy": 0.9}, equal="candidate and baseline are the same weights").passed
+
+
+@pytest.mark.parametrize("confidence", [95, 1.0, 0.0, "0.95"])
+def test_a_confidence_is_a_share(confidence: object) -> None:
+    with pytest.raises(ValidationError, match="confidence"):
+        Gate.model_validate({"metric": "accuracy", "at_least": 0.5, "confidence": confidence})
+
+
+def test_a_verdict_of_an_earlier_version_can_still_be_read() -> None:
+    old = {"passed": True, "metric": "x", "measured": 1.0, "relation": ">=", "threshold": 0.5, "on_fail": "stop",
+           "evidence": {"x": 1.0}}  # fmt: skip
+    assert str(Verdict.model_validate(old)) == "x 1.000 >= 0.5: passed"

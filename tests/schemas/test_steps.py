@@ -1,0 +1,162 @@
+"""Which steps a recipe has, what each reads, and in what order they can run."""
+
+from typing import Any
+
+import pytest
+
+from schemas.recipe.recipe import Recipe
+from schemas.steps import (
+    CONTENT_COLUMNS,
+    DATA_FIELDS,
+    PUBLISHED,
+    REFERRING,
+    STAGE_FIELDS,
+    VERIFIERS,
+    content_of,
+    dependencies,
+    order,
+    reward_of,
+    stage_reference,
+)
+
+
+def test_every_step_and_the_role_of_each_input(plain: dict[str, Any]) -> None:
+    assert dependencies(Recipe.model_validate(plain)) == {
+        "model": {},
+        "data.demos": {},
+        "data.pairs": {},
+        "data.tasks": {},
+        "sft": {"init": "model", "data": "data.demos"},
+        "reward": {"init": "sft", "data": "data.pairs", "centre_on": "data.demos"},
+        "value": {
+            "policy": "sft",
+            "init": "reward",
+            "reference": "sft",
+            "prompts": "data.tasks",
+            "reward.main.0": "reward",
+        },
+        "policy": {
+            "init": "sft",
+            "reference": "sft",
+            "critic": "value",
+            "prompts": "data.tasks",
+            "reward.main.0": "reward",
+        },
+        "evaluation": {"candidate": "policy", "baseline": "sft", "prompts": "data.tasks"},
+    }
+
+
+def test_a_reward_that_judges_is_read_by_the_evaluation(plain: dict[str, Any]) -> None:
+    plain["stages"]["evaluation"]["judge"] = {"reward": "main"}
+    plain["rewards"]["main"]["terms"] = [{"verifier": "arithmetic"}, {"model": "reward", "weight": 2}]
+    inputs = dependencies(Recipe.model_validate(plain))["evaluation"]
+    assert inputs == {
+        "candidate": "policy",
+        "baseline": "sft",
+        "prompts": "data.tasks",
+        "reward.main.1": "reward",
+    }
+
+
+def test_a_named_reference_is_read(plain: dict[str, Any]) -> None:
+    plain["stages"]["policy"]["reference"] = "model"
+    recipe = Recipe.model_validate(plain)
+    assert dependencies(recipe)["policy"]["reference"] == "model"
+    assert stage_reference(recipe.stages["policy"]) == "model"
+    assert stage_reference(recipe.stages["value"]) == "sft"
+
+
+def test_a_fresh_critic_and_demonstrations_for_ptx_are_read(plain: dict[str, Any]) -> None:
+    plain["stages"]["policy"] |= {"critic": None, "fresh_critic": "model", "ptx": "demos"}
+    inputs = dependencies(Recipe.model_validate(plain))["policy"]
+    assert (inputs["fresh_critic"], inputs["ptx"]) == ("model", "data.demos")
+    assert "critic" not in inputs
+
+
+def test_rankings_are_read_in_the_place_of_pairs(plain: dict[str, Any]) -> None:
+    plain["data"]["ranked"] = {"source": "ranked.jsonl"}
+    plain["stages"]["reward"] = {"kind": "reward_model", "init": "sft", "rankings": "ranked"}
+    recipe = Recipe.model_validate(plain)
+    assert dependencies(recipe)["reward"] == {"init": "sft", "rankings": "data.ranked"}
+    assert content_of(recipe, "ranked") == "rankings"
+    assert "data.pairs" not in dependencies(recipe)
+
+
+def test_the_best_of_several_is_chosen_by_a_reward(plain: dict[str, Any]) -> None:
+    plain["stages"]["best"] = {"kind": "best_of_n", "init": "sft", "reward": "main", "prompts": "tasks"}
+    recipe = Recipe.model_validate(plain)
+    assert dependencies(recipe)["best"] == {"init": "sft", "prompts": "data.tasks", "reward.main.0": "reward"}
+    assert reward_of(recipe.stages["best"]) == "main"
+
+
+def test_what_no_stage_reads_is_no_step(plain: dict[str, Any]) -> None:
+    plain["data"]["spare"] = plain["data"]["demos"]
+    assert "data.spare" not in dependencies(Recipe.model_validate(plain))
+
+
+def test_the_model_is_a_step_only_where_it_is_read(plain: dict[str, Any]) -> None:
+    only_evaluation = {**plain, "publish": [], "rewards": {}}
+    only_evaluation["stages"] = {
+        "evaluation": {**plain["stages"]["evaluation"], "candidate": "model", "baseline": "model"}
+    }
+    assert list(dependencies(Recipe.model_validate(only_evaluation))) == ["model", "data.tasks", "evaluation"]
+
+
+def test_order_follows_inputs_and_otherwise_the_recipe(plain: dict[str, Any]) -> None:
+    plain["stages"] = dict(reversed(plain["stages"].items()))
+    plain["stages"]["second"] = {"kind": "sft", "data": "demos"}
+    steps = order(Recipe.model_validate(plain))
+    assert steps[:4] == ["model", "data.demos", "data.pairs", "data.tasks"]
+    assert steps[4:] == ["sft", "reward", "value", "policy", "evaluation", "second"]
+
+
+def test_order_refuses_a_ring(plain: dict[str, Any]) -> None:
+    plain["stages"]["sft"]["init"] = "policy"
+    with pytest.raises(
+        ValueError, match="stages wait for one another: sft, reward, value, policy, evaluation"
+    ):
+        order(Recipe.model_validate(plain))
+
+
+def test_data_holds_what_its_readers_read_it_as(plain: dict[str, Any]) -> None:
+    plain["stages"]["evaluation"]["prompts"] = "demos"
+    plain["data"]["spare"] = plain["data"]["demos"]
+    recipe = Recipe.model_validate(plain)
+    contents = [content_of(recipe, name) for name in ("demos", "pairs", "tasks")]
+    assert contents == ["demonstrations", "preferences", "prompts"]
+    with pytest.raises(ValueError, match=r"data.spare is read by no stage"):
+        content_of(recipe, "spare")
+
+
+def test_the_reward_of_a_stage(plain: dict[str, Any]) -> None:
+    stages = Recipe.model_validate(plain).stages
+    assert {name: reward_of(stage) for name, stage in stages.items()} == {
+        "sft": None,
+        "reward": None,
+        "value": "main",
+        "policy": "main",
+        "evaluation": None,
+    }
+
+
+def test_the_tables_name_fields_that_exist() -> None:
+    fields = {model.model_fields["kind"].annotation.__args__[0]: model for model in _stage_models()}
+    assert set(STAGE_FIELDS) == set(DATA_FIELDS) == set(fields)
+    for table in (STAGE_FIELDS, DATA_FIELDS):
+        for kind, named in table.items():
+            assert set(named) <= set(fields[kind].model_fields)
+    assert {kind for kind in fields if "reference" in STAGE_FIELDS[kind]} == set(REFERRING)
+    assert all(REFERRING[kind] in STAGE_FIELDS[kind] for kind in REFERRING)
+    assert {content for named in DATA_FIELDS.values() for content in named.values()} == set(CONTENT_COLUMNS)
+    assert set(PUBLISHED) <= set(fields)
+
+
+def _stage_models() -> list[Any]:
+    values = Recipe.model_fields["stages"].annotation.__args__[1]
+    return list(values.__args__[0].__args__)
+
+
+def test_every_verifier_that_can_be_named_exists() -> None:
+    from tasks.rewards.verifiers import VERIFIERS as IMPLEMENTED
+
+    assert set(VERIFIERS) == set(IMPLEMENTED)

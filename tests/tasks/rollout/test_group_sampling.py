@@ -1,0 +1,176 @@
+"""Dynamic sampling on draws made by hand: what is dropped, in what order it is refilled, and where it ends."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from models.sequences import collate
+from tasks.rewards.scoring import Scores
+from tasks.rollout.group_sampling import (
+    Filled,
+    fill,
+    join_scored,
+    uniform_groups,
+)
+from tasks.rollout.rollouts import Sampled, Scored
+
+Draw = Callable[[int], Scored]
+PAD = 0
+
+
+def drawn(rounds: list[list[tuple[float, ...]]], *, missing_eos: float = 0.0) -> tuple[Draw, list[int]]:
+    """Draws of these groups' scores, and the numbers of the rounds asked for, as they come.
+
+    Response s of group g in round r is called ``r.g.s``, has the single token 100·r + 10·g + s + 1, and its prompt
+    is as many tokens long as its round's number says. Of each group, the last is cut off and loses ``missing_eos``.
+    The sampler's log-probability of a token is −1 times its id.
+    """
+    asked: list[int] = []
+
+    def draw(number: int) -> Scored:
+        asked.append(number)
+        groups = rounds[number]
+        named = [(g, s) for g, group in enumerate(groups) for s in range(len(group))]
+        weighted = torch.tensor([score for group in groups for score in group])
+        ended = torch.tensor([s + 1 < len(groups[g]) for g, s in named])
+        return Scored(
+            sampled=Sampled(
+                prompts=[f"{number}.{g}" for g, _ in named],
+                answers=[f"answer of {number}.{g}" if g else None for g, _ in named],
+                responses=[f"{number}.{g}.{s}" for g, s in named],
+                sequences=collate(
+                    [[7] * (number + 1) for _ in named],
+                    [[100 * number + 10 * g + s + 1] for g, s in named],
+                    pad_token_id=PAD,
+                ),
+                ended=ended,
+                sampler_logprobs=torch.tensor([[-100.0 * number - 10 * g - s - 1] for g, s in named]),
+            ),
+            scores=Scores(
+                total=weighted - missing_eos * (~ended).float(),
+                weighted_sum=weighted,
+                by_term={"verifier": 10 * weighted},
+            ),
+        )
+
+    return draw, asked
+
+
+def filled(rounds: list[list[tuple[float, ...]]], *, max_rounds: int = 10, **drawing: float) -> Filled:
+    draw, asked = drawn(rounds, **drawing)
+    result = fill(draw, samples_per_prompt=2, max_rounds=max_rounds, pad_token_id=PAD)
+    assert asked == list(range(result.rounds))
+    return result
+
+
+def responses(result: Filled) -> list[str]:
+    """Which responses were taken; everything else about them must have come along."""
+    sampled, scores = result.scored.sampled, result.scored.scores
+    for row, name in enumerate(sampled.responses):
+        number, group, sample = map(int, name.split("."))
+        assert sampled.prompts[row] == f"{number}.{group}"
+        assert sampled.answers[row] == (f"answer of {number}.{group}" if group else None)
+        assert sampled.sequences.response_ids[row].tolist() == [100 * number + 10 * group + sample + 1]
+        assert sampled.sequences.response_mask[row].tolist() == [True]
+        assert sampled.sequences.prompt_lengths[row] == number + 1
+        ids = sampled.sequences.input_ids[row, : number + 2].tolist()
+        assert ids == [7] * (number + 1) + [100 * number + 10 * group + sample + 1]
+        assert sampled.sequences.attention_mask[row].sum() == number + 2
+        assert bool(sampled.ended[row]) == (sample == 0)
+        assert sampled.sampler_logprobs[row].tolist() == [-100.0 * number - 10 * group - sample - 1]
+        assert scores.by_term["verifier"][row] == 10 * scores.weighted_sum[row]
+    assert len(sampled.sequences) == len(scores.total) == len(sampled.responses)
+    return sampled.responses
+
+
+def test_the_samplers_log_probabilities_stay_with_their_tokens_through_selecting_and_joining() -> None:
+    """Responses of other lengths: selected ones are trimmed, joined ones padded with 0."""
+
+    def scored(lengths: list[int], first: float) -> Scored:
+        ids = [list(range(3, 3 + length)) for length in lengths]
+        rows = [torch.arange(length) + first + 10 * row for row, length in enumerate(lengths)]
+        zeros = torch.zeros(len(lengths))
+        return Scored(
+            sampled=Sampled(
+                prompts=["p"] * len(lengths),
+                answers=[None] * len(lengths),
+                responses=["r"] * len(lengths),
+                sequences=collate([[1]] * len(lengths), ids, pad_token_id=PAD),
+                ended=zeros.bool(),
+                sampler_logprobs=torch.nn.utils.rnn.pad_sequence(rows, batch_first=True),
+            ),
+            scores=Scores(total=zeros, weighted_sum=zeros, by_term={}),
+        )
+
+    short = scored([4, 1, 2], 100.0).select([2, 1])
+    assert short.sampled.sampler_logprobs.tolist() == [[120.0, 121.0], [110.0, 0.0]]
+    joined = join_scored([short, scored([1, 3], 200.0)], pad_token_id=PAD).sampled
+    expected = [[120.0, 121.0, 0.0], [110.0, 0.0, 0.0], [200.0, 0.0, 0.0], [210.0, 211.0, 212.0]]
+    assert joined.sampler_logprobs.tolist() == expected
+    assert joined.sampler_logprobs.shape == joined.sequences.response_ids.shape
+    assert torch.equal(joined.sampler_logprobs != 0, joined.sequences.response_mask)
+
+
+def test_groups_of_one_score_are_uniform() -> None:
+    scores = torch.tensor([1.0, 1.0, 1.0, 1.0, 0.0, 1.0, 0.0, 0.0, 0.0])
+    assert uniform_groups(scores, samples_per_prompt=3).tolist() == [True, False, True]
+    assert uniform_groups(scores, samples_per_prompt=1).tolist() == [True] * 9
+    assert uniform_groups(scores, samples_per_prompt=9).tolist() == [False]
+
+
+def test_a_rollout_of_mixed_groups_is_taken_as_it_is() -> None:
+    result = filled([[(1.0, 0.0), (0.0, 1.0)]])
+    assert responses(result) == ["0.0.0", "0.0.1", "0.1.0", "0.1.1"]
+    assert (result.rounds, result.uniform_share) == (1, 0.0)
+
+
+def test_uniform_groups_make_room_for_those_of_later_rounds_in_order() -> None:
+    """Wanted are 3. Round 0 has one, round 1 none, round 2 three, of which the first two are taken."""
+    result = filled(
+        [
+            [(1.0, 1.0), (1.0, 0.0), (0.0, 0.0)],
+            [(0.0, 0.0), (1.0, 1.0), (1.0, 1.0)],
+            [(0.0, 1.0), (1.0, 0.0), (0.0, 1.0)],
+            [(0.0, 1.0), (1.0, 0.0), (0.0, 1.0)],
+        ]
+    )
+    assert responses(result) == ["0.1.0", "0.1.1", "2.0.0", "2.0.1", "2.1.0", "2.1.1"]
+    assert result.rounds == 3
+    # 5 of the 9 groups sampled: two of round 0, three of round 1; the one that was not needed counts too
+    assert result.uniform_share == pytest.approx(5 / 9)
+
+
+def test_at_the_bound_what_is_missing_is_filled_with_dropped_groups() -> None:
+    """Wanted are 3, there is one mixed group in two rounds: it and the two oldest uniform ones, in their order."""
+    rounds = [
+        [(1.0, 1.0), (0.0, 0.0), (1.0, 1.0)],
+        [(0.0, 0.0), (1.0, 0.0), (1.0, 1.0)],
+        [(1.0, 0.0), (1.0, 0.0), (1.0, 0.0)],
+    ]
+    result = filled(rounds, max_rounds=2)
+    assert responses(result) == ["0.0.0", "0.0.1", "0.1.0", "0.1.1", "1.1.0", "1.1.1"]
+    assert (result.rounds, result.uniform_share) == (2, 5 / 6)
+
+
+def test_one_round_is_never_refilled() -> None:
+    result = filled([[(1.0, 1.0), (1.0, 0.0)]], max_rounds=1)
+    assert responses(result) == ["0.0.0", "0.0.1", "0.1.0", "0.1.1"]
+    assert (result.rounds, result.uniform_share) == (1, 0.5)
+
+
+def test_where_all_are_uniform_the_first_rollout_is_returned() -> None:
+    result = filled([[(1.0, 1.0), (0.0, 0.0)], [(1.0, 1.0), (1.0, 1.0)]], max_rounds=2)
+    assert responses(result) == ["0.0.0", "0.0.1", "0.1.0", "0.1.1"]
+    assert (result.rounds, result.uniform_share) == (2, 1.0)
+
+
+def test_what_is_paid_for_being_cut_off_does_not_make_equal_answers_differ() -> None:
+    """Both right, but one was cut off and lost 0.5: no shaping decides whether a group is uniform."""
+    result = filled([[(1.0, 1.0)], [(1.0, 0.0)]], missing_eos=0.5)
+    assert responses(result) == ["1.0.0", "1.0.1"]
+    assert result.scored.scores.total.tolist() == [1.0, -0.5]
+    # and the other way about: what it lost does not make different answers equal
+    result = filled([[(0.5, 1.0)]], missing_eos=0.5)
+    assert result.scored.scores.total.tolist() == [0.5, 0.5]
+    assert (result.rounds, result.uniform_share) == (1, 0.0)

@@ -1,0 +1,55 @@
+"""What the judge of evaluation and of preference collection makes of the same responses."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from models.heads import load_scalar, scores
+from models.sequences import collate
+from schemas.recipe.rewards import (
+    Judge,
+    MissingEos,
+    Reward,
+    RewardTerm,
+)
+from tasks.rollout.judging import load_judge
+from tasks.rollout.rollouts import Sampled
+
+CPU = torch.device("cpu")
+SAMPLED = Sampled(
+    prompts=["3 a+4?", "3 a+4?", "5 a-1 b-1?"],
+    answers=["yes", None, "no"],
+    responses=["a3+4=7 #7", "a3+4=8 #8", "#3"],
+    sequences=collate([[1, 5], [1, 6], [1, 7]], [[8, 9, 2], [9, 2], [8, 8, 8]], pad_token_id=0),
+    ended=torch.tensor([True, True, False]),
+    sampler_logprobs=torch.zeros(3, 3),
+)
+
+
+def judged(job: Any, judge: Judge) -> torch.Tensor:
+    return load_judge(job, judge, tokenizer_of="candidate", device=CPU, microbatch_size=2)(SAMPLED)
+
+
+def test_a_verifier_says_one_or_zero(pipeline: Any) -> None:
+    judgements = judged(pipeline.job("evaluation"), Judge(verifier="arithmetic"))
+    assert judgements.dtype == torch.float32
+    assert judgements.tolist() == [1.0, 0.0, 1.0]
+
+
+def test_an_own_verifier_is_given_the_answers(pipeline: Any, tmp_path: Path) -> None:
+    (tmp_path / "verifier.py").write_text("def verify(prompt, response, answer): return answer == 'yes'\n")
+    (tmp_path / "verifier.json").write_text('{"source": "verifier.py"}')
+    job = pipeline.job("evaluation")
+    job = job.model_copy(update={"inputs": {**job.inputs, "judge": tmp_path}})
+    assert judged(job, Judge(verifier="mine")).tolist() == [1.0, 0.0, 0.0]
+
+
+def test_a_reward_says_its_scores_with_its_rule_for_missing_ends(pipeline: Any) -> None:
+    job = pipeline.job("evaluation")
+    reward = Reward(terms=(RewardTerm(model="reward", weight=2.0),), missing_eos=MissingEos(subtract=0.5))
+    inputs = {**job.inputs, "reward.main.0": pipeline.folder("reward")}
+    job = job.model_copy(update={"inputs": inputs, "rewards": {"main": reward}})
+    with torch.no_grad():
+        raw = scores(load_scalar(pipeline.folder("reward")), SAMPLED.sequences)
+    torch.testing.assert_close(judged(job, Judge(reward="main")), 2.0 * raw - torch.tensor([0.0, 0.0, 0.5]))
