@@ -3,12 +3,8 @@
 import logging
 from importlib import import_module
 
-<<<<<<< HEAD
-from schemas.job import StageJob, StageResult
-from tasks.training import progress
-=======
 from schemas.records.job import StageJob, StageResult
->>>>>>> 3ddd6b1 (Move storage, ledger and what flows, schemas hold into folders of their own)
+from tasks.training import progress
 from tasks.training.progress import Progress
 from tasks.training.scratch import PROGRESS
 

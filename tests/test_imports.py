@@ -115,5 +115,5 @@ def test_the_command_line_starts_without_prefect_mlflow_and_pandera() -> None:
 def test_the_probe_finds_what_is_there() -> None:
     assert loaded_by(["algorithms.kl", "schemas.recipe.recipe"], {"torch", "pydantic", "prefect"}) == {
         "torch": "algorithms.kl",
-        "pydantic": "schemas.recipe",
+        "pydantic": "schemas.recipe.recipe",
     }

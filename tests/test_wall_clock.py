@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("schemas", "algorithms", "models", "tasks", "flows")
+PACKAGES = ("schemas", "algorithms", "models", "storage", "ledger", "tasks", "flows")
 
 WALL = {"time", "time_ns", "now", "utcnow", "today", "localtime", "gmtime", "strftime", "ctime"}
 """Functions of ``time`` and ``datetime`` that read one, or write one down."""

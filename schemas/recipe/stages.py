@@ -86,7 +86,7 @@ class Training(Stage):
     """What every stage that trains a network has."""
 
     learning_rate: Positive | None = None
-    """Of AdamW, after the warm-up. None: chosen by the width of the recipe's model (``schemas.recipe.learning_rates``), and written out before anything runs."""
+    """Of AdamW, after the warm-up. None: chosen by the width of the recipe's model, and written out before anything runs."""
     warmup_steps: CountOrZero = 0
     """Optimiser steps over which the learning rate rises linearly from 0."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"

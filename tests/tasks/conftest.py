@@ -41,7 +41,7 @@ from schemas.records.job import (
 from tasks.stages import run_stage
 
 # Lets tests import what several of them share by its bare name: there are no packages under tests.
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "storage")]
 
 GENERATION = Generation(max_prompt_tokens=48, max_response_tokens=24)
 REWARDS = {"main": Reward(terms=(RewardTerm(model="reward"),), missing_eos=MissingEos(subtract=1.0))}

@@ -10,8 +10,8 @@ import pytest
 from schemas.recipe.algorithm import PresetName
 
 ROOT = Path(__file__).parents[3]
-PAGE = ROOT / "schemas" / "algorithm.py"
-PACKAGES = ("schemas", "algorithms", "models", "tasks", "flows")
+PAGE = ROOT / "schemas" / "recipe" / "algorithm.py"
+PACKAGES = ("schemas", "algorithms", "models", "storage", "ledger", "tasks", "flows")
 NAMES = frozenset(get_args(PresetName))
 TABLES = frozenset({"PRESETS", "PresetName"})
 
