@@ -55,7 +55,7 @@ def full_logits(case: Case, *, with_entropy: bool, with_kl: bool) -> Tensor:
 
 def full_log_p(model: LlamaForCausalLM, sequences: Sequences) -> Tensor:
     """Log-probabilities (B, T, V) of every token at every position of a response."""
-    logits = model(
+    logits: Tensor = model(
         input_ids=sequences.input_ids, attention_mask=sequences.attention_mask, use_cache=False
     ).logits.float()
     positions = sequences.response_positions[:, :, None].expand(-1, -1, logits.shape[-1])
@@ -83,7 +83,8 @@ def apart(case: Case, *, with_entropy: bool, with_kl: bool) -> Tensor:
 
     def hidden_states(model: LlamaForCausalLM) -> Tensor:
         output = model.model(sequences.input_ids, attention_mask=sequences.attention_mask, use_cache=False)
-        return output.last_hidden_state[places]
+        hidden: Tensor = output.last_hidden_state[places]
+        return hidden
 
     hidden, head = hidden_states(case.model), output_head(case.model)
     with torch.no_grad():

@@ -73,7 +73,7 @@ def generate(model: PreTrainedModel, prompts: list[list[int]], eos: list[int]) -
         pad_token_id=PAD,
     )
     mask = (torch.arange(width) >= starts[:, None]).long()
-    output = model.generate(input_ids, attention_mask=mask, generation_config=config)[:, width:]
+    output = model.generate(input_ids, attention_mask=mask, generation_config=config)[:, width:]  # type: ignore[operator]
     ends = torch.isin(output, torch.tensor(eos)).int()
     return torch.where(ends.any(dim=1), ends.argmax(dim=1) + 1, output.shape[1]).tolist()
 

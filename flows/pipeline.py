@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Collection
 from contextlib import nullcontext
+from functools import partial
 
 from prefect import (
     flow,
@@ -62,7 +63,7 @@ async def order(life: StageLife, place: Place) -> None:
     """Have Prefect order the run's stages, in a flow run that is found by its recipe and by its run."""
     run = life.run
     with tags(f"recipe:{life.recipe.recipe}", f"run:{run.record.run_id}"):
-        state = await pipeline(run.record.run_id, life, place, return_state=True)  # type: ignore[call-overload]
+        state = await pipeline(run.record.run_id, life, place, return_state=True)
     this = run.record.prefect_flow_run_ids[-1:]
     if any(each.flow_run_id in this and each.status is None for each in run.record.open_flow_runs):
         life.watcher.say(f"  Prefect's flow broke off: {state.message}", "red")
@@ -84,13 +85,17 @@ async def pipeline(run_id: str, life: StageLife, place: Place) -> State[None]:
                 first = life.before_any_stage() if step in life.recipe.stages else []
                 before = [states[other] for other in dict.fromkeys([*first, *reads.values()])]
                 states[step] = side_by_side.create_task(when_ready(step, before, life, place))
-                states[step].add_done_callback(lambda _, step=step: place.ended(step))
+                states[step].add_done_callback(partial(_ended, place, step))
     for publication in life.recipe.publish:
         await asyncio.to_thread(publish, publication, life)
     await show_run(life.run.record, mlflow=life.ledger.where())
     status, message = seen_by_prefect(life, life.run.outcome()), told_of_run(life.run.record)
     life.run.end_flow_run(flow_run_id, status, message)
     return state_of(status, message)
+
+
+def _ended(place: Place, step: str, _: object) -> None:
+    place.ended(step)
 
 
 async def when_ready(

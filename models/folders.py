@@ -89,15 +89,19 @@ def load_config(folder: Path) -> PreTrainedConfig:
         UnsafeModel: transformers refuses it.
     """
     with refusing(folder / "config.json", "is no configuration that transformers reads"):
-        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        config: PreTrainedConfig = AutoConfig.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
     for name, value in config.to_dict().items():
         if ("dropout" in name or "pdrop" in name or "layerdrop" in name) and isinstance(value, float):
             setattr(config, name, 0.0)
     return config
 
 
-def load_policy(folder: Path, *, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """Load a causal language model in evaluation mode, without dropout, with neutral sampling defaults.
+def load_policy(
+    folder: Path, *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+) -> PreTrainedModel:
+    """Load a causal language model onto `device`, in evaluation mode, without dropout, with neutral sampling defaults.
 
     Raises:
         UnsafeModel: `check_folder` refuses the folder, or its weights do not fit its configuration.
@@ -111,6 +115,7 @@ def load_policy(folder: Path, *, dtype: torch.dtype = torch.float32) -> PreTrain
     model = load_weights(AutoModelForCausalLM, folder, config, dtype=dtype)
     model.generation_config = neutral_generation_config(model.generation_config)
     check_output_head(model)
+    model.to(device)  # type: ignore[arg-type]  # transformers wraps it in a decorator that mypy takes for a method
     return model
 
 
@@ -169,6 +174,7 @@ def load_weights(
         UnsafeModel: a parameter is missing in the files or has another shape, where transformers alone would leave
             it random and only warn; or the files have layers that the model lacks.
     """
+    model: PreTrainedModel
     model, report = auto_class.from_pretrained(
         folder,
         config=config,
@@ -195,7 +201,8 @@ def load_weights(
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-    return model.eval()
+    model.eval()
+    return model
 
 
 def save_policy(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
@@ -292,7 +299,9 @@ def check_embeddings(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase)
     Raises:
         ValueError: as said.
     """
-    num_embeddings = model.get_input_embeddings().weight.shape[0]
+    embeddings = model.get_input_embeddings().weight
+    assert isinstance(embeddings, torch.Tensor), "a table"
+    num_embeddings = embeddings.shape[0]
     if len(tokenizer) > num_embeddings:
         raise ValueError(
             f"the tokenizer has {len(tokenizer)} tokens, the model only {num_embeddings} embeddings; "
@@ -305,7 +314,8 @@ def read_tensor(folder: Path, name: str) -> torch.Tensor | None:
     for path in sorted(folder.glob("model*.safetensors")):
         with safe_open(path, framework="pt") as tensors:
             if name in tensors.keys():  # noqa: SIM118 -- not a mapping
-                return tensors.get_tensor(name)
+                tensor: torch.Tensor = tensors.get_tensor(name)
+                return tensor
     return None
 
 

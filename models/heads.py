@@ -65,7 +65,8 @@ class ScalarModel(nn.Module):
     def hidden(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Hidden states (B, L, H) of the trunk."""
         output = self.backbone(input_ids=input_ids, attention_mask=attention_mask, use_cache=False)
-        return output.last_hidden_state
+        hidden: Tensor = output.last_hidden_state
+        return hidden
 
     def read(self, hidden: Tensor, positions: Tensor) -> Tensor:
         """Scalars (B, P) in float32 that the head reads from hidden states (B, L, H) at `positions` (B, P)."""
@@ -79,7 +80,8 @@ def scores(model: ScalarModel, sequences: Sequences) -> Tensor:
     Raises:
         ValueError: a response has no token.
     """
-    return model(sequences.input_ids, sequences.attention_mask, _last_positions(sequences))[:, 0]
+    read: Tensor = model(sequences.input_ids, sequences.attention_mask, _last_positions(sequences))
+    return read[:, 0]
 
 
 def scores_and_logprobs(
@@ -148,7 +150,7 @@ def reward_with_language_head(
     Raises:
         UnsafeModel: see `models.folders.check_folder`.
     """
-    policy = load_policy(folder).to(device)
+    policy = load_policy(folder, device=device)
     backbone = trunk(policy)
     reward = ScalarModel(backbone, _fresh_head(backbone, seed=seed, bias=False)).to(device).eval()
     return reward, output_head(policy)
@@ -278,7 +280,7 @@ def _refuse_empty(lengths: Tensor) -> None:
 def _fresh_head(backbone: PreTrainedModel, *, seed: int, bias: bool) -> nn.Linear:
     hidden_size = backbone.config.get_text_config().hidden_size
     generator = torch.Generator().manual_seed(seed)
-    head = nn.utils.skip_init(nn.Linear, hidden_size, 1, bias=bias)
+    head: nn.Linear = nn.utils.skip_init(nn.Linear, hidden_size, 1, bias=bias)
     with torch.no_grad():
         head.weight.normal_(0.0, INITIAL_SCALAR_STD / hidden_size**0.5, generator=generator)
         if bias:

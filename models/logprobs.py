@@ -117,7 +117,7 @@ def token_logprobs(
     if reference is not None:
         with torch.no_grad():
             reference = in_autocast_type(*reference)
-    logprobs, entropy, full_kl, ref_logprobs = _ChunkedLogProbs.apply(
+    logprobs, entropy, full_kl, ref_logprobs = _ChunkedLogProbs.apply(  # type: ignore[no-untyped-call]
         hidden,
         head.weight,
         head.bias,
@@ -224,7 +224,8 @@ def _hidden_states(model: PreTrainedModel, sequences: Sequences) -> Tensor:
     output = trunk(model)(
         input_ids=sequences.input_ids, attention_mask=sequences.attention_mask, use_cache=False
     )
-    return output.last_hidden_state
+    hidden: Tensor = output.last_hidden_state
+    return hidden
 
 
 def _check_same_vocabulary(model: PreTrainedModel, reference: PreTrainedModel) -> None:

@@ -48,7 +48,8 @@ def _scale(config: object) -> float:
 
 def trunk(model: PreTrainedModel) -> PreTrainedModel:
     """The model below its output head."""
-    return model.base_model
+    body: PreTrainedModel = model.base_model  # type: ignore[assignment]  # which transformers gives as any Module
+    return body
 
 
 @torch.no_grad()

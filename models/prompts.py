@@ -166,7 +166,7 @@ def _without_trailing_eos(tokenizer: PreTrainedTokenizerBase, ids: list[int]) ->
 
 
 def _appends_eos(tokenizer: PreTrainedTokenizerBase) -> bool:
-    return _tokenise(tokenizer, ["a"], add_special_tokens=True)[0][-1] == tokenizer.eos_token_id
+    return bool(_tokenise(tokenizer, ["a"], add_special_tokens=True)[0][-1] == tokenizer.eos_token_id)
 
 
 def _continuations(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[list[int]]:

@@ -8,4 +8,5 @@ def read_scalars(hidden: Tensor, head: nn.Linear) -> Tensor:
     """Scalars (...) that `head` reads from hidden states (..., H), in the head's type, which is float32."""
     # a scalar in bfloat16 has steps of 1/128 at 1: too coarse for advantages
     with torch.autocast(hidden.device.type, enabled=False):
-        return head(hidden.to(head.weight.dtype))[..., 0]
+        scalars: Tensor = head(hidden.to(head.weight.dtype))
+    return scalars[..., 0]

@@ -118,7 +118,9 @@ def _load_gguf(path: Path, *, dtype: torch.dtype) -> tuple[PreTrainedModel, PreT
     """Dequantise a GGUF file's weights, and make its tokenizer agree with what the file itself says."""
     metadata = read_gguf_metadata(path)
     with refusing(path, "is no GGUF file that transformers reads"):
-        tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            path.parent, gguf_file=path.name, local_files_only=True
+        )
         tokenizer = repair_tokenizer(tokenizer, metadata, name=str(path))
         model = AutoModelForCausalLM.from_pretrained(
             path.parent,

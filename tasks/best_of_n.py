@@ -47,7 +47,7 @@ def run(job: StageJob) -> StageResult:
 
     # 1. Policy, reward and prompts
     codec = codec_of(job, "init")
-    policy = load_policy(job.inputs["init"]).to(device)
+    policy = load_policy(job.inputs["init"], device=device)
     actors = Actors(
         policy=policy,
         reference=None,

@@ -78,8 +78,8 @@ def run(job: StageJob) -> StageResult:
         )
     codec = codec_of(job, "init")
     models = Models(
-        policy=load_policy(job.inputs["init"]).to(device),
-        reference=load_policy(job.inputs["reference"]).to(device),
+        policy=load_policy(job.inputs["init"], device=device),
+        reference=load_policy(job.inputs["reference"], device=device),
         temperature=job.generation.temperature,
     )
     train, validation, test = (

@@ -74,8 +74,8 @@ def run(job: StageJob) -> StageResult:
     }
 
     # 3. Keep every response
-    for role, results in judged.items():
-        write_rows(job.output, role, response_rows(results))
+    for role, responses in judged.items():
+        write_rows(job.output, role, response_rows(responses))
     return StageResult(metrics=metrics, uncertainty=uncertainty_of(estimates), samples=shown(judged))
 
 
@@ -91,7 +91,7 @@ def respond(job: StageJob, role: str, *, greedy: bool) -> tuple[Judged, Prompts]
     )
     copies = 1 if greedy else work.samples_per_prompt
     sampled = sample_responses(
-        load_policy(job.inputs[role]).to(device),
+        load_policy(job.inputs[role], device=device),
         codec,
         prompts,
         [index for index in range(len(prompts)) for _ in range(copies)],

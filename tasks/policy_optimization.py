@@ -65,7 +65,7 @@ def run(job: StageJob) -> StageResult:
     networks = load_actor_critic(job, work, device)
     actors = Actors(
         policy=networks.policy,
-        reference=load_policy(job.inputs["reference"]).to(device),
+        reference=load_policy(job.inputs["reference"], device=device),
         scorer=load_scorer(
             job, work.reward, tokenizer_of="init", device=device, dtype=frozen_dtype(work.precision)
         ),

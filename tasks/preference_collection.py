@@ -110,7 +110,7 @@ def run(job: StageJob) -> StageResult:
 
     # 1. The policy, its judge, and every split's prompts in batches
     codec = codec_of(job, "policy")
-    policy = load_policy(job.inputs["policy"]).to(device)
+    policy = load_policy(job.inputs["policy"], device=device)
     judge = None  # pairs that are made on demonstrations need none
     if work.judge is not None:
         judge = load_judge(

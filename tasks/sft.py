@@ -35,7 +35,7 @@ def run(job: StageJob) -> StageResult:
 
     # 1. The model, and every demonstration as ids
     codec = codec_of(job, "init")
-    policy = load_policy(job.inputs["init"]).to(device)
+    policy = load_policy(job.inputs["init"], device=device)
     train, validation, test = (
         read_completions(job.inputs["data"], split, ["response"], codec)
         for split in (TRAIN, VALIDATION, TEST)

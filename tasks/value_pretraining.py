@@ -78,10 +78,10 @@ def run(job: StageJob) -> StageResult:
 
     # 1. The fixed policy, the policy stage's own reward, and a critic
     codec = codec_of(job, "policy")
-    policy = load_policy(job.inputs["policy"]).to(device)
+    policy = load_policy(job.inputs["policy"], device=device)
     actors = Actors(
         policy=policy,
-        reference=load_policy(job.inputs["reference"]).to(device) if work.returns.kl_coef else None,
+        reference=load_policy(job.inputs["reference"], device=device) if work.returns.kl_coef else None,
         scorer=load_scorer(
             job, work.reward, tokenizer_of="policy", device=device, dtype=frozen_dtype(work.precision)
         ),

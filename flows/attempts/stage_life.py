@@ -56,7 +56,8 @@ from schemas.records.stage_key import stage_key
 from schemas.records.verdicts import judge_artifact
 from schemas.safe_text import safe_text, without_secrets
 from schemas.steps import COLLECTING, dependencies, order
-from storage.store import Locked, Ref, Store
+from storage.refs import Ref
+from storage.store import Locked, Store
 from tasks.training.progress import StageProgress, read_progress
 from tasks.training.scratch import PROGRESS, read_committed
 

@@ -18,6 +18,7 @@ from flows.launchers.safe_stream import SafeStream
 from schemas.safe_text import safe_text
 
 if TYPE_CHECKING:
+    from flows.runs.resolving import ChosenRates
     from flows.runs.run import RunRecord, Workspace
 
 DEFAULT_WORKSPACE = Path(".vantage")
@@ -282,12 +283,12 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal without UTF-8 must not stop a run
-    sys.stderr = SafeStream(sys.stderr)  # type: ignore[assignment]  # errors hold what others wrote
+    sys.stderr = SafeStream(sys.stderr)  # errors hold what others wrote
     app()
 
 
 def _execute(
-    run: Any, *, as_json: bool, strict: bool, verbose: bool, chosen: dict[str, dict[str, float]] | None = None
+    run: Any, *, as_json: bool, strict: bool, verbose: bool, chosen: "ChosenRates | None" = None
 ) -> None:
     """Drive a run, print how it ended, and end the process with the code that says so."""
     from flows.commands.console import Screen, open_console

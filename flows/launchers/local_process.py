@@ -43,7 +43,7 @@ STACKS_SECONDS = 5.0
 # multiprocessing reads a child's exit status from a pipe that only one thread may read.
 _multiprocessing_lock = threading.Lock()
 
-_stages: set[int | None] = set()
+_stages: set[int] = set()
 """The processes of stages that have been started and not yet waited for; guarded by the lock."""
 
 
@@ -166,7 +166,7 @@ def _start(
         try:
             with _multiprocessing_lock, _main_module_hidden():
                 process.start()
-                _stages.add(process.pid)
+                _stages.add(_pid(process))
         except (ConnectionError, EOFError):
             time.sleep(POLL_SECONDS)
         else:
@@ -197,7 +197,7 @@ def _wait(
         if on_poll is not None:
             on_poll()
         if stop is None or not stop.is_set():
-            if hung is None and (hung := complaint(process.pid or 0)) is not None:
+            if hung is None and (hung := complaint(_pid(process))) is not None:
                 _write_stacks(process, log, hung)
             if hung is not None:
                 _kill_group(process)
@@ -211,7 +211,7 @@ def _wait(
             # Asked again every second: a process that has only just been forked does not listen yet.
             next_request = now + 1.0
             with suppress(ProcessLookupError):
-                os.kill(process.pid or 0, signal.SIGTERM)
+                os.kill(_pid(process), signal.SIGTERM)
     return kill_at is not None, hung
 
 
@@ -220,17 +220,21 @@ def _write_stacks(process: ForkServerProcess, log: Path, why: str) -> None:
     with suppress(OSError):  # a full disk, or the process has just ended: it is killed all the same
         with log.open("a") as file:
             file.write(f"vantage: {why}; where its threads stand:\n")
-        os.kill(process.pid or 0, signal.SIGUSR1)
+        os.kill(_pid(process), signal.SIGUSR1)
         size, give_up = -1, time.monotonic() + STACKS_SECONDS
         while size != log.stat().st_size and time.monotonic() < give_up:
             size = log.stat().st_size
             wait([process.sentinel], timeout=POLL_SECONDS)
 
 
+def _pid(process: ForkServerProcess) -> int:
+    assert process.pid is not None, "the process was started"
+    return process.pid
+
+
 def _kill_group(process: ForkServerProcess) -> None:
     """Kill the process and all that it started and left behind."""
-    pid = process.pid
-    assert pid is not None, "the process was started"
+    pid = _pid(process)
     try:
         os.killpg(pid, signal.SIGKILL)
     except ProcessLookupError:
@@ -245,7 +249,7 @@ def _exit_status(process: ForkServerProcess) -> int:
     with _multiprocessing_lock:
         process.join()
         status = process.exitcode
-        _stages.discard(process.pid)
+        _stages.discard(_pid(process))
         process.close()
         # What a stage that was killed has left behind is now the fork server's: nothing else is, but other stages.
         server = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]

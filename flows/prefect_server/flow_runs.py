@@ -114,8 +114,12 @@ async def close_left_open(run: Run, *, server: str) -> None:
         run.close_flow_runs(await _close(client, run.record, server))
         for record in [other.record for other in undriven_runs(run.workspace, is_left)]:
             closed = await _close(client, record, server)
-            for other in undriven_runs(run.workspace, lambda each, id=record.run_id: each.run_id == id):
+            for other in undriven_runs(run.workspace, _is_run(record.run_id)):
                 other.close_flow_runs(closed)
+
+
+def _is_run(run_id: str) -> Callable[[RunRecord], bool]:
+    return lambda record: record.run_id == run_id
 
 
 async def _close(client: PrefectClient, record: RunRecord, server: str) -> set[str]:

@@ -11,7 +11,8 @@ from flows.runs.run import (
 )
 from ledger import tracking
 from ledger.published_copies import problems_in
-from storage.store import DamagedRef, Store
+from storage.refs import DamagedRef
+from storage.store import Store
 
 
 def damage_of(workspace: Workspace, record: RunRecord, *, verify: bool) -> dict[str, tuple[str, ...]]:

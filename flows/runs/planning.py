@@ -27,7 +27,8 @@ from schemas.records.artifacts import Artifact
 from schemas.records.stage_key import differences, stage_key
 from schemas.records.verdicts import Verdict, judge_artifact
 from schemas.steps import dependencies, order
-from storage.store import Lookup, Store
+from storage.refs import Lookup
+from storage.store import Store
 from tasks.training.scratch import read_committed
 
 Action = Literal["reuse", "resume", "run", "wait", "blocked"]

@@ -95,7 +95,8 @@ def _function_in(module: ModuleType, function: str, *, name: str) -> Callable[..
             f"verifiers.{name}.function={function!r} cannot be called with prompt, response and answer by these names: "
             f"{error}; define def {function}{SIGNATURE}"
         ) from None
-    return found
+    function_found: Callable[..., Any] = found
+    return function_found
 
 
 def _told(error: BaseException, file: Path) -> str:

@@ -18,6 +18,6 @@ def minibatches(sequences: Sequences, work: Rollouts, *, seed: int, iteration: i
     epochs = []
     for epoch in range(work.epochs):
         order = torch.randperm(len(sequences), generator=generator(seed, "minibatches", iteration, epoch))
-        cut = order.split(work.minibatch_size)
+        cut = torch.split(order, work.minibatch_size)
         epochs.append([rows[lengths[rows].argsort(stable=True)] for rows in cut])
     return epochs

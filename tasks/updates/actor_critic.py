@@ -51,7 +51,7 @@ class ActorCritic:
 def load_actor_critic(job: StageJob, work: PolicyOptimization, device: torch.device) -> ActorCritic:
     """The policy of ``init`` and the critic that the switches ask for, with their optimisers."""
     seed = derive_seed(stage_seed(job), "init")
-    policy = load_policy(job.inputs["init"]).to(device)
+    policy = load_policy(job.inputs["init"], device=device)
     critic, value_head = None, None
     modules: dict[str, nn.Module] = {"policy": policy}
     assert work.learning_rate is not None, "a recipe's learning rates are written out before it runs"

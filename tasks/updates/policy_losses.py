@@ -225,6 +225,7 @@ def policy_loss_of(
             )
         else:
             assert micro.whole.rollout.ref_logprobs is not None
+            assert switches.kl_loss_kind != "k1", "which the recipe refuses"
             to_reference = reference_kl_loss(
                 predicted.logprobs,
                 micro.of(micro.whole.rollout.ref_logprobs),

@@ -18,7 +18,11 @@ def config(**changes: Any) -> Damage:
 def text(file: str, content: str | bytes) -> Damage:
     """A file with another content."""
     data = content if isinstance(content, bytes) else content.encode()
-    return lambda folder: (folder / file).write_bytes(data) and None
+
+    def overwrite(folder: Path) -> None:
+        (folder / file).write_bytes(data)
+
+    return overwrite
 
 
 def tokenizer(**changes: Any) -> Damage:
