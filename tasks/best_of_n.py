@@ -4,18 +4,14 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from algorithms.supervised_loss import token_nll
-from models.chunks import chunks
 from models.folders import load_policy, save_policy, tokenizer_digest
-from models.logprobs import response_logprobs
-from models.sequences import Sequences
 from schemas.recipe.stages import BestOfN
 from schemas.records.job import StageJob, StageResult
 from tasks.data.encoding_counts import encoding_metrics
 from tasks.data.examples import codec_of, read_prompts
 from tasks.data.splits import SPLITS
 from tasks.rewards.scoring import load_scorer
-from tasks.rollout.minibatches import minibatches
+from tasks.rollout.minibatches import OptimizerSteps
 from tasks.rollout.rollouts import (
     Actors,
     Sampled,
@@ -25,12 +21,11 @@ from tasks.rollout.rollouts import (
 )
 from tasks.rollout.sampler_check import compare_with_sampler
 from tasks.rollout.selection import Selection
-from tasks.training import progress
 from tasks.training.attempt import Attempt
+from tasks.training.likelihood import accumulate_nll
 from tasks.training.measured import uncertainty_of, values_of
 from tasks.training.metric_sums import means_of
 from tasks.training.optimization import (
-    autocast,
     frozen_dtype,
     make_optimizer,
     training_device,
@@ -144,50 +139,21 @@ def update(
     """
     work = job.work
     assert isinstance(work, BestOfN)
-    epochs = minibatches(kept.sequences, work, seed=stage_seed(job), iteration=iteration)
-    cut = [rows for epoch in epochs for rows in epoch]
-    steps: list[dict[str, float]] = []
+    metrics: list[dict[str, float]] = []
     gap: dict[str, float] = {}
-    for number, rows in enumerate(cut):
-        progress.phase("updating", number, len(cut))
-        minibatch = kept.select(rows.tolist())
-        nll, logprobs = accumulate_nll(
-            policy, minibatch.sequences, work, temperature=job.generation.temperature
-        )
-        gap = gap or compare_with_sampler(logprobs, minibatch, precision=work.precision)
-        rates = update_weights(
-            optimizer,
+    for step in OptimizerSteps(kept.sequences, work, seed=stage_seed(job), iteration=iteration):
+        minibatch = kept.select(step.rows.tolist())
+        likelihood = accumulate_nll(
             policy,
-            work,
-            step=iteration * len(cut) + number,
-            total_steps=work.iterations * len(cut),
+            minibatch.sequences,
+            temperature=job.generation.temperature,
+            microbatch_size=work.microbatch_size,
+            precision=work.precision,
         )
-        steps.append({"nll": nll, **rates})
-    return {**gap, **means_of(steps), "learning_rate": steps[-1]["learning_rate"]}
-
-
-def accumulate_nll(
-    policy: PreTrainedModel, minibatch: Sequences, work: BestOfN, *, temperature: float
-) -> tuple[float, Tensor]:
-    """Add the gradient of the minibatch's mean token NLL, micro-batch by micro-batch.
-
-    Returns that mean (nats/token), and the log-probabilities (b,T) that it is of.
-
-    Likelihood is that of the distribution which sampled: learning at temperature 1 what a lower one drew would
-    sharpen the policy a little more with every iteration, whatever its score.
-    """
-    denominator = minibatch.response_mask.sum()
-    total = 0.0
-    said = torch.zeros(minibatch.response_mask.shape, device=policy.device)
-    for rows in chunks(len(minibatch), work.microbatch_size):
-        micro = minibatch.select(rows)
-        with autocast(work.precision, policy.device):
-            logprobs = response_logprobs(policy, micro, temperature=temperature).logprobs
-        loss = token_nll(logprobs, micro.response_mask, denominator=denominator).loss
-        loss.backward()
-        total += loss.item()
-        said[rows, : logprobs.shape[1]] = logprobs.detach()
-    return total, said
+        gap = gap or compare_with_sampler(likelihood.logprobs, minibatch, precision=work.precision)
+        rates = update_weights(optimizer, policy, work, step=step.number, total_steps=step.total)
+        metrics.append({"nll": likelihood.nll, **rates})
+    return {**gap, **means_of(metrics), "learning_rate": metrics[-1]["learning_rate"]}
 
 
 def describe(scored: Scored, best: Tensor) -> dict[str, float]:

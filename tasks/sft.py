@@ -3,12 +3,10 @@
 import torch
 from transformers import PreTrainedModel
 
-from algorithms.supervised_loss import token_nll
 from algorithms.uncertainty import Estimate, clustered_ratio
 from models.chunks import chunks
 from models.folders import load_policy, save_policy, tokenizer_digest
 from models.logprobs import response_logprobs
-from models.sequences import Sequences
 from schemas.recipe.stages import SupervisedFineTuning
 from schemas.records.job import StageJob, StageResult
 from tasks.data.encoding_counts import encoding_metrics
@@ -17,9 +15,9 @@ from tasks.data.splits import TEST, TRAIN, VALIDATION
 from tasks.training import progress
 from tasks.training.attempt import Attempt
 from tasks.training.data_order import order_of
+from tasks.training.likelihood import accumulate_nll
 from tasks.training.measured import uncertainty_of, values_of
 from tasks.training.optimization import (
-    autocast,
     make_optimizer,
     training_device,
     update_weights,
@@ -51,7 +49,13 @@ def run(job: StageJob) -> StageResult:
     ) as attempt:
         for step in attempt.remaining():
             batch = train.batch(order.batch(step)).to(device)
-            loss = accumulate_nll(policy, batch, work)
+            loss = accumulate_nll(
+                policy,
+                batch,
+                temperature=1.0,
+                microbatch_size=work.microbatch_size,
+                precision=work.precision,
+            ).nll
             rates = update_weights(optimizer, policy, work, step=step, total_steps=num_steps)
             attempt.finish_step(
                 {"loss": loss, **rates}, num_tokens=int(batch.attention_mask.sum()), headline="loss"
@@ -69,20 +73,6 @@ def run(job: StageJob) -> StageResult:
         uncertainty=uncertainty_of(measured),
         tokenizer_digest=tokenizer_digest(job.output),
     )
-
-
-def accumulate_nll(policy: PreTrainedModel, batch: Sequences, work: SupervisedFineTuning) -> float:
-    """Add the gradient of the batch's mean token NLL, micro-batch by micro-batch; returns that mean (nats/token)."""
-    denominator = batch.response_mask.sum()
-    total = 0.0
-    for rows in chunks(len(batch), work.microbatch_size):
-        micro = batch.select(rows)
-        with autocast(work.precision, policy.device):
-            logprobs = response_logprobs(policy, micro, temperature=1.0).logprobs
-        loss = token_nll(logprobs, micro.response_mask, denominator=denominator).loss
-        loss.backward()
-        total += loss.item()
-    return total
 
 
 @torch.no_grad()

@@ -5,7 +5,6 @@ most. Here it learns what the policy's prefixes are really worth, under the very
 before any policy update. The proof is explained variance on prompts that it was not trained on.
 """
 
-import logging
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -30,7 +29,7 @@ from tasks.data.encoding_counts import encoding_metrics
 from tasks.data.examples import Prompts, codec_of, read_prompts
 from tasks.data.splits import TEST, TRAIN, VALIDATION
 from tasks.rewards.scoring import load_scorer
-from tasks.rollout.minibatches import minibatches
+from tasks.rollout.minibatches import OptimizerSteps
 from tasks.rollout.reward_moments import write_moments
 from tasks.rollout.rollouts import (
     Actors,
@@ -42,7 +41,8 @@ from tasks.rollout.rollouts import (
 )
 from tasks.rollout.sampler_check import compare_with_sampler
 from tasks.training import progress
-from tasks.training.attempt import Attempt, weights_of
+from tasks.training.attempt import Attempt
+from tasks.training.best_weights import keep_if_best
 from tasks.training.data_order import DataOrder
 from tasks.training.measured import clusters_of, defined, uncertainty_of
 from tasks.training.metric_sums import MetricSums
@@ -54,8 +54,6 @@ from tasks.training.optimization import (
     update_weights,
 )
 from tasks.training.seeds import derive_seed, stage_seed
-
-log = logging.getLogger(__name__)
 
 POSITIONS = 4
 """Explained variance is also measured in so many equal parts of the response."""
@@ -107,7 +105,7 @@ def run(job: StageJob) -> StageResult:
         keeps_best=True,
     ) as attempt:
         if not attempt.best:
-            keep_if_best(attempt, critic, held_out, actors, iteration=0)
+            validate(attempt, critic, held_out, actors, iteration=0)
         for iteration in attempt.remaining():
             # 3. A fresh rollout of the fixed policy, and its Monte-Carlo returns
             indices = prompts_of_iteration(
@@ -131,7 +129,7 @@ def run(job: StageJob) -> StageResult:
 
             # 5. Keep the critic that explains unseen prompts best; more steps are not always better
             if (iteration + 1) % work.validate_every == 0 or iteration + 1 == work.iterations:
-                metrics |= keep_if_best(attempt, critic, held_out, actors, iteration=iteration + 1)
+                metrics |= validate(attempt, critic, held_out, actors, iteration=iteration + 1)
                 if attempt.state["without_gain"] >= work.patience:
                     attempt.stop()
             attempt.finish_step(
@@ -215,13 +213,9 @@ def regress(
 ) -> dict[str, float]:
     """All optimiser steps of one rollout; returns the metrics of the last."""
     metrics: dict[str, float] = {}
-    epochs = minibatches(rollout.sequences, work, seed=stage_seed(job), iteration=iteration)
-    cut = [rows for epoch in epochs for rows in epoch]
-    for number, rows in enumerate(cut):
-        progress.phase("updating", number, len(cut))
-        metrics = accumulate_value_loss(critic, rollout, returns, rows, work)
-        step = iteration * len(cut) + number
-        metrics |= update_weights(optimizer, critic, work, step=step, total_steps=work.iterations * len(cut))
+    for step in OptimizerSteps(rollout.sequences, work, seed=stage_seed(job), iteration=iteration):
+        metrics = accumulate_value_loss(critic, rollout, returns, step.rows, work)
+        metrics |= update_weights(optimizer, critic, work, step=step.number, total_steps=step.total)
     return metrics
 
 
@@ -268,20 +262,15 @@ def predict(critic: ScalarModel, held_out: HeldOut, actors: Actors) -> Tensor:
         return rollout_values(critic, held_out.rollout.sequences, actors)
 
 
-def keep_if_best(
+def validate(
     attempt: Attempt, critic: ScalarModel, held_out: HeldOut, actors: Actors, *, iteration: int
 ) -> dict[str, float]:
     """Measure the critic; remember its weights when it explains more than any before. Returns what to log."""
+    metric = "validation_explained_variance"
     measured = diagnose(critic, held_out, actors).explained_variance
-    best = attempt.state["best"]
-    if best is None or measured > best:
-        attempt.state |= {"best": defined(measured), "best_iteration": iteration, "without_gain": 0}
-        attempt.best = weights_of(critic)
-    else:
-        attempt.state |= {"without_gain": attempt.state["without_gain"] + 1}
-    kept = "the best so far, kept" if attempt.state["best_iteration"] == iteration else "not kept"
-    log.info("iteration %d: validation_explained_variance %.4g; %s", iteration, measured, kept)
-    return {"validation_explained_variance": measured}
+    is_best = keep_if_best(attempt, critic, measured, metric=metric, iteration=iteration)
+    attempt.state |= {"without_gain": 0 if is_best else attempt.state["without_gain"] + 1}
+    return {metric: measured}
 
 
 def headline_metrics(measured: ValueDiagnostics) -> dict[str, float | None]:

@@ -1,11 +1,66 @@
-"""How a rollout is cut for its optimiser steps."""
+"""The optimiser steps of one rollout: its rows in minibatches, epoch after epoch."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from models.sequences import Sequences
-from schemas.recipe.stages import Rollouts
+from schemas.recipe.stages import BestOfN, PolicyOptimization, Rollouts, ValuePretraining
+from tasks.training import progress
 from tasks.training.seeds import generator
+
+
+@dataclass(frozen=True)
+class Step:
+    """One optimiser step, and its place among those of the whole stage, by which the learning rate is scheduled."""
+
+    rows: Tensor
+    """(b,), on the CPU: the rows of the rollout that it learns from."""
+    number: int
+    """From 0, counted over all iterations."""
+    total: int
+    """Of the whole stage."""
+
+
+class OptimizerSteps:
+    """The optimiser steps of one iteration, to be iterated over once; every epoch has each row of the rollout once.
+
+    Minibatches are a pure function of the seed and the iteration.
+    """
+
+    def __init__(
+        self,
+        sequences: Sequences,
+        work: ValuePretraining | PolicyOptimization | BestOfN,
+        *,
+        seed: int,
+        iteration: int,
+    ) -> None:
+        self._epochs = minibatches(sequences, work, seed=seed, iteration=iteration)
+        self._iteration, self._num_iterations = iteration, work.iterations
+        self._epoch_ended = False
+
+    def __iter__(self) -> Iterator[Step]:
+        per_epoch = len(self._epochs[0])
+        per_iteration = len(self._epochs) * per_epoch
+        for epoch, cut in enumerate(self._epochs):
+            self._epoch_ended = False
+            for index, rows in enumerate(cut):
+                done = epoch * per_epoch + index
+                progress.phase("updating", done, per_iteration)
+                yield Step(
+                    rows,
+                    number=self._iteration * per_iteration + done,
+                    total=self._num_iterations * per_iteration,
+                )
+                if self._epoch_ended:
+                    break
+
+    def end_epoch(self) -> None:
+        """Go on with the next epoch; the steps that are left out keep their numbers."""
+        self._epoch_ended = True
 
 
 def minibatches(sequences: Sequences, work: Rollouts, *, seed: int, iteration: int) -> list[list[Tensor]]:

@@ -1,6 +1,5 @@
 """Which policy a stage keeps: the one whose responses to the validation prompts score best."""
 
-import logging
 from dataclasses import dataclass
 
 from algorithms.uncertainty import Estimate, clustered_mean
@@ -14,11 +13,10 @@ from tasks.rollout.rollouts import (
     shape,
 )
 from tasks.training import progress
-from tasks.training.attempt import Attempt, weights_of
+from tasks.training.attempt import Attempt
+from tasks.training.best_weights import keep_if_best
 from tasks.training.measured import clusters_of
 from tasks.training.seeds import derive_seed
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -71,14 +69,9 @@ class Selection:
 
     def keep_if_best(self, attempt: Attempt, *, iteration: int) -> dict[str, float]:
         """Score the policy; remember its weights when it scores best so far. Returns what to log."""
-        measured = self.score()
-        best = attempt.state["best"]
-        if best is None or measured > best:
-            attempt.state |= {"best": measured, "best_iteration": iteration}
-            attempt.best = weights_of(self.actors.policy)
-        kept = "the best so far, kept" if attempt.state["best_iteration"] == iteration else "not kept"
-        log.info("iteration %d: validation_score %.4g; %s", iteration, measured, kept)
-        return {"validation_score": measured}
+        metric, measured = "validation_score", self.score()
+        keep_if_best(attempt, self.actors.policy, measured, metric=metric, iteration=iteration)
+        return {metric: measured}
 
     def _respond(self, prompts: Prompts, num_samples: int, *, stream: str, phase: str) -> Scored:
         indices = [index % len(prompts) for index in range(num_samples)]

@@ -17,7 +17,6 @@ from algorithms.policy_loss import (
     policy_gradient,
     positive_example_nll,
 )
-from algorithms.supervised_loss import token_nll
 from algorithms.value_loss import ValueLoss, value_loss
 from models.chunks import chunks
 from models.heads import values
@@ -25,6 +24,7 @@ from models.logprobs import LogProbs, response_logprobs
 from models.sequences import Sequences
 from schemas.recipe.stages import PolicyOptimization
 from tasks.rollout.rollouts import Actors, Rollout
+from tasks.training.likelihood import accumulate_nll
 from tasks.training.metric_sums import MetricSums
 from tasks.training.optimization import TrainingDiverged, autocast
 from tasks.updates.actor_critic import ActorCritic
@@ -142,7 +142,14 @@ def accumulate_losses(
         )
         losses["entropy"] = losses.get("entropy", 0.0) + mean_entropy
     if ptx is not None:
-        losses["ptx_nll"] = _accumulate_ptx(networks, ptx, work)
+        losses["ptx_nll"] = accumulate_nll(
+            networks.policy,
+            ptx,
+            temperature=1.0,
+            microbatch_size=work.microbatch_size,
+            precision=work.precision,
+            coef=work.algorithm.ptx_coef,
+        ).nll
 
     for name, loss_value in losses.items():
         if not isfinite(loss_value):
@@ -269,20 +276,6 @@ def value_loss_of(new_values: Tensor, micro: Microbatch, work: PolicyOptimizatio
 def _add_value_loss(regression: ValueLoss, sums: MetricSums, losses: dict[str, float]) -> None:
     sums.add(regression)
     losses["value_loss"] = losses.get("value_loss", 0.0) + regression.loss.item()
-
-
-def _accumulate_ptx(networks: ActorCritic, ptx: Sequences, work: PolicyOptimization) -> float:
-    """Add the gradient of the demonstrations' weighted NLL; returns its mean per token (nats)."""
-    denominator = int(ptx.response_mask.sum())
-    total = 0.0
-    for rows in chunks(len(ptx), work.microbatch_size):
-        micro = ptx.select(rows)
-        with autocast(work.precision, micro.input_ids.device):
-            logprobs = response_logprobs(networks.policy, micro, temperature=1.0).logprobs
-        loss = token_nll(logprobs, micro.response_mask, denominator=denominator).loss
-        (work.algorithm.ptx_coef * loss).backward()
-        total += loss.item()
-    return total
 
 
 @torch.no_grad()

@@ -8,10 +8,9 @@ import torch
 from schemas.recipe.stages import PolicyOptimization
 from schemas.records.job import StageJob
 from tasks.data.examples import Completions
-from tasks.rollout.minibatches import minibatches
+from tasks.rollout.minibatches import OptimizerSteps, Step
 from tasks.rollout.rollouts import Actors, Rollout
 from tasks.rollout.sampler_check import check_gap
-from tasks.training import progress
 from tasks.training.data_order import DataOrder
 from tasks.training.metric_sums import means_of
 from tasks.training.optimization import update_weights
@@ -53,38 +52,26 @@ def update(
         TrainingDiverged: a loss or gradient is not finite.
         SamplerDisagrees: the ratios of the first step are not 1, token by token, but for rounding.
     """
-    epochs = minibatches(rollout.sequences, work, seed=stage_seed(job), iteration=iteration)
-    per_iteration = work.epochs * (work.batch_size // work.minibatch_size)
     device = rollout.logprobs.device
     max_length = job.generation.max_response_tokens
-    steps: list[dict[str, float]] = []
+    described: list[dict[str, float]] = []
     undone = 0
-    for epoch, cut in enumerate(epochs):
-        for place, rows in enumerate(cut):
-            progress.phase("updating", epoch * len(cut) + place, per_iteration)
-            number = iteration * per_iteration + epoch * len(cut) + place
-            minibatch = minibatch_of(rollout, estimates, rows.to(device), work, max_length=max_length)
-            demonstrations = ptx.examples.batch(ptx.order.batch(number)).to(device) if ptx else None
-            metrics = accumulate_losses(
-                networks, actors, minibatch, work, kl_penalty_coef=kl_penalty_coef, ptx=demonstrations
-            )
-            if not steps:
-                check_gap("ratio_deviation_first", metrics.get("ratio_deviation", 0.0), work.precision)
-            taken_back = step_all(
-                networks,
-                actors,
-                minibatch,
-                work,
-                metrics,
-                step=number,
-                total_steps=work.iterations * per_iteration,
-            )
-            undone += taken_back.steps
-            steps.append(metrics)
-            if taken_back.stops_epoch:
-                break
-    described = {**means_of(steps), "ratio_deviation_first": steps[0].get("ratio_deviation", 0.0)}
-    return described | ({"trust_region_undone": undone} if work.algorithm.trust_region_kl is not None else {})
+    steps = OptimizerSteps(rollout.sequences, work, seed=stage_seed(job), iteration=iteration)
+    for step in steps:
+        minibatch = minibatch_of(rollout, estimates, step.rows.to(device), work, max_length=max_length)
+        demonstrations = ptx.examples.batch(ptx.order.batch(step.number)).to(device) if ptx else None
+        metrics = accumulate_losses(
+            networks, actors, minibatch, work, kl_penalty_coef=kl_penalty_coef, ptx=demonstrations
+        )
+        if not described:
+            check_gap("ratio_deviation_first", metrics.get("ratio_deviation", 0.0), work.precision)
+        taken_back = step_all(networks, actors, minibatch, work, metrics, step=step)
+        undone += taken_back.steps
+        described.append(metrics)
+        if taken_back.stops_epoch:
+            steps.end_epoch()
+    means = {**means_of(described), "ratio_deviation_first": described[0].get("ratio_deviation", 0.0)}
+    return means | ({"trust_region_undone": undone} if work.algorithm.trust_region_kl is not None else {})
 
 
 @dataclass(frozen=True)
@@ -102,13 +89,12 @@ def step_all(
     work: PolicyOptimization,
     metrics: dict[str, float],
     *,
-    step: int,
-    total_steps: int,
+    step: Step,
 ) -> TakenBack:
     """Step every optimiser with the accumulated gradients, the policy's under guard; adds their rates to ``metrics``."""
     taken_back, limit = TakenBack(), work.algorithm.trust_region_kl
     for name, optimizer in networks.optimizers.items():
-        take = partial(_take, networks, name, work, step=step, total_steps=total_steps)
+        take = partial(_take, networks, name, work, step)
         if name == "policy" and limit is not None:
             guarded = guarded_step(
                 take,
@@ -128,15 +114,15 @@ def step_all(
 
 
 def _take(
-    networks: ActorCritic, name: str, work: PolicyOptimization, share: float, *, step: int, total_steps: int
+    networks: ActorCritic, name: str, work: PolicyOptimization, step: Step, share: float
 ) -> dict[str, float]:
     """One optimiser step with a share of its learning rate."""
     return update_weights(
         networks.optimizers[name],
         networks.modules[name],
         work,
-        step=step,
-        total_steps=total_steps,
+        step=step.number,
+        total_steps=step.total,
         peak=share * networks.learning_rates[name],
     )
 

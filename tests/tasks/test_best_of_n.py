@@ -1,6 +1,5 @@
 """Best of n: what is kept, what is learnt from it, that it learns, and that a kill leaves no trace."""
 
-import math
 import shutil
 from collections.abc import Callable
 from functools import partial
@@ -15,13 +14,13 @@ from safetensors.torch import load_file
 from ledger.journal import read
 from models.folders import load_policy
 from models.heads import load_scalar, scores
-from models.sequences import Sequences, collate
+from models.sequences import collate
 from schemas.recipe.rewards import MissingEos, Reward, RewardTerm
 from schemas.recipe.stages import BestOfN
 from schemas.records.job import StageJob
 from schemas.records.metrics import curves_of, measured_by
 from tasks import best_of_n
-from tasks.best_of_n import accumulate_nll, best_rows, run
+from tasks.best_of_n import best_rows, run
 from tasks.data.examples import codec_of, read_prompts
 from tasks.rewards.scoring import Scorer, Term, score
 from tasks.rewards.verifiers import VERIFIERS
@@ -148,49 +147,6 @@ def test_an_iteration_learns_exactly_the_best_of_what_it_sampled(
     best = sum(total[row] for row in kept) / 4
     assert entry.metrics["best_score_mean"] == pytest.approx(best, rel=1e-4, abs=1e-5)
     assert entry.metrics["truncated_share"] == sampled.ended.tolist().count(False) / 16
-
-
-def gradient(
-    pipeline: Any, tmp_path: Path, *, microbatch_size: int | None
-) -> tuple[float, torch.Tensor, Sequences]:
-    job = job_in(pipeline, tmp_path)
-    policy = load_policy(job.inputs["init"])
-    minibatch = collate(
-        [[1, 20, 21], [1, 22], [1, 23, 24, 25], [1, 20], [1, 27]],
-        [[30, 31, 2], [32, 2], [33, 34, 35, 36, 2], [30, 30], [31, 2]],
-        pad_token_id=0,
-    )
-    nll, _ = accumulate_nll(
-        policy, minibatch, WORK.model_copy(update={"microbatch_size": microbatch_size}), temperature=0.8
-    )
-    return nll, torch.cat([p.grad.flatten() for p in policy.parameters()]), minibatch
-
-
-def test_the_loss_is_the_mean_over_all_tokens_of_the_minibatch(pipeline: Any, tmp_path: Path) -> None:
-    """From full logits, one sequence at a time, in float64."""
-    nll, _, minibatch = gradient(pipeline, tmp_path, microbatch_size=None)
-    policy = load_policy(pipeline.folder("sft")).double()
-    total, num_tokens = 0.0, 0
-    for row in range(len(minibatch)):
-        start, length = int(minibatch.prompt_lengths[row]), int(minibatch.lengths[row])
-        ids = minibatch.input_ids[row, : start + length]
-        with torch.no_grad():
-            logits = policy(input_ids=ids[None]).logits[0] / 0.8
-        for place in range(start, start + length):
-            total -= float(logits[place - 1, ids[place]]) - math.log(float(logits[place - 1].exp().sum()))
-        num_tokens += length
-    assert num_tokens == 14
-    assert nll == pytest.approx(total / num_tokens, rel=1e-4)
-
-
-@pytest.mark.parametrize("microbatch_size", [1, 3])
-def test_micro_batches_leave_the_gradient_unchanged(
-    pipeline: Any, tmp_path: Path, microbatch_size: int
-) -> None:
-    nll, whole, _ = gradient(pipeline, tmp_path, microbatch_size=None)
-    again, parts, _ = gradient(pipeline, tmp_path, microbatch_size=microbatch_size)
-    assert again == pytest.approx(nll, rel=1e-5)
-    torch.testing.assert_close(parts / whole.abs().max(), whole / whole.abs().max(), atol=2e-5, rtol=0)
 
 
 def test_it_learns_what_the_reward_asks_for(

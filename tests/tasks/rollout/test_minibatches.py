@@ -4,7 +4,7 @@ import torch
 
 from models.sequences import collate
 from schemas.recipe.stages import ValuePretraining
-from tasks.rollout.minibatches import minibatches
+from tasks.rollout.minibatches import OptimizerSteps, minibatches
 
 LENGTHS = [7, 2, 9, 4, 1, 8, 3, 6]
 SEQUENCES = collate([[1]] * 8, [[5] * length for length in LENGTHS], pad_token_id=0)
@@ -17,6 +17,7 @@ WORK = ValuePretraining(
     batch_size=8,
     minibatch_size=4,
     epochs=3,
+    iterations=5,
 )
 
 
@@ -47,3 +48,22 @@ def test_the_order_is_a_function_of_seed_iteration_and_epoch() -> None:
     assert sets() != sets(seed=2)
     assert sets() != sets(iteration=1)
     assert sets()[0] not in (sets()[2], sets()[3]) or sets()[0] not in (sets()[4], sets()[5])
+
+
+def test_steps_are_numbered_over_all_iterations() -> None:
+    """3 epochs of 2 steps in each of 5 iterations: 30 in all, and iteration 2 begins at the 12th."""
+    steps = list(OptimizerSteps(SEQUENCES, WORK, seed=1, iteration=2))
+    assert [step.number for step in steps] == [12, 13, 14, 15, 16, 17]
+    assert {step.total for step in steps} == {30}
+    for step, rows in zip(steps, cut(iteration=2), strict=True):
+        assert torch.equal(step.rows, rows)
+
+
+def test_an_epoch_that_ends_early_leaves_the_next_ones_as_they_are() -> None:
+    steps = OptimizerSteps(SEQUENCES, WORK, seed=1, iteration=0)
+    taken = []
+    for step in steps:
+        taken.append(step.number)
+        if step.number in (0, 3):
+            steps.end_epoch()
+    assert taken == [0, 2, 3, 4, 5]

@@ -1,0 +1,29 @@
+"""Which weights a stage hands on: those that measured best on validation prompts, not the last ones."""
+
+import logging
+
+from torch import nn
+
+from tasks.training.attempt import Attempt, weights_of
+from tasks.training.measured import defined
+
+log = logging.getLogger(__name__)
+
+
+def keep_if_best(
+    attempt: Attempt, module: nn.Module, measured: float, *, metric: str, iteration: int
+) -> bool:
+    """Remember the module's weights when ``measured`` is above all before; returns whether it was.
+
+    Args:
+        metric: the name of what was measured, the higher the better.
+        iteration: iterations done.
+    """
+    best = attempt.state["best"]
+    is_best = best is None or measured > best
+    if is_best:
+        attempt.state |= {"best": defined(measured), "best_iteration": iteration}
+        attempt.best = weights_of(module)
+    kept = "the best so far, kept" if is_best else "not kept"
+    log.info("iteration %d: %s %.4g; %s", iteration, metric, measured, kept)
+    return is_best

@@ -1,0 +1,52 @@
+"""Maximum likelihood of given responses: what fine-tuning, best of n and demonstrations beside a policy's loss share."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from algorithms.supervised_loss import token_nll
+from models.chunks import chunks
+from models.logprobs import response_logprobs
+from models.sequences import Sequences
+from tasks.training.optimization import Precision, autocast
+
+
+@dataclass(frozen=True)
+class Likelihood:
+    """What a policy said of a minibatch before its update."""
+
+    nll: float
+    """Mean over its response tokens, in nats."""
+    logprobs: Tensor
+    """(B,T), in nats; 0 outside the mask."""
+
+
+def accumulate_nll(
+    policy: PreTrainedModel,
+    minibatch: Sequences,
+    *,
+    temperature: float,
+    microbatch_size: int | None,
+    precision: Precision,
+    coef: float = 1.0,
+) -> Likelihood:
+    """Add the gradient of ``coef`` times the minibatch's mean token NLL, micro-batch by micro-batch.
+
+    Args:
+        temperature: of the distribution that is to learn: 1 for demonstrations. What was sampled at another one is
+            learnt at that one: else the policy would get a little sharper with every iteration, whatever its score.
+    """
+    denominator = minibatch.response_mask.sum()
+    total = 0.0
+    logprobs = torch.zeros(minibatch.response_mask.shape, device=policy.device)
+    for rows in chunks(len(minibatch), microbatch_size):
+        micro = minibatch.select(rows)
+        with autocast(precision, policy.device):
+            of_micro = response_logprobs(policy, micro, temperature=temperature).logprobs
+        loss = token_nll(of_micro, micro.response_mask, denominator=denominator).loss
+        (coef * loss).backward()
+        total += loss.item()
+        logprobs[rows, : of_micro.shape[1]] = of_micro.detach()
+    return Likelihood(nll=total, logprobs=logprobs)
