@@ -1,20 +1,10 @@
 """Which field of a stage names what, and the order of work that follows from it."""
 
-from typing import Literal
-
-from schemas.recipe.inputs import MODEL
+from schemas.kinds import KINDS
+from schemas.recipe.inputs import MODEL, Content
 from schemas.recipe.recipe import Recipe
-from schemas.recipe.stages import (
-    AnyStage,
-    DirectPreferenceOptimization,
-    PolicyEvaluation,
-    PolicyOptimization,
-    PreferenceCollection,
-    Rollouts,
-    ValuePretraining,
-)
-
-Content = Literal["demonstrations", "preferences", "rankings", "prompts"]
+from schemas.recipe.rewards import Judge
+from schemas.recipe.stages import PolicyOptimization, Stage
 
 CONTENT_COLUMNS: dict[str, tuple[str, ...]] = {
     "demonstrations": ("prompt", "response"),
@@ -32,52 +22,16 @@ answer that a verifier is given."""
 VERIFIERS = ("arithmetic", "arithmetic_long")
 """Built-in rules that say whether a response is right; a recipe's own stand in its ``verifiers``."""
 
-_POLICY = (MODEL, "sft", "policy_optimization", "dpo", "best_of_n")
 
-STAGE_FIELDS: dict[str, dict[str, tuple[str, ...]]] = {
-    "sft": {"init": _POLICY},
-    "reward_model": {"init": _POLICY},
-    "dpo": {"init": _POLICY, "reference": _POLICY},
-    "value_pretraining": {"policy": _POLICY, "init": ("reward_model", *_POLICY), "reference": _POLICY},
-    "policy_optimization": {
-        "init": _POLICY,
-        "reference": _POLICY,
-        "critic": ("value_pretraining", "reward_model"),
-        "fresh_critic": _POLICY,
-    },
-    "best_of_n": {"init": _POLICY},
-    "preference_collection": {"policy": _POLICY},
-    "evaluation": {"candidate": _POLICY, "baseline": _POLICY},
-}
-"""Kind of stage → field → kinds of stage that it may name (``model``: the recipe's model)."""
+def stage_reference(stage: Stage) -> str | None:
+    """What the stage measures its policy against: its ``reference``, or what its policy is or starts from.
 
-DATA_FIELDS: dict[str, dict[str, Content]] = {
-    "sft": {"data": "demonstrations"},
-    "reward_model": {"data": "preferences", "rankings": "rankings", "centre_on": "demonstrations"},
-    "dpo": {"data": "preferences"},
-    "value_pretraining": {"prompts": "prompts"},
-    "policy_optimization": {"prompts": "prompts", "ptx": "demonstrations"},
-    "best_of_n": {"prompts": "prompts"},
-    "preference_collection": {"prompts": "prompts", "demonstrations": "demonstrations"},
-    "evaluation": {"prompts": "prompts"},
-}
-"""Kind of stage → field that names a dataset → what it reads there."""
-
-COLLECTING = "preference_collection"
-"""The kind of stage whose artifact is a dataset of preferences: a field that reads preferences may name it."""
-
-REFERRING = {"dpo": "init", "value_pretraining": "policy", "policy_optimization": "init"}
-"""Kind of stage → the field that stands in for ``reference`` where the recipe gives none."""
-
-PUBLISHED = ("policy_optimization", "sft", "dpo", "best_of_n", "reward_model")
-"""Kinds of stage whose model can become a registered model."""
-
-
-def stage_reference(stage: DirectPreferenceOptimization | ValuePretraining | PolicyOptimization) -> str:
-    """What the stage measures its policy against: its ``reference``, or what its policy is or starts from."""
-    if stage.reference is not None:
-        return stage.reference
-    name: str = getattr(stage, REFERRING[stage.kind])
+    None: it measures its policy against nothing.
+    """
+    stand_in = KINDS[stage.kind].reference_from
+    if stand_in is None:
+        return None
+    name: str = getattr(stage, "reference", None) or getattr(stage, stand_in)
     return name
 
 
@@ -111,11 +65,12 @@ def _tried(recipe: Recipe) -> dict[str, dict[str, str]]:
     }
 
 
-def _inputs(recipe: Recipe, stage: AnyStage) -> dict[str, str]:
-    named = {field: getattr(stage, field) for field in STAGE_FIELDS[stage.kind]}
-    if stage.kind in REFERRING:
-        named["reference"] = stage_reference(stage)  # type: ignore[arg-type]
-    for field in DATA_FIELDS[stage.kind]:
+def _inputs(recipe: Recipe, stage: Stage) -> dict[str, str]:
+    kind = KINDS[stage.kind]
+    named = {field: getattr(stage, field) for field in kind.reads}
+    if kind.reference_from is not None:
+        named["reference"] = stage_reference(stage)
+    for field in kind.data:
         target = getattr(stage, field)
         named[field] = f"data.{target}" if target in recipe.data else target
     inputs: dict[str, str] = {role: step for role, step in named.items() if step is not None}
@@ -128,27 +83,32 @@ def _inputs(recipe: Recipe, stage: AnyStage) -> dict[str, str]:
     return inputs | {role: f"verifiers.{name}" for role, name in own.items()}
 
 
-def verifiers_of(recipe: Recipe, stage: AnyStage) -> dict[str, str]:
+def verifiers_of(recipe: Recipe, stage: Stage) -> dict[str, str]:
     """Role → name of every verifier that a stage reads, built-in ones included."""
     named: dict[str, str | None] = {}
     reward = reward_of(stage)
     if reward is not None:
         terms = enumerate(recipe.rewards[reward].terms)
         named |= {f"reward.{reward}.{i}": term.verifier for i, term in terms}
-    if isinstance(stage, PolicyEvaluation | PreferenceCollection) and stage.judge is not None:
-        named["judge"] = stage.judge.verifier
+    judge = judge_of(stage)
+    if judge is not None:
+        named["judge"] = judge.verifier
     if isinstance(stage, PolicyOptimization):
         named["positive_verifier"] = stage.algorithm.positive_verifier
     return {role: name for role, name in named.items() if name is not None}
 
 
-def reward_of(stage: AnyStage) -> str | None:
+def reward_of(stage: Stage) -> str | None:
     """The name of the reward that a stage scores responses with, if it does."""
-    if isinstance(stage, Rollouts):
-        return stage.reward
-    if isinstance(stage, PolicyEvaluation | PreferenceCollection):
-        return stage.judge.reward if stage.judge is not None else None
-    return None
+    judge = judge_of(stage)
+    reward: str | None = getattr(stage, "reward", None) if judge is None else judge.reward
+    return reward
+
+
+def judge_of(stage: Stage) -> Judge | None:
+    """Who says which of a stage's responses is good, if anybody does."""
+    judge: Judge | None = getattr(stage, "judge", None)
+    return judge
 
 
 def order(recipe: Recipe) -> list[str]:
@@ -179,7 +139,7 @@ def content_of(recipe: Recipe, data_name: str) -> Content:
     readings = [
         content
         for stage in recipe.stages.values()
-        for field, content in DATA_FIELDS[stage.kind].items()
+        for field, content in KINDS[stage.kind].data.items()
         if getattr(stage, field) == data_name
     ]
     if not readings:

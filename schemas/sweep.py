@@ -51,10 +51,10 @@ from schemas.recipe.fields import (
     Seed,
 )
 from schemas.recipe.recipe import Recipe
-from schemas.recipe.stages import AnyStage, PolicyEvaluation
+from schemas.recipe.stages import Stage
 from schemas.records.metrics import measured_by
 from schemas.records.stage_key import NOT_IN_KEY, canonical_json
-from schemas.steps import dependencies, order, reward_of
+from schemas.steps import dependencies, judge_of, order, reward_of
 
 ONLY_HOW = NOT_IN_KEY - {"kind", "seed"}
 """Fields of a stage that never change what it measures."""
@@ -334,7 +334,7 @@ def _measure_problem(
     if stage is None:
         message = f"{quote(name)} is not a stage of arm '{arm}'"
         return Problem((*path, "stage"), message, suggest(name, recipe.stages))
-    known = measured_by(stage.kind, judge=_judge_of(stage))
+    known = measured_by(stage.kind, judge=_kind_of_judge(stage))
     if isinstance(metric, str) and metric not in known:
         message = f"{quote(metric)} is not measured by '{name}'"
         return Problem((*path, "metric"), message, suggest(metric, sorted(known)))
@@ -344,10 +344,11 @@ def _measure_problem(
     return None
 
 
-def _judge_of(stage: AnyStage) -> str | None:
-    if not isinstance(stage, PolicyEvaluation):
+def _kind_of_judge(stage: Stage) -> str | None:
+    judge = judge_of(stage)
+    if judge is None:
         return None
-    return "verifier" if stage.judge.verifier else "reward"
+    return "verifier" if judge.verifier else "reward"
 
 
 def _needed(recipe: Recipe, measured: Iterable[str]) -> Recipe:

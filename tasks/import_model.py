@@ -3,7 +3,8 @@
 from models.folders import load_tokenizer, tokenizer_digest
 from models.sources import import_model
 from models.template_trial import try_chat_template
-from schemas.records.job import ImportModel, StageJob, StageResult
+from schemas.recipe.work import ImportModel
+from schemas.records.job import StageJob, StageResult
 
 
 def run(job: StageJob) -> StageResult:

@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from schemas.records.job import ImportVerifier, StageJob, StageResult
+from schemas.recipe.work import ImportVerifier
+from schemas.records.job import StageJob, StageResult
 from schemas.source_files import VERIFIER_LIMIT, copy_hashed, refuse_changed
 from tasks.rewards.dry_run import try_verifier
 from tasks.rewards.verifier_file import FILE

@@ -14,7 +14,8 @@ from typing import Any
 import pyarrow as pa
 
 from schemas.recipe.inputs import Data
-from schemas.records.job import PrepareData, StageJob, StageResult
+from schemas.recipe.work import PrepareData
+from schemas.records.job import StageJob, StageResult
 from schemas.source_files import (
     PLAIN_FORMATS,
     copy_hashed,

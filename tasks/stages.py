@@ -1,28 +1,15 @@
-"""From a kind of work to the stage that does it: the one place that knows them all."""
+"""From a job to the stage that does it, by the table of kinds."""
 
 import logging
 from importlib import import_module
 
+from schemas.kinds import KINDS
 from schemas.records.job import StageJob, StageResult
 from tasks.training import progress
 from tasks.training.progress import Progress
 from tasks.training.scratch import PROGRESS
 
 log = logging.getLogger(__name__)
-
-MODULES = {
-    "import_model": "tasks.import_model",
-    "prepare_data": "tasks.prepare_data",
-    "import_verifier": "tasks.import_verifier",
-    "sft": "tasks.sft",
-    "reward_model": "tasks.reward_model",
-    "dpo": "tasks.dpo",
-    "value_pretraining": "tasks.value_pretraining",
-    "policy_optimization": "tasks.policy_optimization",
-    "best_of_n": "tasks.best_of_n",
-    "preference_collection": "tasks.preference_collection",
-    "evaluation": "tasks.evaluation",
-}
 
 
 def run_stage(job: StageJob) -> StageResult:
@@ -33,7 +20,7 @@ def run_stage(job: StageJob) -> StageResult:
     job.scratch.mkdir(parents=True, exist_ok=True)
     Progress(job.scratch / PROGRESS, total=0, phase="loading")
     log.info("%s (%s), attempt %d, seed %d", job.name, job.work.kind, job.attempt, job.seed)
-    run = import_module(MODULES[job.work.kind]).run
+    run = import_module(KINDS[job.work.kind].module).run
     try:
         result: StageResult = run(job)
     finally:

@@ -10,14 +10,9 @@ from models.source_digest import source_digest
 from schemas.recipe.inputs import MODEL, Verifier
 from schemas.recipe.recipe import Recipe
 from schemas.recipe.rewards import Reward
-from schemas.recipe.stages import Gate, Resources
-from schemas.records.job import (
-    ImportModel,
-    ImportVerifier,
-    PrepareData,
-    StageJob,
-    Work,
-)
+from schemas.recipe.stages import Gate, Resources, Stage
+from schemas.recipe.work import ImportModel, ImportVerifier, PrepareData, Work
+from schemas.records.job import StageJob
 from schemas.records.stage_key import key_parts
 from schemas.source_files import VERIFIER_LIMIT, data_limit, hash_file
 from schemas.splits import is_alone, shares_of
@@ -27,21 +22,6 @@ DATA = "data."
 """What the names of the implicit steps that prepare data start with."""
 VERIFIERS = "verifiers."
 """The same of those that import verifiers."""
-
-ARTIFACTS = {
-    "import_model": "policy",
-    "prepare_data": "dataset",
-    "import_verifier": "verifier",
-    "sft": "policy",
-    "reward_model": "reward_model",
-    "dpo": "policy",
-    "value_pretraining": "value_model",
-    "policy_optimization": "policy",
-    "best_of_n": "policy",
-    "preference_collection": "dataset",
-    "evaluation": "evaluation",
-}
-"""Kind of work → kind of artifact that it makes."""
 
 _ONE_CPU = Resources(cpus=1, gpus=0, hang_seconds=86400.0)
 """A day: no recipe can give an implicit step more, and a model may come over a slow line."""
@@ -158,11 +138,11 @@ def max_dropped_of(recipe: Recipe, step: str) -> dict[str, float]:
 
 def _seed_in_key(recipe: Recipe, work: Work) -> int | None:
     """The implicit steps draw nothing, except that a built-in model's weights are drawn from the seed."""
-    if isinstance(work, PrepareData | ImportVerifier):
-        return None
     if isinstance(work, ImportModel):
         return recipe.seed if work.model.source.startswith(_BUILTIN) else None
-    return recipe.seed if work.seed is None else work.seed
+    if isinstance(work, Stage):
+        return recipe.seed if work.seed is None else work.seed
+    return None
 
 
 def _extra(recipe: Recipe, work: Work) -> dict[str, Any]:
@@ -170,7 +150,7 @@ def _extra(recipe: Recipe, work: Work) -> dict[str, Any]:
     if isinstance(work, PrepareData):
         # Prompts that were prepared when nobody could ask for answers may lack those of their file.
         return {"answers": True} if recipe.verifiers and work.content == "prompts" else {}
-    return {} if isinstance(work, ImportModel | ImportVerifier) else {"chat": recipe.model.chat}
+    return {"chat": recipe.model.chat} if isinstance(work, Stage) else {}
 
 
 def _source_of(work: Work) -> dict[str, str]:

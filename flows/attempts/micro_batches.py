@@ -6,16 +6,9 @@ micro-batch decides memory and, but for rounding, nothing else; it is in no stag
 
 from collections.abc import Mapping
 
-from schemas.recipe.stages import (
-    DirectPreferenceOptimization,
-    PolicyEvaluation,
-    PreferenceCollection,
-    RewardModelling,
-    Rollouts,
-    SupervisedFineTuning,
-)
+from schemas.kinds import KINDS
+from schemas.recipe.work import Work
 from schemas.records.artifacts import Artifact
-from schemas.records.job import Work
 
 TEST_ROWS = "test_rows"
 """The metric that says how many prompts a dataset has set apart for evaluation."""
@@ -30,21 +23,18 @@ def rows_at_once(work: Work, inputs: Mapping[str, Artifact]) -> int | None:
     Args:
         inputs: role → artifact that the work reads.
     """
-    match work:
-        case Rollouts():
-            whole = work.minibatch_size
-        case SupervisedFineTuning() | RewardModelling() | DirectPreferenceOptimization():
-            whole = work.batch_size
-        case PreferenceCollection():
-            whole = work.batch_size
-        case PolicyEvaluation():
-            prompts = inputs["prompts"].metrics.get(TEST_ROWS)
-            if prompts is None:
-                return work.microbatch_size
-            whole = int(prompts) * work.samples_per_prompt
-        case _:
-            return None
-    return min(work.microbatch_size or whole, whole)
+    one_pass = KINDS[work.kind].one_pass
+    if one_pass is None:
+        return None
+    asked: int | None = getattr(work, "microbatch_size", None)
+    if one_pass == "test_responses":
+        prompts = inputs["prompts"].metrics.get(TEST_ROWS)
+        if prompts is None:
+            return asked
+        whole = int(prompts) * int(getattr(work, "samples_per_prompt", 1))
+    else:
+        whole = int(getattr(work, one_pass))
+    return min(asked or whole, whole)
 
 
 def in_micro_batches(work: Work, size: int | None) -> Work:

@@ -15,10 +15,14 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from tasks.stages import MODULES
+from schemas.kinds import KINDS
 
 PACKAGES = ("schemas", "algorithms", "models", "storage", "ledger", "tasks")
 """Whose code decides a stage's numbers."""
+
+TABLE = "schemas.kinds"
+"""Not read as code: what its rows say of a kind stands in the stage key, or changes no number. Else a new kind, or one
+kind's raised revision, would count as changed code of every other."""
 
 NVIDIA = Path("/proc/driver/nvidia")
 
@@ -32,7 +36,7 @@ LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "pyarrow", "n
 def provenance(kind: str, *, threads: int) -> dict[str, str]:
     """What a kind of work would be done with here: code, library versions, device, torch's threads, processes."""
     return {
-        "code": code_digest(MODULES[kind]),
+        "code": code_digest(KINDS[kind].module),
         "python": platform.python_version(),
         **{name: _version(name) for name in LIBRARIES},
         "device": _device(),
@@ -67,7 +71,7 @@ def module_digests(module: str) -> dict[str, str]:
     while waiting:
         name = waiting.pop()
         path = _source(name)
-        if name not in trees and path is not None:
+        if name not in trees and name != TABLE and path is not None:
             trees[name], imports = _read(path)
             waiting += imports
     return trees

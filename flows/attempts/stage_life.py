@@ -16,7 +16,6 @@ from typing import Any
 
 from flows.attempts.dataset_check import check_dataset
 from flows.attempts.jobs import (
-    ARTIFACTS,
     gates_of,
     job_for,
     key_parts_of,
@@ -49,13 +48,15 @@ from flows.runs.run import (
 from ledger.operations import Input, StageOutcome
 from ledger.run_ledger import Ledger
 from ledger.sameness import compared_with_itself, remark_on
+from schemas.kinds import KINDS, MODELS
+from schemas.recipe.work import PrepareData
 from schemas.records.artifacts import Artifact
-from schemas.records.job import PrepareData, StageJob, StageResult
+from schemas.records.job import StageJob, StageResult
 from schemas.records.metric_warnings import left_out, warnings_of
 from schemas.records.stage_key import stage_key
 from schemas.records.verdicts import judge_artifact
 from schemas.safe_text import safe_text, without_secrets
-from schemas.steps import COLLECTING, dependencies, order
+from schemas.steps import dependencies, order
 from storage.refs import Ref
 from storage.store import Locked, Store
 from tasks.training.progress import StageProgress, read_progress
@@ -65,9 +66,6 @@ DIED = "the run's process died"
 """What the next run that begins in the workspace records of one that nobody drives, and of its running stages."""
 _PATIENCE_SECONDS = 1.0
 """How long another holder of a stage key is waited for before asking whether the run was stopped."""
-
-COLLECTED = "preferences"
-"""What the dataset of a stage that collects holds."""
 
 
 class Stopped(Exception):
@@ -340,8 +338,8 @@ class StageLife:
             stage=self.stage_function,
             hang_seconds=resources_of(self.recipe, step).hang_seconds,
         )
-        if job.work.kind == COLLECTING:
-            check_dataset(job.output, COLLECTED, step=step)
+        if (content := KINDS[job.work.kind].content) is not None:
+            check_dataset(job.output, content, step=step)
         artifact = self.store.commit(
             job.output,
             stage_key=key,
@@ -477,17 +475,17 @@ class StageLife:
 
 def _description(job: StageJob, result: StageResult, inputs: Mapping[str, Input]) -> dict[str, Any]:
     """What the artifact says of itself, by the kind of work that made it."""
-    kind = ARTIFACTS[job.work.kind]
+    row = KINDS[job.work.kind]
     own: dict[str, Any] = {}
     if isinstance(job.work, PrepareData):
         own["content"] = job.work.content
-    elif job.work.kind == COLLECTING:
-        own["content"] = COLLECTED
-    elif kind not in ("evaluation", "verifier"):
+    elif row.content is not None:
+        own["content"] = row.content
+    elif row.makes in MODELS:
         own["tokenizer_digest"] = result.tokenizer_digest
     parents = {role: given.artifact.digest for role, given in inputs.items()}
     return {
-        "kind": kind,
+        "kind": row.makes,
         "parents": parents,
         "metrics": result.metrics,
         "uncertainty": result.uncertainty,

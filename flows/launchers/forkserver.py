@@ -14,6 +14,7 @@ import signal
 import warnings
 
 from flows.launchers.descendants import adopt_descendants, end_descendants
+from schemas.kinds import STAGES
 
 PRELOADED = (
     "flows.launchers.stage_process",
@@ -24,14 +25,7 @@ PRELOADED = (
     "transformers.models.llama.modeling_llama",
     "transformers.tokenization_utils_tokenizers",
     "tasks.stages",
-    "tasks.sft",
-    "tasks.reward_model",
-    "tasks.dpo",
-    "tasks.value_pretraining",
-    "tasks.policy_optimization",
-    "tasks.best_of_n",
-    "tasks.preference_collection",
-    "tasks.evaluation",
+    *(kind.module for kind in STAGES.values()),
     "schemas.tables",
 )
 """In this order; the models' family that is not here is loaded by the stage that wants it."""

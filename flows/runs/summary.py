@@ -4,13 +4,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flows.attempts.jobs import ARTIFACTS, work_of
 from flows.commands.own_commands import python
 from flows.runs.run import GOOD, RunRecord, StageRecord
+from schemas.kinds import KINDS, MODELS
 from schemas.recipe.stages import PolicyEvaluation
-
-MODELS = ("policy", "reward_model", "value_model")
-"""Kinds of artifact that are models."""
 
 
 def comparison(stage: StageRecord) -> str:
@@ -53,7 +50,7 @@ def model_folders(record: RunRecord, store: Path) -> dict[str, Path]:
         if name in record.recipe.stages
         and stage.digest is not None
         and stage.status in GOOD
-        and ARTIFACTS[work_of(record.recipe, name).kind] in MODELS
+        and KINDS[record.recipe.stages[name].kind].makes in MODELS
     }
 
 
@@ -64,7 +61,7 @@ def shown_policy(record: RunRecord) -> str | None:
         for name, stage in record.stages.items()
         if name in record.recipe.stages
         and stage.status in GOOD
-        and ARTIFACTS[work_of(record.recipe, name).kind] == "policy"
+        and KINDS[record.recipe.stages[name].kind].makes == "policy"
     ]
     published = [publication.stage for publication in record.recipe.publish if publication.stage in made]
     return next(iter(published or reversed(made)), None)

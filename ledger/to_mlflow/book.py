@@ -35,7 +35,7 @@ from ledger.to_mlflow.lineage import (
     link_to,
     log_inputs,
 )
-from ledger.to_mlflow.logged_models import MODELS, record_model
+from ledger.to_mlflow.logged_models import record_model
 from ledger.to_mlflow.registered_models import Published, publish
 from ledger.to_mlflow.runs import Runs, close_running
 from ledger.to_mlflow.samples import log_samples
@@ -47,11 +47,9 @@ from ledger.to_mlflow.writing import (
     write,
     write_metrics,
 )
+from schemas.kinds import KINDS, MODELS
 from schemas.records.artifacts import Artifact
 from schemas.records.metric_warnings import warnings_of
-
-IMPLICIT = frozenset({"import_model", "prepare_data", "import_verifier"})
-"""Kinds of work whose numbers say nothing of how good a run is."""
 
 _RUN_STATUS = {"completed": "FINISHED", "gate_closed": "FAILED", "failed": "FAILED", "resumable": "KILLED"}
 _STAGE_STATUS = {**_RUN_STATUS, "gate_closed": "FINISHED", "reused": "FINISHED"}
@@ -284,7 +282,7 @@ class Book:
 
     def _show_on_whole_run(self, entry: RunEntry, stage: str, artifact: Artifact) -> None:
         """A stage's headline metrics on the run above, as ``stage.metric``: by these MLflow's list compares runs."""
-        if entry.stages[stage].kind in IMPLICIT:
+        if KINDS[entry.stages[stage].kind].is_implicit:  # its numbers say nothing of how good a run is
             return
         made = entry.stages[stage].made
         assert made is not None, "whoever tells of an artifact tells when"

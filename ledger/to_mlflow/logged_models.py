@@ -7,9 +7,6 @@ from ledger.entries import StageEntry
 from ledger.to_mlflow.writing import NOTE, fit_tag
 from schemas.records.artifacts import Artifact
 
-MODELS = frozenset({"policy", "reward_model", "value_model"})
-"""Kinds of artifact that stand under Models in MLflow."""
-
 EXTERNAL = "mlflow.model.isExternal"
 """Tag of a model whose files are elsewhere."""
 

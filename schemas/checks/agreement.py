@@ -6,10 +6,9 @@ from schemas.problems import Problem
 from schemas.recipe.algorithm import Returns
 from schemas.recipe.recipe import Recipe
 from schemas.recipe.stages import (
-    AnyStage,
-    DirectPreferenceOptimization,
     PolicyOptimization,
     PreferenceCollection,
+    Stage,
     ValuePretraining,
 )
 from schemas.splits import share_problems, with_shares
@@ -26,7 +25,7 @@ def resolve(recipe: Recipe) -> tuple[Recipe, list[Problem]]:
     start from it. A critic or demonstrations that an algorithm does not read are left out.
     """
     problems = share_problems(recipe)
-    stages: dict[str, AnyStage] = {}
+    stages: dict[str, Stage] = {}
     for name, stage in recipe.stages.items():
         if isinstance(stage, ValuePretraining):
             heirs = _policy_stages_of(recipe, name)
@@ -37,8 +36,8 @@ def resolve(recipe: Recipe) -> tuple[Recipe, list[Problem]]:
             stage = stage.model_copy(update=_unread(stage))
         if isinstance(stage, PreferenceCollection) and stage.samples_per_prompt is None:
             stage = stage.model_copy(update={"samples_per_prompt": 1 if stage.judge is None else 2})
-        if isinstance(stage, DirectPreferenceOptimization | ValuePretraining | PolicyOptimization):
-            stage = stage.model_copy(update={"reference": stage_reference(stage)})
+        if (reference := stage_reference(stage)) is not None:
+            stage = stage.model_copy(update={"reference": reference})
         stages[name] = stage
     recipe = recipe.model_copy(update={"stages": stages})
     return recipe if problems else with_shares(recipe), problems

@@ -8,11 +8,13 @@ any other estimate: fewer than 30 prompts, from which its standard error is itse
 
 from collections.abc import Iterator, Mapping
 
+from schemas.kinds import KINDS
 from schemas.recipe.recipe import Recipe
-from schemas.recipe.stages import AnyStage, Gate
-from schemas.records.uncertainty import SHARES, estimated_by, smallest_telling_share
+from schemas.recipe.stages import Gate, Stage
+from schemas.records.metrics import estimated_by
+from schemas.records.uncertainty import SHARES, smallest_telling_share
 from schemas.records.verdicts import SHOWN_CONFIDENCE
-from schemas.steps import DATA_FIELDS, dependencies
+from schemas.steps import dependencies
 
 MARGIN = 0.1
 """How far from the threshold a share may lie at most before a gate tells the two apart."""
@@ -55,13 +57,13 @@ def _tells_little(gate: Gate, n: int) -> str | None:
     return f"which tell it from {gate.bound:g} only from {beyond}"
 
 
-def _held_out_of(stage: AnyStage, inputs: Mapping[str, str]) -> str:
+def _held_out_of(stage: Stage, inputs: Mapping[str, str]) -> str:
     """The step that makes the dataset on whose held-out prompts the stage is measured."""
-    fields = [field for field in DATA_FIELDS[stage.kind] if field in ("data", "rankings", "prompts")]
+    fields = [field for field in KINDS[stage.kind].data if field in ("data", "rankings", "prompts")]
     return next(inputs[field] for field in fields if field in inputs)
 
 
-def _prompts(recipe: Recipe, stage: AnyStage, step: str, measured: Measured) -> int | None:
+def _prompts(recipe: Recipe, stage: Stage, step: str, measured: Measured) -> int | None:
     """How many test prompts at most the stage is measured on; None where nobody knows yet."""
     known: list[int] = []
     rows = measured.get(step, {}).get("test_rows")

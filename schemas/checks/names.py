@@ -8,6 +8,7 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from schemas.kinds import PUBLISHED, STAGES, collectors_of, makers_of
 from schemas.problems import (
     MOST_PROBLEMS,
     Path,
@@ -16,24 +17,11 @@ from schemas.problems import (
     suggest,
 )
 from schemas.recipe.fields import MAX_NAMED
-from schemas.recipe.inputs import EXACT_MATCH, MODEL
-from schemas.records.metrics import SELECTING, gated_by, measured_by
-from schemas.records.uncertainty import estimated_by
-from schemas.steps import (
-    COLLECTING,
-    CONTENT_COLUMNS,
-    DATA_FIELDS,
-    PUBLISHED,
-    STAGE_FIELDS,
-    VERIFIERS,
-    Content,
-)
+from schemas.recipe.inputs import EXACT_MATCH, MODEL, Content
+from schemas.records.metrics import SELECTING, estimated_by, gated_by, measured_by
+from schemas.steps import CONTENT_COLUMNS, VERIFIERS
 
 Plain = Mapping[str, Any]
-REWARDED = ("value_pretraining", "policy_optimization", "best_of_n")
-"""Kinds of stage with a reward."""
-JUDGED = ("evaluation", COLLECTING)
-"""Kinds of stage with a judge."""
 _NAMED = ("data", "verifiers", "rewards", "stages")
 """Sections of a recipe whose keys are names."""
 _CYCLE_REMEDY = "name a stage before them in one of these fields"
@@ -83,7 +71,7 @@ def _stages(plain: Plain) -> dict[str, Plain]:
 def _kinds(plain: Plain) -> dict[str, str]:
     """Stage → kind, of those whose kind there is."""
     kinds = {name: stage.get("kind") for name, stage in _stages(plain).items()}
-    return {name: kind for name, kind in kinds.items() if isinstance(kind, str) and kind in STAGE_FIELDS}
+    return {name: kind for name, kind in kinds.items() if isinstance(kind, str) and kind in STAGES}
 
 
 def _terms(plain: Plain) -> Iterator[tuple[str, Path, Plain]]:
@@ -95,11 +83,13 @@ def _terms(plain: Plain) -> Iterator[tuple[str, Path, Plain]]:
 
 def _reads_rewards(name: str, stage: Plain) -> Iterator[tuple[Path, str]]:
     """Where a stage names a reward, and which."""
+    kind = stage.get("kind")
+    fields = STAGES[kind].work.model_fields if isinstance(kind, str) and kind in STAGES else {}
     reward = stage.get("reward")
-    if isinstance(reward, str) and stage.get("kind") in REWARDED:
+    if isinstance(reward, str) and "reward" in fields:
         yield ("stages", name, "reward"), reward
     judge = _mapping(stage.get("judge")).get("reward")
-    if isinstance(judge, str) and stage.get("kind") in JUDGED:
+    if isinstance(judge, str) and "judge" in fields:
         yield ("stages", name, "judge", "reward"), judge
 
 
@@ -111,7 +101,7 @@ def _reserved_names(plain: Plain) -> Iterator[Problem]:
         message = f"'{MODEL}' always means the recipe's model"
         yield Problem(("stages", MODEL), message, "give the stage another name")
     for name, kind in _kinds(plain).items():
-        if kind == COLLECTING and name in _mapping(plain.get("data")):
+        if STAGES[kind].makes == "dataset" and name in _mapping(plain.get("data")):
             message = f"a dataset is called '{name}' too, and both are read as data"
             yield Problem(("stages", name), message, "give the stage another name")
 
@@ -119,7 +109,8 @@ def _reserved_names(plain: Plain) -> Iterator[Problem]:
 def _stage_references(plain: Plain) -> Iterator[Problem]:
     stages = _stages(plain)
     for name, kind in _kinds(plain).items():
-        for field, allowed in STAGE_FIELDS[kind].items():
+        for field, artifacts in STAGES[kind].reads.items():
+            allowed = makers_of(artifacts)
             yield from _stage_named(plain, ("stages", name, field), stages[name].get(field), allowed)
 
 
@@ -169,17 +160,17 @@ def _reward_references(plain: Plain) -> Iterator[Problem]:
 
 def _data_references(plain: Plain) -> Iterator[Problem]:
     data, stages = _mapping(plain.get("data")), _stages(plain)
-    collections = [name for name, kind in _kinds(plain).items() if kind == COLLECTING]
     readers: dict[str, list[tuple[Path, Content]]] = {}
     for name, kind in _kinds(plain).items():
-        for field, content in DATA_FIELDS[kind].items():
+        for field, content in STAGES[kind].data.items():
             target, field_path = stages[name].get(field), ("stages", name, field)
-            if content == "preferences" and _is_in(stages, target) and not _is_in(data, target):
-                yield from _stage_named(plain, field_path, target, (COLLECTING,))
+            collectors = collectors_of(content)
+            if collectors and _is_in(stages, target) and not _is_in(data, target):
+                yield from _stage_named(plain, field_path, target, collectors)
             elif isinstance(target, str) and target in data:
                 readers.setdefault(target, []).append((field_path, content))
             elif isinstance(target, str):
-                known = [*data, *(collections if content == "preferences" else ())]
+                known = [*data, *(each for each, of in _kinds(plain).items() if of in collectors)]
                 remedy = suggest(target, known) or "define it under data"
                 yield Problem(field_path, f"no dataset is called {quote(target)}", remedy)
     for target, readings in readers.items():
@@ -286,7 +277,11 @@ def _gates(plain: Plain) -> Iterator[Problem]:
     stages = _stages(plain)
     for name, kind in _kinds(plain).items():
         judges = [judge for judge in ("verifier", "reward") if judge in _mapping(stages[name].get("judge"))]
-        judge = judges[0] if len(judges) == 1 and kind == "evaluation" else None
+        judge = (
+            judges[0]
+            if len(judges) == 1 and measured_by(kind, judge=judges[0]) != measured_by(kind)
+            else None
+        )
         measured = sorted(measured_by(kind, judge=judge))
         by = f"{_a(kind)} with a {judge} as judge" if judge else _a(kind)
         gates = stages[name].get("gate")
@@ -320,8 +315,9 @@ def _sure_of_nothing(path: Path, metric: str, kind: str, judge: str | None) -> I
 
 def _publications(plain: Plain) -> Iterator[Problem]:
     aliases: dict[tuple[str, str], int] = {}
+    published = tuple(name for name in makers_of(PUBLISHED) if name != MODEL)
     for i, publication in enumerate(map(_mapping, _items(plain.get("publish")))):
-        yield from _stage_named(plain, ("publish", i, "stage"), publication.get("stage"), PUBLISHED)
+        yield from _stage_named(plain, ("publish", i, "stage"), publication.get("stage"), published)
         yield from _gated_stage(plain, ("publish", i, "after"), publication.get("after"))
         model, alias = publication.get("registered_model"), publication.get("alias")
         if isinstance(model, str) and isinstance(alias, str):
@@ -365,10 +361,10 @@ def _waits(plain: Plain) -> dict[str, list[tuple[Path, str]]]:
     stages, data = _stages(plain), _mapping(plain.get("data"))
     waits: dict[str, list[tuple[Path, str]]] = {name: [] for name in stages}
     for name, kind in _kinds(plain).items():
-        preferences = [field for field, content in DATA_FIELDS[kind].items() if content == "preferences"]
-        collected = [field for field in preferences if not _is_in(data, stages[name].get(field))]
+        collectable = [field for field, content in STAGES[kind].data.items() if collectors_of(content)]
+        collected = [field for field in collectable if not _is_in(data, stages[name].get(field))]
         fields: list[tuple[Path, Any]] = [
-            (("stages", name, field), stages[name].get(field)) for field in (*STAGE_FIELDS[kind], *collected)
+            (("stages", name, field), stages[name].get(field)) for field in (*STAGES[kind].reads, *collected)
         ]
         waits[name] += [
             (path, to) for path, to in fields if isinstance(to, str) and to in stages and to != name

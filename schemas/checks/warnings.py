@@ -4,7 +4,12 @@ from collections.abc import Iterator
 
 from schemas.checks.algorithm_warnings import algorithm_warnings
 from schemas.recipe.recipe import Recipe
-from schemas.recipe.stages import DirectPreferenceOptimization, PolicyOptimization, ValuePretraining
+from schemas.recipe.stages import (
+    DirectPreferenceOptimization,
+    PolicyEvaluation,
+    PolicyOptimization,
+    ValuePretraining,
+)
 from schemas.steps import dependencies, order, reward_of
 
 
@@ -12,7 +17,7 @@ def warnings(recipe: Recipe) -> list[str]:
     """Sentences for the author of the recipe; nothing in them stops a run."""
     found = [*_unread(recipe), *_unrelated_gates(recipe)]
     for name, stage in recipe.stages.items():
-        if stage.kind == "evaluation" and stage.candidate == stage.baseline:
+        if isinstance(stage, PolicyEvaluation) and stage.candidate == stage.baseline:
             found.append(f"stages.{name}.baseline: '{stage.baseline}' is compared with itself")
         if isinstance(stage, ValuePretraining):
             found += _ungated_reward(recipe, name, stage)

@@ -19,6 +19,9 @@ MODEL = "model"
 EXACT_MATCH = "builtin:exact_match"
 """The source of a verifier that compares with the row's answer."""
 
+Content = Literal["demonstrations", "preferences", "rankings", "prompts"]
+"""What the rows of a dataset are."""
+
 
 class Model(Frozen):
     """The pretrained (or built-in, untrained) model that the pipeline starts from."""

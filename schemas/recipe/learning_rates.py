@@ -1,6 +1,7 @@
 """Learning rates for stages that name none: published ones, scaled to the width of the recipe's model.
 
-rate = PUBLISHED · PUBLISHED_WIDTH / width, in two digits, where width is the model's hidden size.
+rate = published · PUBLISHED_WIDTH / width, in two digits, where width is the model's hidden size and the published rates
+stand in ``schemas.kinds``.
 
 With Adam, the rate at which a matrix of a transformer learns best falls with its width (µP, arXiv 2203.03466,
 table 3), and what is published falls so too: GPT-3 was trained at 6e-4 with width 768 and at 1.2e-4 with 4096 (arXiv
@@ -11,24 +12,12 @@ its rates. Any stage's ``learning_rate`` sets another.
 
 from collections.abc import Iterator
 
+from schemas.kinds import KINDS
 from schemas.recipe.recipe import Recipe
 from schemas.recipe.stages import PolicyOptimization, Training
 
 PUBLISHED_WIDTH = 4096
-"""Hidden size of the models of about 7 billion parameters that the rates below were published for."""
-
-PUBLISHED = {
-    "sft": 2e-5,  # zephyr-7b-beta, alignment-handbook
-    "best_of_n": 2e-5,  # the same loss as SFT
-    "reward_model": 1e-5,  # 9e-6 in OpenRLHF's reward models
-    "value_pretraining": 1e-5,  # inferred: like a reward model, a scalar head and its trunk learn fixed targets
-    "dpo": 5e-7,  # zephyr-7b-beta
-    "policy_optimization": 1e-6,  # VAPO, arXiv 2504.05118
-}
-"""Kind of stage → learning rate at that width."""
-
-PUBLISHED_CRITIC = 2e-6
-"""The same of the critic beside a policy (VAPO)."""
+"""Hidden size of the models of about 7 billion parameters that the rates of ``schemas.kinds`` were published for."""
 
 
 def unset_rates(recipe: Recipe) -> Iterator[tuple[str, str]]:
@@ -43,8 +32,14 @@ def unset_rates(recipe: Recipe) -> Iterator[tuple[str, str]]:
 
 
 def rate_for(kind: str, field: str, *, width: int) -> float:
-    """The rate of a stage of this kind for a model of this hidden size, in two digits."""
-    published = PUBLISHED_CRITIC if field == "critic_learning_rate" else PUBLISHED[kind]
+    """The rate of a stage of this kind for a model of this hidden size, in two digits.
+
+    Raises:
+        ValueError: nothing is published for the kind; its row in ``schemas.kinds`` lacks it.
+    """
+    published: float | None = getattr(KINDS[kind], field)
+    if published is None:
+        raise ValueError(f"a {kind} stage has no published {field}; add one to its row in schemas/kinds.py")
     return float(f"{published * PUBLISHED_WIDTH / width:.1e}")
 
 

@@ -9,6 +9,7 @@ from typing import Annotated
 from pydantic import Field, StringConstraints
 
 from schemas.frozen import Frozen, rule
+from schemas.kinds import AnyStage
 from schemas.recipe.fields import MAX_NAMED, Name, Seed
 from schemas.recipe.inputs import (
     Data,
@@ -17,7 +18,6 @@ from schemas.recipe.inputs import (
     Verifier,
 )
 from schemas.recipe.rewards import Reward
-from schemas.recipe.stages import AnyStage
 
 
 class Publication(Frozen):

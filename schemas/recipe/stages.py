@@ -21,6 +21,7 @@ from schemas.recipe.fields import (
 )
 from schemas.recipe.inputs import MODEL
 from schemas.recipe.rewards import Judge
+from schemas.recipe.work import Work
 
 
 class Gate(Frozen):
@@ -66,7 +67,7 @@ class Resources(Frozen):
     Reports come with every optimiser step, sampled token and micro-batch. None: never."""
 
 
-class Stage(Frozen):
+class Stage(Work):
     """What every stage has."""
 
     gate: Annotated[tuple[Gate, ...], Field(max_length=MAX_NAMED)] = ()
@@ -394,16 +395,3 @@ class PreferenceCollection(Stage):
             )
         if self.judge is not None and self.samples_per_prompt == 1:
             raise ValueError("samples_per_prompt=1 leaves a judge nothing to choose among; use 2 or more")
-
-
-AnyStage = Annotated[
-    SupervisedFineTuning
-    | RewardModelling
-    | DirectPreferenceOptimization
-    | ValuePretraining
-    | PolicyOptimization
-    | BestOfN
-    | PreferenceCollection
-    | PolicyEvaluation,
-    Field(discriminator="kind"),
-]

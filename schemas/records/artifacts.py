@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from schemas.frozen import Frozen
+from schemas.recipe.inputs import Content
 from schemas.records.uncertainty import Uncertainty
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -39,7 +40,7 @@ class Dataset(StoredArtifact):
     """Validated, split rows in Parquet, one file a split."""
 
     kind: Literal["dataset"] = "dataset"
-    content: Literal["demonstrations", "preferences", "rankings", "prompts"]
+    content: Content
 
 
 class PolicyCheckpoint(StoredArtifact):

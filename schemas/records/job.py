@@ -1,73 +1,15 @@
 """What a stage is handed, and what it hands back: JSON on both sides of a process boundary."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 from pydantic import Field
 
 from schemas.frozen import Frozen
-from schemas.recipe.inputs import (
-    Data,
-    Generation,
-    Model,
-    Shares,
-    Verifier,
-)
+from schemas.kinds import AnyWork
+from schemas.recipe.inputs import Generation
 from schemas.recipe.rewards import Reward
-from schemas.recipe.stages import (
-    BestOfN,
-    DirectPreferenceOptimization,
-    PolicyEvaluation,
-    PolicyOptimization,
-    PreferenceCollection,
-    RewardModelling,
-    SupervisedFineTuning,
-    ValuePretraining,
-)
 from schemas.records.uncertainty import Uncertainty
-
-
-class ImportModel(Frozen):
-    """The implicit step that copies the recipe's model into the store."""
-
-    kind: Literal["import_model"] = "import_model"
-    model: Model
-
-
-class PrepareData(Frozen):
-    """The implicit step that maps, validates and splits one dataset of the recipe."""
-
-    kind: Literal["prepare_data"] = "prepare_data"
-    content: Literal["demonstrations", "preferences", "rankings", "prompts"]
-    data: Data
-    shares: Shares = Shares()
-    """The recipe's, by which it is decided on which side a prompt is."""
-    alone: bool = False
-    """Whether no other dataset has to agree, so that a number of rows may reach beyond its share."""
-
-
-class ImportVerifier(Frozen):
-    """The implicit step that copies one of the recipe's verifiers into the store."""
-
-    kind: Literal["import_verifier"] = "import_verifier"
-    verifier: Verifier
-
-
-Work = Annotated[
-    ImportModel
-    | PrepareData
-    | ImportVerifier
-    | SupervisedFineTuning
-    | RewardModelling
-    | DirectPreferenceOptimization
-    | ValuePretraining
-    | PolicyOptimization
-    | BestOfN
-    | PreferenceCollection
-    | PolicyEvaluation,
-    Field(discriminator="kind"),
-]
-"""Everything that a stage process can be asked to do."""
 
 
 class StageJob(Frozen):
@@ -79,7 +21,7 @@ class StageJob(Frozen):
     attempt: int
     stage_key: str
     seed: int
-    work: Work
+    work: AnyWork
     generation: Generation
     chat: bool | None = None
     """The recipe's ``model.chat``."""

@@ -1,4 +1,4 @@
-"""Every number that a stage reports: its name, its unit and what exactly it is.
+"""Every number that a stage reports: its name, its unit and what exactly it is. Which kind reports it: ``schemas.kinds``.
 
 ``docs/metrics.md`` is this table, printed by ``schemas.records.metrics_page``.
 """
@@ -6,26 +6,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal[
-    "prepare_data",
-    "sft",
-    "reward_model",
-    "dpo",
-    "value_pretraining",
-    "policy_optimization",
-    "best_of_n",
-    "preference_collection",
-    "evaluation",
-]
-
-TRAINING = ("sft", "reward_model", "dpo", "value_pretraining", "policy_optimization", "best_of_n")
-DATA = ("prepare_data", "preference_collection")
-SAMPLING = ("policy_optimization", "best_of_n")
-SCORED = ("value_pretraining", *SAMPLING)
-READING = (*TRAINING, "preference_collection", "evaluation")
-"""Turn text of the data into ids."""
-COMPLETING = ("sft", "reward_model", "dpo")
-"""Read responses beside prompts."""
+from schemas.kinds import KINDS
 
 
 @dataclass(frozen=True)
@@ -36,11 +17,6 @@ class Metric:
     unit: str
     """``1`` for a plain number, a share or a probability; ``reward`` is the unit of the recipe's reward."""
     meaning: str
-    headline: tuple[str, ...] = ()
-    """Kinds of stage that report it once, at their end; a gate can ask for it."""
-    curve: tuple[str, ...] = ()
-    """Kinds of stage that report it against the optimiser step (the iteration, where responses are sampled; the
-    batch, in preference_collection)."""
     judge: Literal["verifier", "reward"] | None = None
     """An evaluation reports it only with this kind of judge; None: with either."""
 
@@ -56,60 +32,43 @@ def _of_judge(name: str, unit: str, meaning: str, judge: Literal["verifier", "re
         f"greedy_{name}": f"{name} of the candidate's most likely responses, one for each prompt.",
         f"baseline_greedy_{name}": "The same of the baseline.",
     }
-    return tuple(
-        Metric(each, unit, text, headline=("evaluation",), judge=judge) for each, text in meanings.items()
-    )
+    return tuple(Metric(each, unit, text, judge=judge) for each, text in meanings.items())
 
 
 METRICS: tuple[Metric, ...] = (
     # -- data
-    Metric("train_rows", "rows", "Usable rows for training.", headline=DATA),
-    Metric("validation_rows", "rows", "Usable rows set apart for selection.", headline=DATA),
-    Metric("test_rows", "rows", "Usable rows set apart for gates and evaluation.", headline=DATA),
-    Metric("source_rows", "rows", "Rows that the source has.", headline=("prepare_data",)),
+    Metric("train_rows", "rows", "Usable rows for training."),
+    Metric("validation_rows", "rows", "Usable rows set apart for selection."),
+    Metric("test_rows", "rows", "Usable rows set apart for gates and evaluation."),
+    Metric("source_rows", "rows", "Rows that the source has."),
     Metric(
         "dropped_rows", "rows",
         "Rows left out, as unusable or because they repeat an earlier one; report.json of the dataset has the reasons "
         "and the first rows.",
-        headline=("prepare_data",),
     ),
-    Metric(
-        "repeated_rows", "rows", "Those of them that repeat an earlier row, of which one is enough.",
-        headline=("prepare_data",),
-    ),
+    Metric("repeated_rows", "rows", "Those of them that repeat an earlier row, of which one is enough."),
     Metric(
         "unused_rows", "rows",
         "Usable rows beyond the number that the recipe asks for: of a held-out side, where they may not be trained on "
         "either, or of training (rows).",
-        headline=("prepare_data",),
     ),
     Metric(
         "tied_share", "1",
         "Share of the prompts that gave no pair: all responses score the same, both sides are the same text, or "
         "responses are empty. Of the batch (curve), of all splits (headline; report.json has the reasons).",
-        headline=("preference_collection",), curve=("preference_collection",),
     ),
     Metric(
-        "mean_chosen_length", "tokens", "Mean length of the pairs' chosen responses, EOS included, over all splits.",
-        headline=("preference_collection",),
+        "mean_chosen_length", "tokens",
+        "Mean length of the pairs' chosen responses, EOS included, over all splits.",
     ),
-    Metric(
-        "mean_rejected_length", "tokens", "The same of the rejected ones.", headline=("preference_collection",)
-    ),
+    Metric("mean_rejected_length", "tokens", "The same of the rejected ones."),
     # -- every training stage
-    Metric(
-        "learning_rate", "1", "Learning rate of the last optimiser step.",
-        curve=("sft", "reward_model", "dpo", "value_pretraining", "best_of_n"),
-    ),
-    Metric(
-        "tokens_per_second", "tokens/s", "Tokens of prompts and responses worked through per second.",
-        curve=(*TRAINING, "preference_collection"),
-    ),
+    Metric("learning_rate", "1", "Learning rate of the last optimiser step."),
+    Metric("tokens_per_second", "tokens/s", "Tokens of prompts and responses worked through per second."),
     Metric(
         "grad_norm", "1",
         "L2 norm of the whole gradient before clipping, at the last optimiser step; best_of_n: the mean over the "
         "iteration's steps.",
-        curve=("sft", "reward_model", "dpo", "value_pretraining", "best_of_n"),
     ),
     Metric(
         "loss", "nats",
@@ -117,106 +76,85 @@ METRICS: tuple[Metric, ...] = (
         "Bradley-Terry, −log σ(chosen − rejected − margin), per pair, with the parts that centre_coef and lm_coef add "
         "(of rankings: mean over prompts of each one's mean over its untied pairs); dpo: "
         "−log σ(β·[(log π − log π_ref)(chosen) − (log π − log π_ref)(rejected)]) per pair.",
-        curve=("sft", "reward_model", "dpo"),
     ),
     Metric(
         "prompts_too_long", "rows",
         "Rows left out because their prompt exceeds generation.max_prompt_tokens, of all splits that the stage reads "
         "(value_pretraining: of training; evaluation: of test). More than the dataset's max_dropped are refused.",
-        headline=READING,
     ),
-    Metric("prompts_too_long_share", "1", "The same as a share of the rows.", headline=READING),
+    Metric("prompts_too_long_share", "1", "The same as a share of the rows."),
     Metric(
         "responses_cut", "responses",
         "Responses of the data that were cut off at generation.max_response_tokens, so that nothing says where they "
         "end; of all splits.",
-        headline=COMPLETING,
     ),
-    Metric("responses_cut_share", "1", "The same as a share of the responses.", headline=COMPLETING),
+    Metric("responses_cut_share", "1", "The same as a share of the responses."),
     Metric(
         "rows_alike_after_cut", "rows",
         "Pairs left out because both sides are the same tokens, mostly after a cut, and rankings with such responses, "
         "of which only the best-ranked is compared; of all splits. They count for max_dropped.",
-        headline=("reward_model", "dpo"),
     ),
     Metric(
         "unknown_token_share", "1",
         "Share of the tokens of prompts and of the data's responses that stand for text unknown to the tokenizer "
         "(<unk>).",
-        headline=READING,
     ),
     Metric(
         "single_byte_share", "1",
         "Share of the same tokens that are single bytes (<0x41>), into which a tokenizer breaks what it has no "
         "pieces for.",
-        headline=READING,
     ),
     # -- sft
     Metric(
         "validation_nll", "nats/token",
         "Negative log-likelihood of the validation responses, per response token (EOS included).",
-        headline=("sft",),
     ),
-    Metric("test_nll", "nats/token", "The same on the test responses.", headline=("sft",)),
+    Metric("test_nll", "nats/token", "The same on the test responses."),
     # -- pairs: a reward model's scores, or DPO's implicit rewards
     Metric(
         "train_pair_accuracy", "1",
         "Share of the minibatch's pairs (of rankings: all untied pairs, each counted once) whose chosen response scores "
         "higher, margins left out; equal scores count as wrong.",
-        curve=("reward_model", "dpo"),
     ),
     Metric(
         "score_gap", "reward",
         "Mean of chosen score − rejected score: over the minibatch's pairs, and at the end over the test pairs (of "
         "rankings: all untied pairs, each counted once).",
-        headline=("reward_model",), curve=("reward_model",),
     ),
     Metric(
         "reward_gap", "1",
         "Mean of the chosen response's implicit reward − the rejected one's, each β·(log π − log π_ref): over the "
         "minibatch's pairs, and at the end over the test pairs.",
-        headline=("dpo",), curve=("dpo",),
     ),
     Metric(
         "chosen_nll", "nats/token",
         "Negative log-likelihood per token of the minibatch's chosen responses; in reward_model where lm_coef is "
         "above 0. In dpo it is not trained on: it rises where chosen responses become less likely too.",
-        curve=("reward_model", "dpo"),
     ),
     Metric(
         "pair_accuracy", "1",
         "Share of the test pairs (of rankings: all untied pairs, each counted once) whose chosen response scores higher "
         "(dpo: has the higher implicit reward), margins left out; equal scores count as wrong.",
-        headline=("reward_model", "dpo"),
     ),
     Metric(
         "preference_loss", "nats",
         "Bradley-Terry (dpo: DPO) loss per test pair, margins left out; of rankings: mean over prompts of each one's "
         "mean over its untied pairs. log 2 = 0.693 is chance.",
-        headline=("reward_model", "dpo"),
     ),
-    Metric(
-        "validation_pair_accuracy", "1", "pair_accuracy on the validation pairs.",
-        headline=("reward_model", "dpo"),
-    ),
-    Metric("validation_score_gap", "reward", "score_gap over the validation pairs.", headline=("reward_model",)),
-    Metric("validation_reward_gap", "1", "reward_gap over the validation pairs.", headline=("dpo",)),
-    Metric(
-        "validation_preference_loss", "nats", "preference_loss on the validation pairs.",
-        headline=("reward_model", "dpo"),
-    ),
+    Metric("validation_pair_accuracy", "1", "pair_accuracy on the validation pairs."),
+    Metric("validation_score_gap", "reward", "score_gap over the validation pairs."),
+    Metric("validation_reward_gap", "1", "reward_gap over the validation pairs."),
+    Metric("validation_preference_loss", "nats", "preference_loss on the validation pairs."),
     Metric(
         "score_shift", "reward",
         "Mean raw score of demonstrations (centre_on), which is subtracted from every score, so that they score 0 "
         "on average; 0 without centre_on.",
-        headline=("reward_model",),
     ),
     # -- critic
     Metric(
         "value_loss", "reward²",
         "½ · mean over valid tokens of (value − target)², clipped where the recipe says so; of the iteration's "
         "last minibatch, or in policy_optimization the mean over its minibatches.",
-        curve=("value_pretraining", "policy_optimization"),
     ),
     Metric(
         "explained_variance", "1",
@@ -224,259 +162,174 @@ METRICS: tuple[Metric, ...] = (
         "on responses to test prompts, of the critic that is kept; policy_optimization: on the rollout, before it is trained "
         "on; what was cut off ends there, also under bootstrap_truncated. "
         "1 is a perfect critic, 0 a constant; undefined where returns do not vary.",
-        headline=("value_pretraining",), curve=("policy_optimization",),
     ),
     Metric(
         "validation_explained_variance", "1",
         "The same on responses to validation prompts, by which the critic that is kept is chosen; no gate can ask for it. "
         "Curve: of the critic so far.",
-        headline=("value_pretraining",), curve=("value_pretraining",),
     ),
-    Metric(
-        "return_variance", "reward²", "Var(G) over the same tokens: what there is to explain.",
-        headline=("value_pretraining",),
-    ),
+    Metric("return_variance", "reward²", "Var(G) over the same tokens: what there is to explain."),
     Metric(
         "value_bias", "reward",
         "Mean of value − target, which explained variance does not see: over the responses to test prompts (headline), "
         "or over the iteration's last minibatch, or all of them in policy_optimization (curve).",
-        headline=("value_pretraining",), curve=("value_pretraining", "policy_optimization"),
     ),
     Metric(
         "value_mse", "reward²",
         "Mean of (value − target)², never clipped: over the responses to test prompts (headline), or over the "
         "iteration's minibatches (curve).",
-        headline=("value_pretraining",), curve=("policy_optimization",),
     ),
     Metric(
         "constant_mse", "reward²",
         "Mean of (c − G)² for the constant c that is the mean of G: what value_mse has to beat.",
-        headline=("value_pretraining",),
     ),
     *(
         Metric(
             f"explained_variance_position_{quarter}", "1",
             f"Explained variance over the {ordinal} quarter of every response, so that long ones do not hide "
             "what happens at the start.",
-            headline=("value_pretraining",),
         )
         for quarter, ordinal in enumerate(("first", "second", "third", "last"), start=1)
     ),
-    Metric(
-        "value_clip_fraction", "1", "Share of valid tokens at which the clip of the value loss binds.",
-        curve=("policy_optimization",),
-    ),
-    Metric(
-        "return_mean", "reward", "Mean Monte-Carlo return over the rollout's valid tokens.",
-        curve=("value_pretraining",),
-    ),
+    Metric("value_clip_fraction", "1", "Share of valid tokens at which the clip of the value loss binds."),
+    Metric("return_mean", "reward", "Mean Monte-Carlo return over the rollout's valid tokens."),
     Metric(
         "best_iteration", "iterations",
         "Iteration whose weights were kept: the critic that explained most, the policy that scored best, on "
         "validation prompts.",
-        headline=("value_pretraining", *SAMPLING),
     ),
     # -- policy: the rollout
     Metric(
         "score_mean", "reward",
         "Mean score of the rollout's responses, before any KL penalty; in reward_model of the minibatch's pairs, or of "
         "all its ranked responses.",
-        curve=("reward_model", "value_pretraining", *SAMPLING),
     ),
-    Metric(
-        "score_mean_TERM", "1", "The same of one term of the reward, unweighted; TERM is its model or verifier.",
-        curve=SAMPLING,
-    ),
-    Metric(
-        "best_score_mean", "reward", "Mean score of the responses that were kept: each prompt's best.",
-        curve=("best_of_n",),
-    ),
+    Metric("score_mean_TERM", "1", "The same of one term of the reward, unweighted; TERM is its model or verifier."),
+    Metric("best_score_mean", "reward", "Mean score of the responses that were kept: each prompt's best."),
     Metric(
         "scaled_score_mean", "1",
         "Mean score of the rollout's responses after scaling, clipping and overlong shaping: what the tokens' rewards "
         "are made of.",
-        curve=("policy_optimization",),
     ),
     Metric(
         "reward_moments_mean", "reward",
         "Running mean of all scores so far, this rollout's included, where reward_scaling is on.",
-        curve=("policy_optimization",),
     ),
     Metric(
         "reward_moments_std", "reward",
         "Running standard deviation of the same scores, by which they are divided.",
-        curve=("policy_optimization",),
     ),
+    Metric("kl_coef", "reward/nat", "β of the penalty −β·KL(π‖ref) in the rewards of this iteration's tokens."),
     Metric(
-        "kl_coef", "reward/nat", "β of the penalty −β·KL(π‖ref) in the rewards of this iteration's tokens.",
-        curve=("policy_optimization",),
-    ),
-    Metric(
-        "reward_mean", "reward", "Mean over responses of the sum of their tokens' rewards: score less KL penalty.",
-        curve=("policy_optimization",),
+        "reward_mean", "reward",
+        "Mean over responses of the sum of their tokens' rewards: score less KL penalty.",
     ),
     Metric(
         "kl_to_reference", "nats/response",
         "Mean over responses of Σ_t (log π(a_t) − log π_ref(a_t)), sampled from π: of the rollout (curve), and of "
         "the kept policy on the validation prompts (headline).",
-        headline=("policy_optimization",), curve=("policy_optimization",),
     ),
-    Metric(
-        "response_length_mean", "tokens", "Mean length of the rollout's responses, EOS included.",
-        curve=SAMPLING,
-    ),
+    Metric("response_length_mean", "tokens", "Mean length of the rollout's responses, EOS included."),
     Metric(
         "truncated_share", "1",
         "Share of responses cut off at max_response_tokens, without EOS: of the rollout (curve), of the kept policy "
         "or the candidate (headline).",
-        headline=(*SAMPLING, "evaluation"), curve=SAMPLING,
     ),
-    Metric(
-        "positive_share", "1", "Share of the rollout's responses held to be right.", curve=("policy_optimization",)
-    ),
+    Metric("positive_share", "1", "Share of the rollout's responses held to be right."),
     Metric(
         "uniform_group_share", "1",
         "Share of the sampled groups (responses to one prompt) whose responses all have one score, before "
         "any shaping; those that drop_uniform_groups replaced are counted. 1 where a prompt has one response.",
-        curve=("policy_optimization",),
     ),
     Metric(
-        "sampling_rounds", "rollouts", "Rollouts sampled to fill this iteration's: 1 without drop_uniform_groups.",
-        curve=("policy_optimization",),
+        "sampling_rounds", "rollouts",
+        "Rollouts sampled to fill this iteration's: 1 without drop_uniform_groups.",
     ),
     Metric(
         "greedy_score_mean", "reward",
         "Mean score of the most likely response to each prompt of the rollout, where it is the baseline.",
-        curve=("policy_optimization",),
     ),
     Metric(
         "advantage_mean", "reward",
         "Mean of the advantages over the rollout's tokens that the policy learns from, as the update uses them: whitened "
         "where the recipe says so, before any normalisation within minibatches; whitened or normalised by groups they "
         "have no unit. Undefined where overlong_filter leaves nothing to learn from.",
-        curve=("policy_optimization",),
     ),
-    Metric(
-        "advantage_std", "reward", "Standard deviation of the same advantages.", curve=("policy_optimization",)
-    ),
+    Metric("advantage_std", "reward", "Standard deviation of the same advantages."),
     Metric(
         "sampler_gap", "nats/token",
         "Mean over valid tokens of |Δ|, Δ = the trainer's less the sampler's log-probability of the sampled token, before "
         "any update: 0 but for rounding. Of the rollout; in best_of_n of the first minibatch. Above 0.001 in float32, or "
         "0.1 in bfloat16, the stage stops.",
-        curve=SCORED,
     ),
     Metric(
         "sampler_gap_k3", "nats/token",
         "Mean of e^(−Δ) − 1 + Δ over the same tokens: KL(trainer‖sampler) to second order in Δ (the samples are the "
         "sampler's).",
-        curve=SCORED,
     ),
-    Metric("sampler_gap_worst", "nats", "The largest |Δ| among the same tokens.", curve=SCORED),
+    Metric("sampler_gap_worst", "nats", "The largest |Δ| among the same tokens."),
     # -- policy: the update; in policy optimisation each a mean over the iteration's minibatches unless it says otherwise
     Metric(
         "policy_loss", "1",
         "What the policy's gradient is of: the surrogate, plus the weighted positive NLL and KL terms, less the "
         "weighted entropy; without ptx and a shared trunk's value loss.",
-        curve=("policy_optimization",),
     ),
     Metric(
         "surrogate_loss", "1",
         "The surrogate alone (−ρ·A, clipped as the recipe says, or −log π · A), by the recipe's aggregation.",
-        curve=("policy_optimization",),
     ),
-    Metric(
-        "entropy", "nats/token", "Exact entropy of the policy, mean over valid tokens.",
-        curve=("policy_optimization",),
-    ),
-    Metric(
-        "ratio", "1", "Mean over valid tokens of ρ = π/π_old.", curve=("policy_optimization",)
-    ),
-    Metric(
-        "ratio_deviation", "1", "Mean over valid tokens of |ρ − 1|.", curve=("policy_optimization",)
-    ),
+    Metric("entropy", "nats/token", "Exact entropy of the policy, mean over valid tokens."),
+    Metric("ratio", "1", "Mean over valid tokens of ρ = π/π_old."),
+    Metric("ratio_deviation", "1", "Mean over valid tokens of |ρ − 1|."),
     Metric(
         "ratio_deviation_first", "1",
         "The same at the first optimiser step after the rollout: 0 but for rounding. Above 0.001 in float32, or 0.1 in "
         "bfloat16, the stage stops before that step.",
-        curve=("policy_optimization",),
     ),
     Metric(
         "approx_kl", "nats/token",
         "Mean of ρ − 1 − log ρ: how far the updates moved the policy from the one that sampled.",
-        curve=("policy_optimization",),
     ),
-    Metric(
-        "clip_fraction", "1", "Share of valid tokens at which the clip of the ratio binds (their gradient is 0).",
-        curve=("policy_optimization",),
-    ),
-    Metric(
-        "dual_clip_fraction", "1", "Share of valid tokens at which the bound −c·A of dual_clip binds.",
-        curve=("policy_optimization",),
-    ),
-    Metric(
-        "kl_loss", "nats/token", "KL to the reference as the loss measures it (kl_loss_kind), unweighted.",
-        curve=("policy_optimization",),
-    ),
+    Metric("clip_fraction", "1", "Share of valid tokens at which the clip of the ratio binds (their gradient is 0)."),
+    Metric("dual_clip_fraction", "1", "Share of valid tokens at which the bound −c·A of dual_clip binds."),
+    Metric("kl_loss", "nats/token", "KL to the reference as the loss measures it (kl_loss_kind), unweighted."),
     Metric(
         "old_kl", "nats/token",
         "KL(old‖new), from the policy that sampled to the updated one, as kl_penalty_kind measures it, unweighted.",
-        curve=("policy_optimization",),
     ),
-    Metric(
-        "kl_penalty_coef", "1/nat", "β of the loss β·KL(old‖new) during this iteration.",
-        curve=("policy_optimization",),
-    ),
-    Metric(
-        "trust_region_undone", "steps", "Optimiser steps of this iteration that the trust region undid.",
-        curve=("policy_optimization",),
-    ),
+    Metric("kl_penalty_coef", "1/nat", "β of the loss β·KL(old‖new) during this iteration."),
+    Metric("trust_region_undone", "steps", "Optimiser steps of this iteration that the trust region undid."),
     Metric(
         "nll", "nats/token",
         "Negative log-likelihood per token of the kept responses, under the distribution that sampled them; mean over "
         "the iteration's optimiser steps.",
-        curve=("best_of_n",),
     ),
-    Metric(
-        "positive_nll", "nats/token", "Negative log-likelihood per token of the responses held to be right.",
-        curve=("policy_optimization",),
-    ),
-    Metric(
-        "ptx_nll", "nats/token", "Negative log-likelihood per response token of the demonstrations named as ptx.",
-        curve=("policy_optimization",),
-    ),
-    Metric(
-        "grad_norm_policy", "1", "L2 norm of the policy's gradient before clipping.", curve=("policy_optimization",)
-    ),
-    Metric(
-        "grad_norm_critic", "1", "L2 norm of the critic's gradient before clipping.", curve=("policy_optimization",)
-    ),
-    Metric("learning_rate_policy", "1", "Learning rate of the policy.", curve=("policy_optimization",)),
-    Metric("learning_rate_critic", "1", "Learning rate of the critic.", curve=("policy_optimization",)),
+    Metric("positive_nll", "nats/token", "Negative log-likelihood per token of the responses held to be right."),
+    Metric("ptx_nll", "nats/token", "Negative log-likelihood per response token of the demonstrations named as ptx."),
+    Metric("grad_norm_policy", "1", "L2 norm of the policy's gradient before clipping."),
+    Metric("grad_norm_critic", "1", "L2 norm of the critic's gradient before clipping."),
+    Metric("learning_rate_policy", "1", "Learning rate of the policy."),
+    Metric("learning_rate_critic", "1", "Learning rate of the critic."),
     Metric(
         "validation_score", "reward",
         "Mean score of responses to the validation prompts, by which the best policy is chosen; no gate can ask for it.",
-        headline=SAMPLING, curve=SAMPLING,
     ),
-    Metric("test_score", "reward", "Mean score of the kept policy's responses to the test prompts.", headline=SAMPLING),
+    Metric("test_score", "reward", "Mean score of the kept policy's responses to the test prompts."),
     Metric(
         "reward_spread", "reward",
         "Highest less lowest score of the responses to the test prompts, of the kept policy, or of both models of an "
         "evaluation (1 and 0 are a verifier's); 0 where all are equal.",
-        headline=(*SAMPLING, "evaluation"),
     ),
     # -- evaluation
     Metric(
         "mean_response_length", "tokens",
         "Mean length of responses to the test prompts, EOS included: of the kept policy, or of the candidate.",
-        headline=(*SAMPLING, "evaluation"),
     ),
-    Metric("baseline_mean_response_length", "tokens", "The same of the baseline.", headline=("evaluation",)),
+    Metric("baseline_mean_response_length", "tokens", "The same of the baseline."),
     Metric(
         "win_rate", "1",
         "Share of test prompts, sample by sample, at which the candidate's response is judged better than the "
         "baseline's; a tie counts one half.",
-        headline=("evaluation",),
     ),
     *_of_judge("accuracy", "1", "Share of sampled responses to test prompts that the verifier holds to be right", "verifier"),
     *_of_judge("score", "reward", "Mean score of sampled responses to test prompts", "reward"),
@@ -497,13 +350,19 @@ def measured_by(kind: str, *, judge: str | None = None) -> frozenset[str]:
 
     ``judge`` (``verifier`` or ``reward``) narrows an evaluation's down to those of its judge.
     """
-    return frozenset(
-        metric.name
-        for metric in METRICS
-        if kind in metric.headline and judge in (None, metric.judge or judge)
-    )
+    return _with_judge(KINDS[kind].headline, judge) if kind in KINDS else frozenset()
+
+
+def estimated_by(kind: str, *, judge: str | None = None) -> frozenset[str]:
+    """Those of ``measured_by`` that are estimates over held-out prompts: each comes with its uncertainty."""
+    return _with_judge(KINDS[kind].estimates, judge) if kind in KINDS else frozenset()
 
 
 def curves_of(kind: str) -> frozenset[str]:
     """Names of the metrics that a kind of stage reports while it runs."""
-    return frozenset(metric.name for metric in METRICS if kind in metric.curve)
+    return frozenset(KINDS[kind].curves) if kind in KINDS else frozenset()
+
+
+def _with_judge(names: tuple[str, ...], judge: str | None) -> frozenset[str]:
+    others = {metric.name for metric in METRICS if judge and metric.judge not in (None, judge)}
+    return frozenset(names) - others

@@ -1,7 +1,7 @@
 """The page ``docs/metrics.md``, printed from the table of metrics."""
 
+from schemas.kinds import KINDS
 from schemas.records.metrics import METRICS
-from schemas.records.uncertainty import estimated_by
 
 
 def docs_page() -> str:
@@ -14,7 +14,7 @@ def docs_page() -> str:
         "`preference_collection`). *±*: an estimate over held-out prompts, which comes with its standard error, clustered by",
         "prompt; a gate can ask for `confidence`.",
         "Unit `1` is a plain number; `reward` is the unit of the recipe's reward.",
-        "This page is printed from `schemas/records/metrics.py`.",
+        "This page is printed from `schemas/records/metrics.py` and `schemas/kinds.py`.",
         "",
         "| name | unit | meaning | headline of | curve of |",
         "|---|---|---|---|---|",
@@ -23,7 +23,12 @@ def docs_page() -> str:
         meaning = metric.meaning.replace("|", "\\|")
         if metric.judge:
             meaning += f" With a {metric.judge} as judge."
-        headline = [f"{kind} ±" if metric.name in estimated_by(kind) else kind for kind in metric.headline]
-        kinds = f"{', '.join(headline) or '–'} | {', '.join(metric.curve) or '–'}"
+        headline = [
+            f"{name} ±" if metric.name in kind.estimates else name
+            for name, kind in KINDS.items()
+            if metric.name in kind.headline
+        ]
+        curves = [name for name, kind in KINDS.items() if metric.name in kind.curves]
+        kinds = f"{', '.join(headline) or '–'} | {', '.join(curves) or '–'}"
         lines.append(f"| `{metric.name}` | {metric.unit} | {meaning} | {kinds} |")
     return "\n".join(lines) + "\n"

@@ -14,42 +14,12 @@ from itertools import zip_longest
 from pathlib import PurePath
 from typing import Any
 
+from schemas.kinds import KINDS
 from schemas.recipe.inputs import Generation
 from schemas.recipe.rewards import Reward
-from schemas.records.job import Work
+from schemas.recipe.work import ImportModel, ImportVerifier, Work
 from schemas.source_files import data_format
-from schemas.steps import (
-    DATA_FIELDS,
-    REFERRING,
-    STAGE_FIELDS,
-    VERIFIERS,
-)
-
-REVISIONS: dict[str, int] = {
-    "import_model": 2,
-    "prepare_data": 2,
-    "import_verifier": 2,
-    "sft": 2,
-    "reward_model": 2,
-    "dpo": 2,
-    "value_pretraining": 3,
-    "policy_optimization": 3,
-    "best_of_n": 2,
-    "preference_collection": 2,
-    "evaluation": 2,
-}
-"""Kind of work → an integer that is raised whenever the kind's numbers change (``tests/flows/code_record.py`` asks)."""
-
-ROLES: dict[str, tuple[str, ...]] = {
-    "import_model": (),
-    "prepare_data": (),
-    "import_verifier": (),
-    **{kind: (*STAGE_FIELDS[kind], *DATA_FIELDS[kind]) for kind in STAGE_FIELDS},
-}
-"""Kind of work → its fields that name a stage or a dataset; the key holds the digests of what they name."""
-
-IMPORTED = {"import_model": "model", "prepare_data": "data", "import_verifier": "verifier"}
-"""Kind of implicit step → its field that says what it copies into the store."""
+from schemas.steps import VERIFIERS
 
 NOT_IN_KEY = frozenset({"kind", "gate", "resources", "seed", "checkpoint_every", "microbatch_size"})
 """Fields that never change a stage's numbers, or (kind, seed) stand elsewhere in the key."""
@@ -95,16 +65,15 @@ def key_parts(
     Raises:
         ValueError: a digest or a reward is missing, or one is given that the work does not name.
     """
-    kind = work.kind
+    kind, row = work.kind, KINDS[work.kind]
     configuration = work.model_dump(mode="json")
     digests = dict(inputs)
-    if kind in REFERRING and configuration["reference"] is None and REFERRING[kind] in digests:
-        digests.setdefault("reference", digests[REFERRING[kind]])
+    stand_in = row.reference_from
+    if stand_in is not None and configuration["reference"] is None and stand_in in digests:
+        digests.setdefault("reference", digests[stand_in])
 
-    named = {
-        role: _take(digests, role, kind) for role in ROLES[kind] if role in digests or configuration[role]
-    }
-    if kind == "import_verifier":  # the datasets that it is tried on
+    named = {role: _take(digests, role, kind) for role in row.roles if role in digests or configuration[role]}
+    if isinstance(work, ImportVerifier):  # the datasets that it is tried on
         named |= {role: _take(digests, role, kind) for role in sorted(digests) if role.startswith("prompts.")}
     reward_names = _reward_names(configuration)
     read_rewards = {
@@ -116,28 +85,27 @@ def key_parts(
     ):
         if configuration.get(place):
             _verifier_by_content(configuration[place], field, digests, role, kind)
-    if kind in IMPORTED:
-        field = IMPORTED[kind]
-        source = configuration[field]["source"]
+    if row.imports is not None:
+        source = configuration[row.imports]["source"]
         if "source" in digests or not source.startswith(_SOURCES_WITH_CONTENT):
             named["source"] = _take(digests, "source", kind)
-        configuration[field]["source"] = _form(source, is_folder=kind == "import_model")
+        configuration[row.imports]["source"] = _form(source, is_folder=isinstance(work, ImportModel))
     unread = [*sorted(digests), *sorted(set(rewards) - set(reward_names.values()))]
     if unread:
         raise ValueError(
             f"a {kind} stage does not read {', '.join(map(repr, unread))}; leave it out of its key"
         )
 
-    for field in (*NOT_IN_KEY, *ROLES[kind], "reward"):
+    for field in (*NOT_IN_KEY, *row.roles, "reward"):
         configuration.pop(field, None)
     if configuration.get("judge"):
         configuration["judge"].pop("reward")
     if "algorithm" in configuration:
         configuration["algorithm"].pop("preset")  # a preset is only a name for its switches
-    limits = {"max_prompt_tokens", "max_response_tokens"} if not ROLES[kind] else None
+    limits = {"max_prompt_tokens", "max_response_tokens"} if row.is_implicit else None
     return {
         "kind": kind,
-        "revision": REVISIONS[kind],
+        "revision": row.revision,
         "configuration": configuration,
         "generation": generation.model_dump(mode="json", include=limits),
         "rewards": read_rewards,

@@ -11,27 +11,6 @@ from pydantic import Field
 
 from schemas.frozen import Frozen
 
-_OF_PAIRS = ("pair_accuracy", "preference_loss", "validation_pair_accuracy", "validation_preference_loss")
-_OF_POLICIES = ("test_score", "mean_response_length", "truncated_share")
-_OF_JUDGES = {
-    judge: frozenset(
-        {name, f"baseline_{name}", f"{name}_gain", f"greedy_{name}", f"baseline_greedy_{name}"}
-        | {"win_rate", "truncated_share", "mean_response_length", "baseline_mean_response_length"}
-    )
-    for judge, name in (("verifier", "accuracy"), ("reward", "score"))
-}
-
-ESTIMATED: dict[str, frozenset[str]] = {
-    "sft": frozenset({"validation_nll", "test_nll"}),
-    "reward_model": frozenset({*_OF_PAIRS, "score_gap", "validation_score_gap"}),
-    "dpo": frozenset({*_OF_PAIRS, "reward_gap", "validation_reward_gap"}),
-    "value_pretraining": frozenset({"explained_variance", "value_bias", "value_mse"}),
-    "policy_optimization": frozenset({"kl_to_reference", *_OF_POLICIES}),
-    "best_of_n": frozenset(_OF_POLICIES),
-    "evaluation": frozenset().union(*_OF_JUDGES.values()),
-}
-"""Kind of stage → its headline metrics that are estimates over held-out prompts; each comes with its uncertainty."""
-
 SHARES = frozenset(
     {"pair_accuracy", "validation_pair_accuracy", "win_rate", "truncated_share"}
     | {f"{side}{greedy}accuracy" for side in ("", "baseline_") for greedy in ("", "greedy_")}
@@ -54,14 +33,6 @@ class Uncertainty(Frozen):
     """Responses or pairs that were averaged."""
     standard_error: Annotated[float, Field(ge=0.0)] | None
     """Clustered by prompt; None where it is undefined, as it is for a single prompt."""
-
-
-def estimated_by(kind: str, *, judge: str | None = None) -> frozenset[str]:
-    """Names of the headline metrics of a kind of stage that come with an uncertainty.
-
-    ``judge`` (``verifier`` or ``reward``) narrows an evaluation's down to those of its judge.
-    """
-    return _OF_JUDGES[judge] if kind == "evaluation" and judge else ESTIMATED.get(kind, frozenset())
 
 
 def interval_of(

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from schemas.recipe.inputs import EXACT_MATCH
-from schemas.records.job import ImportVerifier, StageJob
+from schemas.recipe.work import ImportVerifier
+from schemas.records.job import StageJob
 from tasks.data.rows import Row, read_rows
 from tasks.data.splits import SPLITS
 from tasks.rewards.verifiers import (

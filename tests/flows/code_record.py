@@ -2,8 +2,8 @@
 
     python tests/flows/code_record.py "same numbers: the loop over chunks is one function now"
 
-writes down the code as it is. Either the kinds of work that run a changed module have had their number in
-``schemas.records.stage_key.REVISIONS`` raised, or the reason begins with ``same numbers:``, and then somebody vouches that
+writes down the code as it is. Either the kinds of work that run a changed module have had their
+``revision`` in ``schemas.kinds`` raised, or the reason begins with ``same numbers:``, and then somebody vouches that
 they are: an artifact made with the old code stands for one made with the new.
 """
 
@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TypedDict
 
 from flows.attempts.provenance import module_digests
-from schemas.records.stage_key import REVISIONS
-from tasks.stages import MODULES
+from schemas.kinds import KINDS
 
 RECORD = Path(__file__).with_suffix(".json")
 SAME = "same numbers:"
@@ -41,7 +40,12 @@ def read(path: Path = RECORD) -> Written:
 
 def present() -> dict[str, dict[str, str]]:
     """Kind of work → module that it runs → digest."""
-    return {kind: module_digests(module) for kind, module in MODULES.items()}
+    return {name: module_digests(kind.module) for name, kind in KINDS.items()}
+
+
+def revisions() -> dict[str, int]:
+    """Kind of work → its revision."""
+    return {name: kind.revision for name, kind in KINDS.items()}
 
 
 def unrecorded(written: Written, code: dict[str, dict[str, str]]) -> dict[str, list[str]]:
@@ -72,7 +76,7 @@ def recorded(
         if same:
             raise ValueError(
                 f"{', '.join(same)} run changed code under an unchanged revision; raise it in "
-                f'schemas/records/stage_key.py, or begin with "{SAME}" if their numbers are the same'
+                f'schemas/kinds.py, or begin with "{SAME}" if their numbers are the same'
             )
     now = {module: digest for digests in code.values() for module, digest in digests.items()}
     reasons = {
@@ -88,7 +92,7 @@ def recorded(
 def main(reason: str) -> None:
     """Write the record anew."""
     try:
-        written = recorded(read(), present(), REVISIONS, reason=reason)
+        written = recorded(read(), present(), revisions(), reason=reason)
     except ValueError as error:
         sys.exit(str(error))
     RECORD.write_text(json.dumps(written, indent=1, ensure_ascii=False) + "\n")

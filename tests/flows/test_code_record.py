@@ -6,10 +6,9 @@ from code_record import (
     present,
     read,
     recorded,
+    revisions,
     unrecorded,
 )
-
-from schemas.records.stage_key import REVISIONS
 
 CODE = {"sft": {"tasks.sft": "aa", "models.heads": "bb"}, "dpo": {"tasks.dpo": "cc", "models.heads": "bb"}}
 WRITTEN: Written = {
@@ -28,7 +27,7 @@ def test_the_code_is_the_recorded_one() -> None:
         f"changed since tests/flows/code_record.json was written:\n{told}\nraise the revisions of the kinds whose "
         'numbers change, then: python tests/flows/code_record.py "same numbers: ..." (or what is different)'
     )
-    assert read()["revisions"] == REVISIONS
+    assert read()["revisions"] == revisions()
 
 
 def test_a_changed_module_is_told_with_all_that_run_it() -> None:

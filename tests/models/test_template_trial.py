@@ -76,7 +76,8 @@ def test_the_import_tries_it_unless_the_recipe_says_that_there_is_no_chat(
     tokenizer: PreTrainedTokenizerBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from schemas.recipe.inputs import Generation, Model
-    from schemas.records.job import ImportModel, StageJob
+    from schemas.recipe.work import ImportModel
+    from schemas.records.job import StageJob
     from tasks.import_model import run
 
     monkeypatch.setattr(template_trial, "SECONDS", 1.0)

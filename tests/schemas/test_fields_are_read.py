@@ -9,9 +9,9 @@ from typing import Any, get_args, get_origin
 import pytest
 from pydantic import BaseModel
 
+from schemas.kinds import KINDS
 from schemas.recipe.algorithm import Algorithm
 from schemas.recipe.recipe import Recipe
-from schemas.steps import DATA_FIELDS, STAGE_FIELDS
 
 ROOT = Path(__file__).parents[2]
 STAGES = ("models", "tasks")
@@ -61,7 +61,7 @@ def test_every_field_is_found() -> None:
 @pytest.mark.parametrize("name", sorted({name for _, name in FIELDS}))
 def test_every_field_is_read_by_something(name: str) -> None:
     """Outside schemas, or as one of the fields whose names stand in the tables of references."""
-    referring = {name for fields in [*STAGE_FIELDS.values(), *DATA_FIELDS.values()] for name in fields}
+    referring = {name for kind in KINDS.values() for name in kind.roles}
     assert name in _names_read(EVERYTHING) | referring, [model for model, field in FIELDS if field == name]
 
 

@@ -1,16 +1,17 @@
 """Which steps a recipe has, what each reads, and in what order they can run."""
 
-from typing import Any
+from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 
+from schemas.kinds import KINDS, STAGES, collectors_of, makers_of
 from schemas.recipe.recipe import Recipe
+from schemas.recipe.stages import Stage
+from schemas.records.artifacts import Artifact
+from schemas.records.metrics import METRICS
 from schemas.steps import (
     CONTENT_COLUMNS,
-    DATA_FIELDS,
-    PUBLISHED,
-    REFERRING,
-    STAGE_FIELDS,
     VERIFIERS,
     content_of,
     dependencies,
@@ -18,6 +19,9 @@ from schemas.steps import (
     reward_of,
     stage_reference,
 )
+
+ROOT = Path(__file__).parents[2]
+ARTIFACTS = {each.model_fields["kind"].default for each in get_args(get_args(Artifact)[0])}
 
 
 def test_every_step_and_the_role_of_each_input(plain: dict[str, Any]) -> None:
@@ -140,20 +144,35 @@ def test_the_reward_of_a_stage(plain: dict[str, Any]) -> None:
 
 
 def test_the_tables_name_fields_that_exist() -> None:
-    fields = {model.model_fields["kind"].annotation.__args__[0]: model for model in _stage_models()}
-    assert set(STAGE_FIELDS) == set(DATA_FIELDS) == set(fields)
-    for table in (STAGE_FIELDS, DATA_FIELDS):
-        for kind, named in table.items():
-            assert set(named) <= set(fields[kind].model_fields)
-    assert {kind for kind in fields if "reference" in STAGE_FIELDS[kind]} == set(REFERRING)
-    assert all(REFERRING[kind] in STAGE_FIELDS[kind] for kind in REFERRING)
-    assert {content for named in DATA_FIELDS.values() for content in named.values()} == set(CONTENT_COLUMNS)
-    assert set(PUBLISHED) <= set(fields)
+    for name, kind in STAGES.items():
+        assert set(kind.roles) <= set(kind.work.model_fields), name
+        assert ("reference" in kind.reads) == (kind.reference_from is not None), name
+        assert kind.reference_from is None or kind.reference_from in kind.reads, name
+        assert kind.one_pass in (None, "test_responses", *kind.work.model_fields), name
+        assert (kind.one_pass is not None) == ("microbatch_size" in kind.work.model_fields), name
+    assert {content for kind in STAGES.values() for content in kind.data.values()} == set(CONTENT_COLUMNS)
 
 
-def _stage_models() -> list[Any]:
-    values = Recipe.model_fields["stages"].annotation.__args__[1]
-    return list(values.__args__[0].__args__)
+def test_every_row_is_about_a_class_a_module_and_metrics_that_exist() -> None:
+    metrics = {metric.name for metric in METRICS}
+    for name, kind in KINDS.items():
+        assert (ROOT / f"{kind.module.replace('.', '/')}.py").is_file(), name
+        assert {*kind.headline, *kind.curves} <= metrics, name
+        assert len(set(kind.headline)) == len(kind.headline), name
+        assert issubclass(kind.work, Stage) != kind.is_implicit, name
+        assert kind.imports is None or kind.imports in kind.work.model_fields, name
+        assert kind.makes in ARTIFACTS, name
+    assert len({kind.module for kind in KINDS.values()}) == len(KINDS)
+
+
+def test_which_stages_a_field_may_name() -> None:
+    assert makers_of(("policy",)) == ("model", "sft", "dpo", "policy_optimization", "best_of_n")
+    assert makers_of(("value_model", "reward_model")) == ("value_pretraining", "reward_model")
+    assert [name for name, kind in KINDS.items() if kind.is_published] == [
+        "sft", "reward_model", "dpo", "policy_optimization", "best_of_n",
+    ]  # fmt: skip
+    assert collectors_of("preferences") == ("preference_collection",)
+    assert collectors_of("prompts") == ()
 
 
 def test_every_verifier_that_can_be_named_exists() -> None:

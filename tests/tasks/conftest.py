@@ -31,13 +31,8 @@ from schemas.recipe.stages import (
     SupervisedFineTuning,
     ValuePretraining,
 )
-from schemas.records.job import (
-    ImportModel,
-    PrepareData,
-    StageJob,
-    StageResult,
-    Work,
-)
+from schemas.recipe.work import ImportModel, PrepareData, Work
+from schemas.records.job import StageJob, StageResult
 from tasks.stages import run_stage
 
 # Lets tests import what several of them share by its bare name: there are no packages under tests.

@@ -14,7 +14,8 @@ from schemas.recipe.stages import (
     PolicyOptimization,
     PreferenceCollection,
 )
-from schemas.records.job import ImportVerifier, PrepareData, StageJob
+from schemas.recipe.work import ImportVerifier, PrepareData
+from schemas.records.job import StageJob
 from tasks import best_of_n, policy_optimization
 from tasks.data.rows import read_rows
 from tasks.rollout.rollouts import Rollout, Sampled, Scored

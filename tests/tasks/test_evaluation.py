@@ -9,8 +9,7 @@ import torch
 
 from models.sequences import collate
 from schemas.recipe.rewards import Judge
-from schemas.records.metrics import measured_by
-from schemas.records.uncertainty import estimated_by
+from schemas.records.metrics import estimated_by, measured_by
 from tasks.data.rows import read_rows
 from tasks.evaluation import (
     Judged,

@@ -16,7 +16,8 @@ from schemas.recipe.inputs import (
     Shares,
     Split,
 )
-from schemas.records.job import PrepareData, StageJob, StageResult
+from schemas.recipe.work import PrepareData
+from schemas.records.job import StageJob, StageResult
 from schemas.tables import UnusableTable
 from tasks.data import arithmetic
 from tasks.data.columns import MissingColumn

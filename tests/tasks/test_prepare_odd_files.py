@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from schemas.recipe.inputs import Data, Generation, Split
-from schemas.records.job import PrepareData, StageJob, StageResult
+from schemas.recipe.work import PrepareData
+from schemas.records.job import StageJob, StageResult
 from schemas.source_files import SourceChanged, SourceTooLarge
 from tasks import prepare_data
 from tasks.data.columns import MissingColumn

@@ -24,7 +24,8 @@ from models.heads import (
 from models.logprobs import response_logprobs
 from schemas.recipe.inputs import Data, Split
 from schemas.recipe.stages import RewardModelling
-from schemas.records.job import PrepareData, StageJob
+from schemas.recipe.work import PrepareData
+from schemas.records.job import StageJob
 from schemas.records.metrics import curves_of, measured_by
 from tasks.data.examples import (
     Completions,

@@ -8,8 +8,7 @@ import pytest
 from kills import killed_in, same_weights_in_half_the_micro_batch
 
 from ledger.journal import read
-from schemas.records.metrics import curves_of, measured_by
-from schemas.records.uncertainty import estimated_by
+from schemas.records.metrics import curves_of, estimated_by, measured_by
 from tasks.data.rows import read_rows
 from tasks.rollout import rollouts
 from tasks.stages import run_stage

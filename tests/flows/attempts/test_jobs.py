@@ -15,9 +15,10 @@ from flows.attempts.jobs import (
     work_of,
 )
 from flows.machine import Share
+from schemas.kinds import KINDS
 from schemas.loading.recipe_file import load_recipe
 from schemas.recipe.recipe import Recipe
-from schemas.records.stage_key import REVISIONS, stage_key
+from schemas.records.stage_key import stage_key
 from schemas.source_files import SourceTooLarge
 
 
@@ -37,7 +38,7 @@ def test_every_step_has_its_work(recipe: Recipe) -> None:
         "value": "value_pretraining",
         "evaluation": "evaluation",
     }
-    assert set(kinds.values()) <= set(REVISIONS)
+    assert set(kinds.values()) <= set(KINDS)
 
 
 def test_a_job_carries_what_its_stage_reads_and_no_more(recipe: Recipe, tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ from schemas.recipe.stages import (
     SupervisedFineTuning,
     ValuePretraining,
 )
+from schemas.recipe.work import ImportModel, Work
 from schemas.records.artifacts import Dataset
-from schemas.records.job import ImportModel, Work
 
 PROMPTS = Dataset(
     uri=f"objects/{'a' * 64}",

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from flows.attempts import provenance as subject
-from flows.attempts.provenance import code_digest, drift, provenance
-from tasks.stages import MODULES
+from flows.attempts.provenance import code_digest, drift, module_digests, provenance
+from schemas.kinds import KINDS
 
 MODULE = '''
 """What it does."""
@@ -82,12 +82,20 @@ def test_a_changed_module_that_is_imported_changes_it_and_no_other(package: Path
     assert digest() != before
 
 
-@pytest.mark.parametrize("kind", MODULES)
+@pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_work_has_a_provenance(kind: str) -> None:
     made_with = provenance(kind, threads=2)
     assert made_with["threads"] == "2"
     assert made_with["torch"].startswith("2.")
     assert len(made_with["code"]) == 64
+
+
+def test_a_row_of_the_table_of_kinds_is_no_code_of_another_kind() -> None:
+    """A revision that is raised, and a kind that is added, change it."""
+    for kind in KINDS.values():
+        digests = module_digests(kind.module)
+        assert "schemas.kinds" not in digests
+        assert {kind.module, "schemas.records.job", "schemas.frozen"} <= digests.keys()
 
 
 def test_drift_says_what_was_and_what_is(package: Path) -> None:
@@ -129,10 +137,11 @@ def threads_that_switch_while_trees_are_built() -> Iterator[None]:
 
 @pytest.mark.usefixtures("threads_that_switch_while_trees_are_built")
 def test_stages_that_begin_together_read_the_code_together() -> None:
-    with ThreadPoolExecutor(len(MODULES)) as threads:
-        together = list(threads.map(code_digest, MODULES.values()))
+    modules = [kind.module for kind in KINDS.values()]
+    with ThreadPoolExecutor(len(modules)) as threads:
+        together = list(threads.map(code_digest, modules))
     forget_what_was_read()
-    assert together == [code_digest(module) for module in MODULES.values()]
+    assert together == [code_digest(module) for module in modules]
 
 
 def test_nothing_that_it_describes_is_loaded() -> None:

@@ -24,7 +24,8 @@ from flows.launchers.local_process import (
 )
 from flows.machine import Share
 from schemas.recipe.inputs import Generation, Model
-from schemas.records.job import ImportModel, StageJob, StageResult
+from schemas.recipe.work import ImportModel
+from schemas.records.job import StageJob, StageResult
 
 ROOT = Path(__file__).parents[3]
 

@@ -14,7 +14,7 @@ from schemas.recipe.inputs import EXACT_MATCH, Generation, Verifier
 from schemas.recipe.recipe import Recipe
 from schemas.recipe.rewards import Reward, RewardTerm
 from schemas.recipe.stages import BestOfN, PolicyEvaluation, PolicyOptimization
-from schemas.records.job import ImportVerifier, Work
+from schemas.recipe.work import ImportVerifier, Work
 from schemas.records.stage_key import differences, key_parts, stage_key
 from schemas.steps import dependencies, order, verifiers_of
 

@@ -251,7 +251,7 @@ def test_everything_wrong_is_found_in_one_loading() -> None:
         "x.yaml:34: publish.0.registered_model: '../m' is not a valid name; "
         "use letters, digits, '.', '_' and '-' (pattern ^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$)",
         "x.yaml:34: publish.0.stage: 'value' is a value_pretraining stage; "
-        "a stage is a policy_optimization or sft or dpo or best_of_n or reward_model stage; use one of: sft, policy",
+        "a stage is a sft or dpo or policy_optimization or best_of_n or reward_model stage; use one of: sft, policy",
         "x.yaml:34: publish.0.after: 'sft' has no gate that could pass; use one of: value",
     ]
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from schemas.kinds import KINDS
 from schemas.loading.recipe_file import builtin_recipes, parse_recipe
 from schemas.recipe.learning_rates import (
-    PUBLISHED,
     rate_for,
     unset_rates,
     with_learning_rates,
@@ -102,13 +102,11 @@ def test_the_rate_that_was_chosen_is_in_the_stage_key() -> None:
 
 
 def test_every_kind_that_trains_has_a_published_rate() -> None:
-    kinds = {cls.model_fields["kind"].annotation.__args__[0] for cls in _leaves(Training)}  # type: ignore[union-attr]
-    assert kinds == set(PUBLISHED)
-
-
-def _leaves(cls: type) -> list[type[Training]]:
-    below = cls.__subclasses__()
-    return [leaf for sub in below for leaf in _leaves(sub)] if below else [cls]
+    for name, kind in KINDS.items():
+        assert (kind.learning_rate is not None) == issubclass(kind.work, Training), name
+        assert (kind.critic_learning_rate is not None) == (
+            "critic_learning_rate" in kind.work.model_fields
+        ), name
 
 
 def test_only_the_recipe_for_models_of_ones_own_leaves_rates_open() -> None:
@@ -117,6 +115,8 @@ def test_only_the_recipe_for_models_of_ones_own_leaves_rates_open() -> None:
     left_open = set()
     for name in builtin_recipes():
         stages = yaml.safe_load((folder / f"{name}.yaml").read_text()).get("stages", {})
-        if any(stage["kind"] in PUBLISHED and "learning_rate" not in stage for stage in stages.values()):
+        if any(
+            KINDS[stage["kind"]].learning_rate and "learning_rate" not in stage for stage in stages.values()
+        ):
             left_open.add(name)
     assert left_open == {"instruct"}

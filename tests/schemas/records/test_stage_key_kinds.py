@@ -16,7 +16,7 @@ from schemas.recipe.stages import (
     RewardModelling,
     ValuePretraining,
 )
-from schemas.records.job import Work
+from schemas.recipe.work import Work
 from schemas.records.stage_key import key_parts, stage_key
 
 

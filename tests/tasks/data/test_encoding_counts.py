@@ -10,7 +10,8 @@ from transformers import PreTrainedTokenizerFast
 from models.builtin import build_tiny
 from models.folders import load_tokenizer
 from schemas.recipe.inputs import Generation, Model
-from schemas.records.job import ImportModel, StageJob
+from schemas.recipe.work import ImportModel
+from schemas.records.job import StageJob
 from tasks.data.encoding_counts import (
     TokenCounts,
     TooManyLeftOut,

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from schemas.recipe.inputs import EXACT_MATCH, Generation, Verifier
-from schemas.records.job import ImportVerifier, StageJob
+from schemas.recipe.work import ImportVerifier
+from schemas.records.job import StageJob
 from tasks.data.rows import write_rows
 from tasks.data.splits import SPLITS
 from tasks.import_verifier import run

@@ -10,7 +10,8 @@ import pytest
 from schemas.recipe.inputs import EXACT_MATCH, Generation, Verifier
 from schemas.recipe.rewards import Judge
 from schemas.recipe.stages import PolicyEvaluation
-from schemas.records.job import ImportVerifier, StageJob, StageResult
+from schemas.recipe.work import ImportVerifier
+from schemas.records.job import StageJob, StageResult
 from schemas.source_files import SourceChanged, SourceTooLarge
 from tasks.data.rows import write_rows
 from tasks.data.splits import SPLITS

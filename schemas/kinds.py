@@ -1,0 +1,324 @@
+"""Everything that is known of a kind of work, one row a kind.
+
+A new kind of stage is its class in ``schemas.recipe``, its module in ``tasks``, and its row here. Modules and metrics are
+named, not imported: what ``schemas`` loads has no tensor library.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import reduce
+from operator import or_
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
+
+from pydantic import Field
+
+from schemas.recipe.inputs import MODEL, Content
+from schemas.recipe.stages import (
+    BestOfN,
+    DirectPreferenceOptimization,
+    PolicyEvaluation,
+    PolicyOptimization,
+    PreferenceCollection,
+    RewardModelling,
+    Stage,
+    SupervisedFineTuning,
+    ValuePretraining,
+)
+from schemas.recipe.work import ImportModel, ImportVerifier, PrepareData, Work
+
+ArtifactKind = Literal["policy", "dataset", "verifier", "reward_model", "value_model", "evaluation"]
+
+MODELS: tuple[ArtifactKind, ...] = ("policy", "reward_model", "value_model")
+"""Kinds of artifact that are models."""
+PUBLISHED: tuple[ArtifactKind, ...] = ("policy", "reward_model")
+"""Kinds of artifact that a stage's can be to become a registered model."""
+
+Pass = Literal["batch_size", "minibatch_size", "test_responses"]
+"""What is in one forward pass where no ``microbatch_size`` is given: a field, or every response to the test prompts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """What is known of one kind of work."""
+
+    work: type[Work]
+    """Its class; the literal of its field ``kind`` is the kind's name."""
+    module: str
+    """Of ``tasks``; its function ``run`` does the work."""
+    makes: ArtifactKind
+    content: Content | None = None
+    """What the dataset that it makes holds; None: it makes none, or the work itself says."""
+    revision: int
+    """Part of every stage key; raised when the kind's numbers change (``tests/flows/code_record.py`` asks)."""
+    imports: str | None = None
+    """Of an implicit step: its field with the ``source`` that it copies into the store."""
+    reads: Mapping[str, tuple[ArtifactKind, ...]] = field(default_factory=dict)
+    """Field that names a stage → kinds of artifact that it may have made; the recipe's model is a policy."""
+    data: Mapping[str, Content] = field(default_factory=dict)
+    """Field that names a dataset → what is read there."""
+    reference_from: str | None = None
+    """Field that stands in for ``reference`` where the recipe gives none."""
+    one_pass: Pass | None = None
+    """None: no ``microbatch_size`` decides its memory."""
+    learning_rate: float | None = None
+    """For models as wide as ``schemas.recipe.learning_rates`` says; None: it trains nothing."""
+    critic_learning_rate: float | None = None
+    """The same of a critic beside the policy."""
+    estimates: tuple[str, ...] = ()
+    """Headline metrics that are estimates over held-out prompts; each comes with its uncertainty."""
+    numbers: tuple[str, ...] = ()
+    """Its other headline metrics."""
+    curves: tuple[str, ...] = ()
+    """Metrics that it reports while it runs: against the optimiser step (the iteration, where responses are sampled;
+    the batch, in preference_collection)."""
+
+    @property
+    def name(self) -> str:
+        """As a recipe writes it."""
+        name: str = get_args(self.work.model_fields["kind"].annotation)[0]
+        return name
+
+    @property
+    def is_implicit(self) -> bool:
+        """Whether no recipe writes it."""
+        return self.imports is not None
+
+    @property
+    def is_published(self) -> bool:
+        """Whether its model can become a registered model."""
+        return self.makes in PUBLISHED and not self.is_implicit
+
+    @property
+    def headline(self) -> tuple[str, ...]:
+        """Metrics that it reports once, at its end; a gate can ask for them."""
+        return (*self.estimates, *self.numbers)
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """Its fields that name a stage or a dataset."""
+        return (*self.reads, *self.data)
+
+
+_PROMPTS_READ = ("prompts_too_long", "prompts_too_long_share", "unknown_token_share", "single_byte_share")
+_RESPONSES_READ = ("responses_cut", "responses_cut_share")
+_ROWS = ("train_rows", "validation_rows", "test_rows")
+_PAIRS = ("pair_accuracy", "preference_loss", "validation_pair_accuracy", "validation_preference_loss")
+_STEP = ("learning_rate", "tokens_per_second", "grad_norm")
+_SAMPLER = ("sampler_gap", "sampler_gap_k3", "sampler_gap_worst")
+_SAMPLED_POLICY = ("test_score", "mean_response_length", "truncated_share")
+_CHOSEN_POLICY = ("best_iteration", "validation_score", "reward_spread")
+_ROLLOUT = ("score_mean", "score_mean_TERM", "response_length_mean", "truncated_share", "validation_score")
+
+
+def _judged(name: str) -> tuple[str, ...]:
+    """What an evaluation says of both models in the words of its judge, each with its uncertainty."""
+    return (name, f"baseline_{name}", f"{name}_gain", f"greedy_{name}", f"baseline_greedy_{name}")
+
+
+_ROWS_OF_THE_TABLE = (
+    Kind(
+        work=ImportModel,
+        module="tasks.import_model",
+        makes="policy",
+        revision=2,
+        imports="model",
+    ),
+    Kind(
+        work=PrepareData,
+        module="tasks.prepare_data",
+        makes="dataset",
+        revision=2,
+        imports="data",
+        numbers=(*_ROWS, "source_rows", "dropped_rows", "repeated_rows", "unused_rows"),
+    ),
+    Kind(
+        work=ImportVerifier,
+        module="tasks.import_verifier",
+        makes="verifier",
+        revision=2,
+        imports="verifier",
+    ),
+    Kind(
+        work=SupervisedFineTuning,
+        module="tasks.sft",
+        makes="policy",
+        revision=2,
+        reads={"init": ("policy",)},
+        data={"data": "demonstrations"},
+        one_pass="batch_size",
+        learning_rate=2e-5,  # zephyr-7b-beta, alignment-handbook
+        estimates=("validation_nll", "test_nll"),
+        numbers=(*_PROMPTS_READ, *_RESPONSES_READ),
+        curves=(*_STEP, "loss"),
+    ),
+    Kind(
+        work=RewardModelling,
+        module="tasks.reward_model",
+        makes="reward_model",
+        revision=2,
+        reads={"init": ("policy",)},
+        data={"data": "preferences", "rankings": "rankings", "centre_on": "demonstrations"},
+        one_pass="batch_size",
+        learning_rate=1e-5,  # 9e-6 in OpenRLHF's reward models
+        estimates=(*_PAIRS, "score_gap", "validation_score_gap"),
+        numbers=(*_PROMPTS_READ, *_RESPONSES_READ, "rows_alike_after_cut", "score_shift"),
+        curves=(*_STEP, "loss", "train_pair_accuracy", "score_gap", "chosen_nll", "score_mean"),
+    ),
+    Kind(
+        work=DirectPreferenceOptimization,
+        module="tasks.dpo",
+        makes="policy",
+        revision=2,
+        reads={"init": ("policy",), "reference": ("policy",)},
+        data={"data": "preferences"},
+        reference_from="init",
+        one_pass="batch_size",
+        learning_rate=5e-7,  # zephyr-7b-beta
+        estimates=(*_PAIRS, "reward_gap", "validation_reward_gap"),
+        numbers=(*_PROMPTS_READ, *_RESPONSES_READ, "rows_alike_after_cut"),
+        curves=(*_STEP, "loss", "train_pair_accuracy", "reward_gap", "chosen_nll"),
+    ),
+    Kind(
+        work=ValuePretraining,
+        module="tasks.value_pretraining",
+        makes="value_model",
+        revision=3,
+        reads={"policy": ("policy",), "init": ("reward_model", "policy"), "reference": ("policy",)},
+        data={"prompts": "prompts"},
+        reference_from="policy",
+        one_pass="minibatch_size",
+        learning_rate=1e-5,  # inferred: like a reward model, a scalar head and its trunk learn fixed targets
+        estimates=("explained_variance", "value_bias", "value_mse"),
+        numbers=(
+            *_PROMPTS_READ,
+            "validation_explained_variance",
+            "return_variance",
+            "constant_mse",
+            *(f"explained_variance_position_{quarter}" for quarter in (1, 2, 3, 4)),
+            "best_iteration",
+        ),
+        curves=(
+            *_STEP,
+            *_SAMPLER,
+            "value_loss",
+            "value_bias",
+            "validation_explained_variance",
+            "return_mean",
+            "score_mean",
+        ),
+    ),
+    Kind(
+        work=PolicyOptimization,
+        module="tasks.policy_optimization",
+        makes="policy",
+        revision=3,
+        reads={
+            "init": ("policy",),
+            "reference": ("policy",),
+            "critic": ("value_model", "reward_model"),
+            "fresh_critic": ("policy",),
+        },
+        data={"prompts": "prompts", "ptx": "demonstrations"},
+        reference_from="init",
+        one_pass="minibatch_size",
+        learning_rate=1e-6,  # VAPO, arXiv 2504.05118
+        critic_learning_rate=2e-6,  # VAPO
+        estimates=(*_SAMPLED_POLICY, "kl_to_reference"),
+        numbers=(*_PROMPTS_READ, *_CHOSEN_POLICY),
+        curves=(
+            *_ROLLOUT,
+            *_SAMPLER,
+            "tokens_per_second",
+            # the rollout
+            *("scaled_score_mean", "reward_moments_mean", "reward_moments_std", "kl_coef", "reward_mean"),
+            *(
+                "kl_to_reference",
+                "positive_share",
+                "uniform_group_share",
+                "sampling_rounds",
+                "greedy_score_mean",
+            ),
+            *("advantage_mean", "advantage_std", "explained_variance"),
+            # the update
+            *(
+                "policy_loss",
+                "surrogate_loss",
+                "entropy",
+                "ratio",
+                "ratio_deviation",
+                "ratio_deviation_first",
+            ),
+            *("approx_kl", "clip_fraction", "dual_clip_fraction", "kl_loss", "old_kl", "kl_penalty_coef"),
+            *("trust_region_undone", "positive_nll", "ptx_nll", "grad_norm_policy", "learning_rate_policy"),
+            *("value_loss", "value_bias", "value_mse", "value_clip_fraction"),
+            *("grad_norm_critic", "learning_rate_critic"),
+        ),
+    ),
+    Kind(
+        work=BestOfN,
+        module="tasks.best_of_n",
+        makes="policy",
+        revision=2,
+        reads={"init": ("policy",)},
+        data={"prompts": "prompts"},
+        one_pass="minibatch_size",
+        learning_rate=2e-5,  # the same loss as SFT
+        estimates=_SAMPLED_POLICY,
+        numbers=(*_PROMPTS_READ, *_CHOSEN_POLICY),
+        curves=(*_STEP, *_ROLLOUT, *_SAMPLER, "best_score_mean", "nll"),
+    ),
+    Kind(
+        work=PreferenceCollection,
+        module="tasks.preference_collection",
+        makes="dataset",
+        content="preferences",
+        revision=2,
+        reads={"policy": ("policy",)},
+        data={"prompts": "prompts", "demonstrations": "demonstrations"},
+        one_pass="batch_size",
+        numbers=(*_ROWS, *_PROMPTS_READ, "tied_share", "mean_chosen_length", "mean_rejected_length"),
+        curves=("tied_share", "tokens_per_second"),
+    ),
+    Kind(
+        work=PolicyEvaluation,
+        module="tasks.evaluation",
+        makes="evaluation",
+        revision=2,
+        reads={"candidate": ("policy",), "baseline": ("policy",)},
+        data={"prompts": "prompts"},
+        one_pass="test_responses",
+        estimates=(
+            *_judged("accuracy"),
+            *_judged("score"),
+            *("win_rate", "truncated_share", "mean_response_length", "baseline_mean_response_length"),
+        ),
+        numbers=(
+            *_PROMPTS_READ,
+            *("reward_spread", "accuracy_gain_standard_error", "score_gain_standard_error"),
+        ),
+    ),
+)
+
+KINDS: Mapping[str, Kind] = {kind.name: kind for kind in _ROWS_OF_THE_TABLE}
+"""Name → row: everything that a stage process can be asked to do."""
+
+STAGES: Mapping[str, Kind] = {name: kind for name, kind in KINDS.items() if not kind.is_implicit}
+"""The rows of the kinds that a recipe writes."""
+
+if TYPE_CHECKING:
+    AnyStage = Stage
+    AnyWork = Work
+else:
+    AnyStage = Annotated[reduce(or_, (kind.work for kind in STAGES.values())), Field(discriminator="kind")]
+    AnyWork = Annotated[reduce(or_, (kind.work for kind in KINDS.values())), Field(discriminator="kind")]
+
+
+def makers_of(artifacts: tuple[ArtifactKind, ...]) -> tuple[str, ...]:
+    """Kinds of stage that make one of these artifacts, before them ``model`` where a policy is one."""
+    kinds = [name for makes in artifacts for name, kind in STAGES.items() if kind.makes == makes]
+    return (*((MODEL,) if "policy" in artifacts else ()), *kinds)
+
+
+def collectors_of(content: Content) -> tuple[str, ...]:
+    """Kinds of stage whose artifact is a dataset of this content."""
+    return tuple(name for name, kind in STAGES.items() if kind.content == content)
