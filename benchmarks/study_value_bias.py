@@ -52,8 +52,10 @@ from models.sequences import Sequences
 from schemas.loading.recipe_file import load_recipe
 from schemas.recipe.recipe import Recipe
 from schemas.recipe.stages import ValuePretraining
+from schemas.recipe.terms import VerifierTerm
 from tasks.data.examples import Codec, Prompts, read_prompts
 from tasks.data.splits import TEST, TRAIN
+from tasks.rewards import model_scores, verifier_scores
 from tasks.rewards.scoring import Scorer, Term, score
 from tasks.rewards.verifiers import VERIFIERS
 from tasks.rollout.minibatches import minibatches
@@ -127,19 +129,26 @@ class Setting:
     def paid_by_rule(self, sampled: Sampled) -> Responses:
         """Responses with the recipe's reward, a rule; the reward model is only a critic in it."""
         terms = self.recipe.rewards["main"].terms
-        assert all(term.verifier for term in terms)
+        assert all(isinstance(term, VerifierTerm) for term in terms)
         return paid(
             sampled,
             [
-                Term(term.name, term.weight, VERIFIERS[term.verifier], term.wrong)
+                Term(
+                    term.name,
+                    term.weight,
+                    verifier_scores.scored_by(VERIFIERS[term.verifier], wrong=term.wrong),
+                )
                 for term in terms
-                if term.verifier
+                if isinstance(term, VerifierTerm)
             ],
         )
 
     def paid_by_reward_model(self, sampled: Sampled) -> Responses:
         """The same responses with the reward model's score as reward: then it is a critic of itself."""
-        return paid(sampled, [Term("reward", 1.0, load_scalar(self.folders["reward"], role="reward"))])
+        return paid(
+            sampled,
+            [Term("reward", 1.0, model_scores.scored_by(load_scalar(self.folders["reward"], role="reward")))],
+        )
 
 
 def paid(sampled: Sampled, terms: Sequence[Term]) -> Responses:

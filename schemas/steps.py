@@ -77,8 +77,8 @@ def _inputs(recipe: Recipe, stage: Stage) -> dict[str, str]:
     reward = reward_of(stage)
     if reward is not None:
         for i, term in enumerate(recipe.rewards[reward].terms):
-            if term.model is not None:
-                inputs[f"reward.{reward}.{i}"] = term.model
+            if term.stage is not None:
+                inputs[f"reward.{reward}.{i}"] = term.stage
     own = {role: name for role, name in verifiers_of(recipe, stage).items() if name in recipe.verifiers}
     return inputs | {role: f"verifiers.{name}" for role, name in own.items()}
 
@@ -89,7 +89,7 @@ def verifiers_of(recipe: Recipe, stage: Stage) -> dict[str, str]:
     reward = reward_of(stage)
     if reward is not None:
         terms = enumerate(recipe.rewards[reward].terms)
-        named |= {f"reward.{reward}.{i}": term.verifier for i, term in terms}
+        named |= {f"reward.{reward}.{i}": term.asked for i, term in terms}
     judge = judge_of(stage)
     if judge is not None:
         named["judge"] = judge.verifier

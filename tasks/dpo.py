@@ -20,7 +20,7 @@ from schemas.records.job import StageJob, StageResult
 from tasks.data.encoding_counts import comparison_metrics
 from tasks.data.examples import Completions, codec_of, read_completions
 from tasks.data.splits import TEST, TRAIN, VALIDATION
-from tasks.rewards.scoring import TokenizersDiffer
+from tasks.rewards.model_scores import TokenizersDiffer
 from tasks.training import progress
 from tasks.training.attempt import Attempt
 from tasks.training.data_order import order_of

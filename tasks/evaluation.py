@@ -14,7 +14,7 @@ from tasks.data.encoding_counts import encoding_metrics
 from tasks.data.examples import Prompts, codec_of, read_prompts
 from tasks.data.rows import write_rows
 from tasks.data.splits import TEST
-from tasks.rewards.scoring import TokenizersDiffer
+from tasks.rewards.model_scores import TokenizersDiffer
 from tasks.rollout.judging import load_judge
 from tasks.rollout.rollouts import Sampled, sample_responses
 from tasks.training.measured import (

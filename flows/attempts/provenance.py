@@ -16,6 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from schemas.kinds import KINDS
+from schemas.recipe.terms import TERMS
 
 PACKAGES = ("schemas", "algorithms", "models", "storage", "ledger", "tasks")
 """Whose code decides a stage's numbers."""
@@ -23,6 +24,9 @@ PACKAGES = ("schemas", "algorithms", "models", "storage", "ledger", "tasks")
 TABLE = "schemas.kinds"
 """Not read as code: what its rows say of a kind stands in the stage key, or changes no number. Else a new kind, or one
 kind's raised revision, would count as changed code of every other."""
+
+LOADED_BY_NAME = {"tasks.rewards.scoring": [kind.module for kind in TERMS]}
+"""Module → what it imports as its table says."""
 
 NVIDIA = Path("/proc/driver/nvidia")
 
@@ -73,7 +77,7 @@ def module_digests(module: str) -> dict[str, str]:
         path = _source(name)
         if name not in trees and name != TABLE and path is not None:
             trees[name], imports = _read(path)
-            waiting += imports
+            waiting += [*imports, *LOADED_BY_NAME.get(name, ())]
     return trees
 
 

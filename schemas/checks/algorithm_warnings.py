@@ -82,7 +82,7 @@ def _penalty_without_a_second_step(name: str, stage: PolicyOptimization) -> Iter
 
 
 def _groups_that_never_agree(recipe: Recipe, name: str, stage: PolicyOptimization) -> Iterator[str]:
-    models = [term.model for term in recipe.rewards[stage.reward].terms if term.model is not None]
+    models = [term.stage for term in recipe.rewards[stage.reward].terms if term.stage is not None]
     if stage.algorithm.drop_uniform_groups and models:
         yield (
             f"stages.{name}.algorithm.drop_uniform_groups: scores of the reward model '{models[0]}' are never all equal, "
@@ -140,12 +140,12 @@ def _uncentred_threshold(recipe: Recipe, name: str, stage: PolicyOptimization) -
     if not stage.algorithm.positive_nll_coef or stage.algorithm.positive_verifier is not None:
         return
     for term in recipe.rewards[stage.reward].terms:
-        model = recipe.stages[term.model] if term.model is not None else None
+        model = recipe.stages[term.stage] if term.stage is not None else None
         if isinstance(model, RewardModelling) and model.centre_on is None:
             yield (
                 f"stages.{name}.algorithm.positive_threshold: {stage.algorithm.positive_threshold:g} is compared "
-                f"with scores of '{term.model}', whose zero means nothing (Bradley-Terry fixes differences only); "
-                f"set stages.{term.model}.centre_on"
+                f"with scores of '{term.stage}', whose zero means nothing (Bradley-Terry fixes differences only); "
+                f"set stages.{term.stage}.centre_on"
             )
 
 

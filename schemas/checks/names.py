@@ -18,6 +18,7 @@ from schemas.problems import (
 )
 from schemas.recipe.fields import MAX_NAMED
 from schemas.recipe.inputs import EXACT_MATCH, MODEL, Content
+from schemas.recipe.terms import TERMS
 from schemas.records.metrics import SELECTING, estimated_by, gated_by, measured_by
 from schemas.steps import CONTENT_COLUMNS, VERIFIERS
 
@@ -79,6 +80,11 @@ def _terms(plain: Plain) -> Iterator[tuple[str, Path, Plain]]:
     for reward, definition in _mapping(plain.get("rewards")).items():
         for i, term in enumerate(_items(_mapping(definition).get("terms"))):
             yield reward, ("rewards", reward, "terms", i), _mapping(term)
+
+
+def _fields_that_name(what: str) -> list[str]:
+    """Fields of a reward's term that name such a thing."""
+    return [kind.field for kind in TERMS if kind.names == what]
 
 
 def _reads_rewards(name: str, stage: Plain) -> Iterator[tuple[Path, str]]:
@@ -155,7 +161,8 @@ def _reward_references(plain: Plain) -> Iterator[Problem]:
                 remedy = suggest(reward, rewards) or "define it under rewards"
                 yield Problem(path, f"no reward is called {quote(reward)}", remedy)
     for _, path, term in _terms(plain):
-        yield from _stage_named(plain, (*path, "model"), term.get("model"), ("reward_model",))
+        for field in _fields_that_name("reward_model"):
+            yield from _stage_named(plain, (*path, field), term.get(field), makers_of(("reward_model",)))
 
 
 def _data_references(plain: Plain) -> Iterator[Problem]:
@@ -210,7 +217,9 @@ def _builtin_content(data: Plain) -> str | None:
 
 def _verifiers(plain: Plain) -> Iterator[Problem]:
     named: list[tuple[Path, Any]] = [
-        ((*path, "verifier"), term.get("verifier")) for _, path, term in _terms(plain)
+        ((*path, field), term.get(field))
+        for field in _fields_that_name("verifier")
+        for _, path, term in _terms(plain)
     ]
     for name, stage in _stages(plain).items():
         for field, key in (("judge", "verifier"), ("algorithm", "positive_verifier")):
@@ -269,7 +278,10 @@ def _reads_verifiers(plain: Plain, name: str, stage: Plain) -> list[tuple[Path, 
     ]
     rewards = [reward for _, reward in _reads_rewards(name, stage)]
     return read + [
-        ((*path, "verifier"), term.get("verifier")) for r, path, term in _terms(plain) if r in rewards
+        ((*path, field), term.get(field))
+        for field in _fields_that_name("verifier")
+        for r, path, term in _terms(plain)
+        if r in rewards
     ]
 
 
@@ -370,7 +382,12 @@ def _waits(plain: Plain) -> dict[str, list[tuple[Path, str]]]:
             (path, to) for path, to in fields if isinstance(to, str) and to in stages and to != name
         ]
         for _, reward in _reads_rewards(name, stages[name]):
-            terms = [((*path, "model"), term.get("model")) for r, path, term in _terms(plain) if r == reward]
+            terms = [
+                ((*path, field), term.get(field))
+                for field in _fields_that_name("reward_model")
+                for r, path, term in _terms(plain)
+                if r == reward
+            ]
             waits[name] += [(path, to) for path, to in terms if isinstance(to, str) and to in stages]
     return waits
 

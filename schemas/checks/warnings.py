@@ -74,8 +74,8 @@ def _ungated_reward(recipe: Recipe, name: str, stage: ValuePretraining) -> Itera
     if not any(gate.metric == "explained_variance" for gate in stage.gate):
         return
     for term in recipe.rewards[stage.reward].terms:
-        if term.model is not None and not recipe.stages[term.model].gate:
+        if term.stage is not None and not recipe.stages[term.stage].gate:
             yield (
                 f"stages.{name}.gate: scores of a reward model at chance level can be predicted well too; "
-                f"give stages.{term.model} a gate on pair_accuracy"
+                f"give stages.{term.stage} a gate on pair_accuracy"
             )

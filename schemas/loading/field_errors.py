@@ -27,6 +27,7 @@ from schemas.problems import (
     quote,
     suggest,
 )
+from schemas.recipe.terms import RewardTerm, class_of
 
 _NAME = "start with a lower-case letter; lower-case letters, digits and underscores follow"
 _ROUNDS = 8
@@ -300,6 +301,8 @@ def _chosen(annotation: Any, value: Any) -> type[BaseModel] | None:
     if get_origin(annotation) in (dict,) or (get_origin(annotation) is tuple and isinstance(value, list)):
         return None
     models = list(_models_in(annotation))
+    if len(models) > 1 and issubclass(models[0], RewardTerm):
+        return class_of(value)
     if len(models) > 1 and isinstance(value, dict):
         models = [model for model in models if _kind_of(model) == value.get("kind")]
     return models[0] if models else None

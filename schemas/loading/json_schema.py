@@ -24,7 +24,7 @@ from schemas.recipe.inputs import (
     Verifier,
 )
 from schemas.recipe.recipe import Publication, Recipe
-from schemas.recipe.rewards import Judge, MissingEos, RewardTerm
+from schemas.recipe.rewards import Judge, MissingEos
 from schemas.recipe.stages import Gate, PreferenceCollection, RewardModelling
 from schemas.sweep import Sweep
 
@@ -34,7 +34,6 @@ DRAFT = "http://json-schema.org/draft-07/schema#"
 """What editors' YAML support reads most widely."""
 
 EXACTLY_ONE: dict[type[Frozen], tuple[str, str]] = {
-    RewardTerm: ("model", "verifier"),
     MissingEos: ("subtract", "replace"),
     Gate: ("at_least", "at_most"),
     RewardModelling: ("data", "rankings"),

@@ -11,33 +11,7 @@ from schemas.recipe.fields import (
     Number,
     Positive,
 )
-
-
-class RewardTerm(Frozen):
-    """One summand of a reward: a trained reward model or a verifier."""
-
-    model: Name | None = None
-    """A reward_model stage, whose score is the summand."""
-    verifier: str | None = None
-    """One of the recipe's ``verifiers``, or a built-in one (as ``verifier`` is everywhere)."""
-    weight: Number = 1.0
-    """What the summand is multiplied by."""
-    wrong: Number = 0.0
-    """What a verifier's term gives a wrong response; a right one gets 1. VC-PPO and DAPO use −1."""
-
-    @rule
-    def _one_of_two(self) -> None:
-        if (self.model is None) == (self.verifier is None):
-            raise ValueError("a reward term names either a model or a verifier; give exactly one of them")
-        if self.model is not None and self.wrong:
-            raise ValueError(
-                f"wrong={self.wrong:g} is a verifier's score, and this term names a model; remove it"
-            )
-
-    @property
-    def name(self) -> str:
-        """What the term is called in metrics."""
-        return self.model or self.verifier  # type: ignore[return-value]
+from schemas.recipe.terms import AnyTerm
 
 
 class MissingEos(Frozen):
@@ -57,7 +31,7 @@ class MissingEos(Frozen):
 class Reward(Frozen):
     """A reward, defined once and read by every stage that scores responses."""
 
-    terms: Annotated[tuple[RewardTerm, ...], Field(min_length=1, max_length=MAX_NAMED)]
+    terms: Annotated[tuple[AnyTerm, ...], Field(min_length=1, max_length=MAX_NAMED)]
     """What the reward is the weighted sum of."""
     missing_eos: MissingEos | None = None
     """What a response without an end-of-sequence token loses; None: nothing."""

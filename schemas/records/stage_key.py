@@ -17,6 +17,7 @@ from typing import Any
 from schemas.kinds import KINDS
 from schemas.recipe.inputs import Generation
 from schemas.recipe.rewards import Reward
+from schemas.recipe.terms import row_of
 from schemas.recipe.work import ImportModel, ImportVerifier, Work
 from schemas.source_files import data_format
 from schemas.steps import VERIFIERS
@@ -154,11 +155,12 @@ def _reward_by_content(
             f"rewards of a {kind} stage: {name!r} is missing; given: {', '.join(rewards) or 'nothing'}"
         )
     content = rewards[name].model_dump(mode="json")
-    for index, term in enumerate(content["terms"]):
-        role = f"reward.{name}.{index}"
-        if term["model"] is not None:
-            term["model"] = _take(digests, role, kind)
-        _verifier_by_content(term, "verifier", digests, role, kind)
+    for index, term in enumerate(rewards[name].terms):
+        role, field = f"reward.{name}.{index}", row_of(term).field
+        if term.stage is not None:
+            content["terms"][index][field] = _take(digests, role, kind)
+        if term.asked is not None:
+            _verifier_by_content(content["terms"][index], field, digests, role, kind)
     return content
 
 

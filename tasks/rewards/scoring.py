@@ -1,25 +1,18 @@
-"""What a response is worth under a recipe's reward: a weighted sum of reward models and verifiers."""
+"""What a response is worth under a recipe's reward: the weighted sum of its terms."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import import_module
 
 import torch
 from torch import Tensor
 
 from algorithms.rewards import replace_missing_eos, subtract_missing_eos
-from models.chunks import chunks
-from models.folders import tokenizer_digest
-from models.heads import ScalarModel, load_scalar, scores
 from models.sequences import Sequences
 from schemas.recipe.rewards import MissingEos
+from schemas.recipe.terms import RewardTerm, row_of
 from schemas.records.job import StageJob
-from tasks.rewards.verifier_file import Verifier
-from tasks.rewards.verifiers import load_verifier, verdicts
-from tasks.training import progress
-
-
-class TokenizersDiffer(ValueError):
-    """Two models that must read the same ids do not."""
+from tasks.rewards.term_scores import Responses, Source, TermScores
 
 
 @dataclass(frozen=True)
@@ -28,9 +21,7 @@ class Term:
 
     name: str
     weight: float
-    scorer: ScalarModel | Verifier
-    wrong: float = 0.0
-    """A verifier's score of a wrong response; a right one has 1."""
+    scores: TermScores
 
 
 @dataclass(frozen=True)
@@ -55,39 +46,27 @@ class Scores:
 def load_scorer(
     job: StageJob, reward: str, *, tokenizer_of: str, device: torch.device, dtype: torch.dtype = torch.float32
 ) -> Scorer:
-    """Load the reward's models and verifiers.
+    """Load what the reward's terms score with.
 
     Args:
         tokenizer_of: the role of the policy whose ids the reward models will be given.
         dtype: of the models' trunks.
 
     Raises:
-        TokenizersDiffer: a reward model was trained with another tokenizer than the policy's.
-        BrokenVerifier, MissingAnswers: see ``load_verifier``.
+        TokenizersDiffer, BrokenVerifier, MissingAnswers: see the terms' modules.
     """
-    policy_tokenizer = tokenizer_digest(job.inputs[tokenizer_of])
     terms = []
     for index, term in enumerate(job.rewards[reward].terms):
-        role = f"reward.{reward}.{index}"
-        if term.verifier is not None:
-            verifier = load_verifier(job, term.verifier, role=role)
-            terms.append(Term(name=term.name, weight=term.weight, scorer=verifier, wrong=term.wrong))
-            continue
-        assert term.model is not None
-        folder = job.inputs[role]
-        if tokenizer_digest(folder) != policy_tokenizer:
-            raise TokenizersDiffer(
-                f"rewards.{reward}.terms.{index}.model={term.model!r} has another tokenizer than {tokenizer_of}; "
-                "train the reward model from the same model as the policy"
-            )
-        terms.append(
-            Term(
-                name=term.name,
-                weight=term.weight,
-                scorer=load_scalar(folder, role="reward", dtype=dtype).to(device),
-            )
+        source = Source(
+            job, f"reward.{reward}.{index}", f"rewards.{reward}.terms.{index}", tokenizer_of, device, dtype
         )
+        terms.append(Term(name=term.name, weight=term.weight, scores=_load(term, source)))
     return Scorer(terms=tuple(terms), missing_eos=job.rewards[reward].missing_eos)
+
+
+def _load(term: RewardTerm, source: Source) -> TermScores:
+    loaded: TermScores = import_module(row_of(term).module).load(term, source)
+    return loaded
 
 
 @torch.no_grad()
@@ -101,23 +80,17 @@ def score(
     ended: Tensor,
     microbatch_size: int | None,
 ) -> Scores:
-    """Score a batch; a verifier gives 1 for right, and for wrong what its term says.
+    """Score a batch.
 
     Args:
         ended: (B,) True where the response reached its end-of-sequence token.
     """
+    given = Responses(sequences, prompts, responses, answers, ended.device, microbatch_size)
     by_term = {}
     total = torch.zeros(len(prompts), device=ended.device)
     for term in scorer.terms:
-        if isinstance(term.scorer, ScalarModel):
-            term_scores = _model_scores(term.scorer, sequences, microbatch_size)
-        else:
-            right = torch.tensor(
-                verdicts(term.scorer, prompts, responses, answers), dtype=torch.bool, device=ended.device
-            )
-            term_scores = torch.where(right, 1.0, term.wrong)
-        by_term[term.name] = term_scores
-        total = total + term.weight * term_scores
+        by_term[term.name] = term.scores(given)
+        total = total + term.weight * by_term[term.name]
     return Scores(
         total=apply_missing_eos(total, ended, scorer.missing_eos), weighted_sum=total, by_term=by_term
     )
@@ -131,11 +104,3 @@ def apply_missing_eos(total: Tensor, ended: Tensor, rule: MissingEos | None) -> 
         return subtract_missing_eos(total, ended, penalty=rule.subtract)
     assert rule.replace is not None
     return replace_missing_eos(total, ended, score=rule.replace)
-
-
-def _model_scores(model: ScalarModel, sequences: Sequences, microbatch_size: int | None) -> Tensor:
-    parts = []
-    for rows in chunks(len(sequences), microbatch_size):
-        progress.phase("scoring", rows.start, len(sequences))
-        parts.append(scores(model, sequences.select(rows)).float())
-    return torch.cat(parts)

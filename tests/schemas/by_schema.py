@@ -21,7 +21,7 @@ from schemas.recipe.recipe import Recipe
 from schemas.sweep import Sweep
 
 SAID = {
-    "RewardTerm._one_of_two",
+    "RewardTerm._is_of_one_kind",
     "MissingEos._one_of_two",
     "Gate._one_bound",
     "RewardModelling._pairs_or_rankings",
@@ -35,6 +35,7 @@ RULES = {
     "Split._something_is_left_to_train_on": "a sum of numbers",
     "Data._templates_make_text": "what a text of one field means for another",
     "Verifier._one_group": "the groups of a regular expression",
+    "ModelTerm._no_right_and_wrong": "a field that is read in another kind of term alone",
     "Verifier._nothing_unread": "a field that another's value leaves without a reader",
     "Reward._terms_have_names_of_their_own": "equal values in different items",
     "Rollouts._minibatches_divide_the_batch": "one number divides another",

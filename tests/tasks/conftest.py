@@ -22,7 +22,6 @@ from schemas.recipe.rewards import (
     Judge,
     MissingEos,
     Reward,
-    RewardTerm,
 )
 from schemas.recipe.stages import (
     PolicyEvaluation,
@@ -31,6 +30,7 @@ from schemas.recipe.stages import (
     SupervisedFineTuning,
     ValuePretraining,
 )
+from schemas.recipe.terms import ModelTerm
 from schemas.recipe.work import ImportModel, PrepareData, Work
 from schemas.records.job import StageJob, StageResult
 from tasks.stages import run_stage
@@ -39,7 +39,7 @@ from tasks.stages import run_stage
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "storage")]
 
 GENERATION = Generation(max_prompt_tokens=48, max_response_tokens=24)
-REWARDS = {"main": Reward(terms=(RewardTerm(model="reward"),), missing_eos=MissingEos(subtract=1.0))}
+REWARDS = {"main": Reward(terms=(ModelTerm(model="reward"),), missing_eos=MissingEos(subtract=1.0))}
 SHARES = Shares(validation=0.1, test=0.1)
 
 WORK: dict[str, Work] = {

@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 
 from schemas.recipe.inputs import Data, Split, Verifier
-from schemas.recipe.rewards import Judge, Reward, RewardTerm
+from schemas.recipe.rewards import Judge, Reward
 from schemas.recipe.stages import (
     BestOfN,
     PolicyEvaluation,
     PolicyOptimization,
     PreferenceCollection,
 )
+from schemas.recipe.terms import VerifierTerm
 from schemas.recipe.work import ImportVerifier, PrepareData
 from schemas.records.job import StageJob
 from tasks import best_of_n, policy_optimization
@@ -29,7 +30,7 @@ def verify(prompt: str, response: str, answer: str | None) -> bool:
         raise ValueError(f"the answer to {owner!r} stands beside {prompt!r}")
     return len(response) % 2 == int(parity)
 """
-REWARD = {"main": Reward(terms=(RewardTerm(verifier="parity", wrong=-1.0),))}
+REWARD = {"main": Reward(terms=(VerifierTerm(verifier="parity", wrong=-1.0),))}
 ROWS = [
     {"question": f"{n % 10} a+{n // 10} b-{n % 7 + 1}?", "solution": {"parity": n * n % 3 % 2}}
     for n in range(60)

@@ -15,14 +15,16 @@ from ledger.journal import read
 from models.folders import load_policy
 from models.heads import load_scalar, scores
 from models.sequences import collate
-from schemas.recipe.rewards import MissingEos, Reward, RewardTerm
+from schemas.recipe.rewards import MissingEos, Reward
 from schemas.recipe.stages import BestOfN
+from schemas.recipe.terms import ModelTerm, VerifierTerm
 from schemas.records.job import StageJob
 from schemas.records.metrics import curves_of, measured_by
 from tasks import best_of_n
 from tasks.best_of_n import best_rows, run
 from tasks.data.examples import codec_of, read_prompts
 from tasks.rewards.scoring import Scorer, Term, score
+from tasks.rewards.verifier_scores import scored_by
 from tasks.rewards.verifiers import VERIFIERS
 from tasks.rollout.rollouts import Sampled, prompts_of_iteration, sample_responses
 from tasks.rollout.selection import Selection
@@ -44,8 +46,8 @@ WORK = BestOfN(
     learning_rate=1e-3,
     checkpoint_every=2,
 )
-MODEL = Reward(terms=(RewardTerm(model="reward"),), missing_eos=MissingEos(subtract=1.0))
-VERIFIER = Reward(terms=(RewardTerm(verifier="arithmetic"),))
+MODEL = Reward(terms=(ModelTerm(model="reward"),), missing_eos=MissingEos(subtract=1.0))
+VERIFIER = Reward(terms=(VerifierTerm(verifier="arithmetic"),))
 
 
 def job_in(pipeline: Any, folder: Path, *, reward: Reward = MODEL, **changes: Any) -> StageJob:
@@ -89,7 +91,8 @@ def test_a_response_that_was_cut_off_is_kept_only_if_its_score_says_so(
     rule: MissingEos | None, kept: list[int]
 ) -> None:
     scorer = Scorer(
-        terms=(Term(name="arithmetic", weight=1.0, scorer=VERIFIERS["arithmetic"]),), missing_eos=rule
+        terms=(Term(name="arithmetic", weight=1.0, scores=scored_by(VERIFIERS["arithmetic"])),),
+        missing_eos=rule,
     )
     scored = score(
         scorer,

@@ -26,7 +26,7 @@ from tasks.dpo import (
     measure_pairs,
     run,
 )
-from tasks.rewards.scoring import TokenizersDiffer
+from tasks.rewards.model_scores import TokenizersDiffer
 from tasks.training.scratch import JOURNAL
 
 WORK = DirectPreferenceOptimization(

@@ -20,8 +20,9 @@ from safetensors.torch import load_file
 from unequal_inputs import job_of, write_inputs
 
 from ledger.journal import read
-from schemas.recipe.rewards import MissingEos, Reward, RewardTerm
+from schemas.recipe.rewards import MissingEos, Reward
 from schemas.recipe.stages import PolicyOptimization
+from schemas.recipe.terms import VerifierTerm
 from schemas.records.job import StageJob
 from tasks.stages import run_stage
 from tasks.training import checkpoints
@@ -178,7 +179,7 @@ CASES = {
         {"critic": None, "validate_every": 2},
         happens=lambda o: varied(o, "sampling_rounds") and stops_short(o, rounds=3),
         reward=Reward(
-            terms=(RewardTerm(verifier="last_digit", wrong=-0.5),), missing_eos=MissingEos(subtract=0.4)
+            terms=(VerifierTerm(verifier="last_digit", wrong=-0.5),), missing_eos=MissingEos(subtract=0.4)
         ),
         seed=9,
     ),

@@ -16,8 +16,9 @@ from models.builtin import write_tokenizer
 from models.folders import load_policy, load_tokenizer
 from models.heads import load_scalar, scores
 from schemas.recipe.inputs import Generation
-from schemas.recipe.rewards import Judge, Reward, RewardTerm
+from schemas.recipe.rewards import Judge, Reward
 from schemas.recipe.stages import PreferenceCollection
+from schemas.recipe.terms import ModelTerm
 from schemas.records.job import StageJob, StageResult
 from schemas.records.metrics import curves_of, measured_by
 from schemas.tables import validate
@@ -82,7 +83,7 @@ def job_in(pipeline: Any, folder: Path, work: PreferenceCollection = JUDGED, **c
         inputs["demonstrations"] = pipeline.folder("demonstrations")
     if work.judge is not None and work.judge.reward is not None:
         inputs["reward.main.0"] = pipeline.folder("reward")
-        rewards = {"main": Reward(terms=(RewardTerm(model="reward"),))}
+        rewards = {"main": Reward(terms=(ModelTerm(model="reward"),))}
     changes_of_job = {
         "name": "pairs",
         "work": work.model_copy(update=changes),

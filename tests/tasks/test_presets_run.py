@@ -14,8 +14,9 @@ from models.folders import load_policy
 from models.heads import fresh_value_head, load_critic
 from schemas.recipe.algorithm import Algorithm, PresetName
 from schemas.recipe.inputs import Generation
-from schemas.recipe.rewards import Reward, RewardTerm
+from schemas.recipe.rewards import Reward
 from schemas.recipe.stages import PolicyOptimization
+from schemas.recipe.terms import VerifierTerm
 from schemas.records.job import StageJob, StageResult
 from schemas.records.metrics import curves_of, measured_by
 from tasks.stages import run_stage
@@ -26,7 +27,7 @@ from tasks.updates.actor_critic import critic_folder
 
 BATCH = 8
 GROUP = 4
-RIGHT_OR_WRONG = Reward(terms=(RewardTerm(verifier="arithmetic", wrong=-1.0),))
+RIGHT_OR_WRONG = Reward(terms=(VerifierTerm(verifier="arithmetic", wrong=-1.0),))
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,8 @@ from transformers import (
 )
 
 from schemas.recipe.inputs import Generation, Verifier
-from schemas.recipe.rewards import MissingEos, Reward, RewardTerm
+from schemas.recipe.rewards import MissingEos, Reward
+from schemas.recipe.terms import ModelTerm, VerifierTerm
 from schemas.records.job import StageJob
 from tasks.data.rows import write_rows
 
@@ -40,8 +41,8 @@ EXTRACT = "([0-4])"
 REWARDS = {
     "main": Reward(
         terms=(
-            RewardTerm(model="reward", weight=0.7),
-            RewardTerm(verifier="last_digit", weight=1.5, wrong=-0.5),
+            ModelTerm(model="reward", weight=0.7),
+            VerifierTerm(verifier="last_digit", weight=1.5, wrong=-0.5),
         ),
         missing_eos=MissingEos(subtract=0.4),
     )

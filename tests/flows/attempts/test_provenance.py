@@ -12,6 +12,7 @@ import pytest
 from flows.attempts import provenance as subject
 from flows.attempts.provenance import code_digest, drift, module_digests, provenance
 from schemas.kinds import KINDS
+from schemas.recipe.terms import TERMS
 
 MODULE = '''
 """What it does."""
@@ -96,6 +97,13 @@ def test_a_row_of_the_table_of_kinds_is_no_code_of_another_kind() -> None:
         digests = module_digests(kind.module)
         assert "schemas.kinds" not in digests
         assert {kind.module, "schemas.records.job", "schemas.frozen"} <= digests.keys()
+
+
+def test_what_scores_a_term_is_code_of_every_stage_that_scores() -> None:
+    scoring = {name for name, kind in KINDS.items() if "tasks.rewards.scoring" in module_digests(kind.module)}
+    assert scoring >= {"value_pretraining", "policy_optimization", "best_of_n", "evaluation"}
+    for kind in scoring:
+        assert {term.module for term in TERMS} <= module_digests(KINDS[kind].module).keys()
 
 
 def test_drift_says_what_was_and_what_is(package: Path) -> None:

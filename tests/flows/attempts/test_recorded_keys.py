@@ -15,7 +15,7 @@ from flows.attempts.jobs import key_parts_of
 from flows.runs.resolving import resolve_rates
 from schemas.loading.recipe_file import load_recipe, parse_recipe
 from schemas.recipe.recipe import Recipe
-from schemas.records.stage_key import stage_key
+from schemas.records.stage_key import canonical_json, stage_key
 from schemas.steps import dependencies, order
 from schemas.sweep import load_sweep
 
@@ -78,7 +78,7 @@ def all_recipes(folder: Path) -> dict[str, Recipe]:
 def recorded(recipe: Recipe, folder: Path) -> dict[str, str]:
     """Step → its key where each input's digest is that of its step's name; and sha256 of the recipe's JSON."""
     inputs = dependencies(recipe)
-    text = recipe.model_dump_json().replace(str(folder), "FOLDER")
+    text = canonical_json(recipe.model_dump(mode="json")).replace(str(folder), "FOLDER")
     found = {"": hashlib.sha256(text.encode()).hexdigest()}
     for step in order(recipe):
         digests = {role: hashlib.sha256(read.encode()).hexdigest() for role, read in inputs[step].items()}

@@ -12,8 +12,9 @@ from schemas.loading.recipe_file import load_recipe, parse_recipe
 from schemas.problems import RecipeError
 from schemas.recipe.inputs import EXACT_MATCH, Generation, Verifier
 from schemas.recipe.recipe import Recipe
-from schemas.recipe.rewards import Reward, RewardTerm
+from schemas.recipe.rewards import Reward
 from schemas.recipe.stages import BestOfN, PolicyEvaluation, PolicyOptimization
+from schemas.recipe.terms import VerifierTerm
 from schemas.recipe.work import ImportVerifier, Work
 from schemas.records.stage_key import differences, key_parts, stage_key
 from schemas.steps import dependencies, order, verifiers_of
@@ -277,7 +278,7 @@ def test_a_file_is_known_by_what_it_holds_and_a_comparison_by_its_words() -> Non
 
 
 def own_reward(name: str) -> dict[str, Reward]:
-    return {"main": Reward(terms=(RewardTerm(verifier=name),))}
+    return {"main": Reward(terms=(VerifierTerm(verifier=name),))}
 
 
 def best_of_n(name: str, verifier: str) -> dict[str, Any]:
@@ -308,7 +309,7 @@ def policy(name: str, verifier: str) -> dict[str, Any]:
             "prompts": "tasks",
         }
     )
-    rewards = {"main": Reward(terms=(RewardTerm(verifier="arithmetic"),))}
+    rewards = {"main": Reward(terms=(VerifierTerm(verifier="arithmetic"),))}
     return parts_of(work, "init", "prompts", rewards=rewards, positive_verifier=digest(verifier))
 
 

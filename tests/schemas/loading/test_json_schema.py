@@ -118,11 +118,10 @@ def test_every_rule_is_said_by_the_schema_or_named_as_one_that_cannot_be() -> No
     assert rules == SAID | RULES.keys()
     assert not SAID & RULES.keys()
     said = {each.__name__ for each in (*EXACTLY_ONE, *(model for model, _, _ in TOGETHER))}
-    assert said == {rule.partition(".")[0] for rule in SAID}
+    assert said | {"RewardTerm"} == {rule.partition(".")[0] for rule in SAID}  # which is a union of its kinds
 
 
 PLACES: dict[str, tuple[str | int, ...]] = {
-    "RewardTerm": ("rewards", "main", "terms", 0),
     "MissingEos": ("rewards", "main", "missing_eos"),
     "Gate": ("stages", "reward", "gate"),
     "RewardModelling": ("stages", "reward"),

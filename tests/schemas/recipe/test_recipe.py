@@ -12,7 +12,6 @@ from schemas.recipe.rewards import (
     Judge,
     MissingEos,
     Reward,
-    RewardTerm,
 )
 from schemas.recipe.stages import (
     BestOfN,
@@ -24,6 +23,7 @@ from schemas.recipe.stages import (
     SupervisedFineTuning,
     ValuePretraining,
 )
+from schemas.recipe.terms import ModelTerm, VerifierTerm
 
 
 def policy_stage(**fields: Any) -> PolicyOptimization:
@@ -108,8 +108,8 @@ def test_whole_numbers_are_numbers() -> None:
     [
         (lambda: Gate(metric="m"), "a gate has either at_least or at_most; give exactly one of them"),
         (lambda: Gate(metric="m", at_least=0, at_most=1), "a gate has either at_least or at_most"),
-        (lambda: RewardTerm(), "a reward term names either a model or a verifier; give exactly one of them"),
-        (lambda: RewardTerm(model="a", verifier="b"), "a reward term names either a model or a verifier"),
+        (lambda: Reward.model_validate({"terms": [{}]}), "a reward term names either a model or a verifier; give exactly one of them"),
+        (lambda: Reward.model_validate({"terms": [{"model": "a", "verifier": "b"}]}), "a reward term names either a model or a verifier"),
         (lambda: MissingEos(), "missing_eos takes either subtract or replace; give exactly one of them"),
         (lambda: MissingEos(subtract=1, replace=0), "missing_eos takes either subtract or replace"),
         (lambda: Judge(), "a judge is either a verifier or a reward; give exactly one of them"),
@@ -134,7 +134,7 @@ def test_whole_numbers_are_numbers() -> None:
         (lambda: policy_stage(algorithm={"preset": "ppo", "kl_target": 6.0, "kl_horizon": 51}, batch_size=256),
          "algorithm.kl_horizon=51 is no more than a fifth of batch_size=256, so that one rollout could turn kl_coef "
          "negative; raise kl_horizon"),
-        (lambda: RewardTerm(model="a", wrong=-1.0), "wrong=-1 is a verifier's score, and this term names a model; remove it"),
+        (lambda: ModelTerm(model="a", wrong=-1.0), "wrong=-1 is a verifier's score, and this term names a model; remove it"),
         (lambda: Reward(terms=({"model": "a"}, {"verifier": "b"}, {"model": "a", "weight": 2})),
          "terms name 'a' twice; add up their weights in one term"),
         (lambda: Reward(terms=({"model": "a"}, {"verifier": "a"})), "terms name 'a' twice; add up their weights"),
@@ -177,7 +177,7 @@ def test_rules_over_several_fields(made: Any, said: str) -> None:
         lambda: policy_stage(algorithm={"preset": "ppo", "kl_horizon": 1}),
         lambda: policy_stage(algorithm="ppo_max", ptx="demos"),
         lambda: policy_stage(algorithm={"preset": "ppo_max", "ptx_coef": 0}),
-        lambda: RewardTerm(verifier="a", wrong=-1.0),
+        lambda: VerifierTerm(verifier="a", wrong=-1.0),
         lambda: reward_model(data="pairs", lm_coef=0.3, centre_coef=0.02),
         lambda: reward_model(rankings="ranked"),
         lambda: collection(prompts="tasks", judge={"verifier": "arithmetic"}),
@@ -195,11 +195,14 @@ def test_what_those_rules_leave(made: Any) -> None:
 
 
 def test_a_verifiers_term_gives_one_or_what_wrong_says() -> None:
-    assert (RewardTerm(verifier="a").wrong, RewardTerm(verifier="a", wrong=-1).wrong) == (0.0, -1.0)
+    assert (VerifierTerm(verifier="a").wrong, VerifierTerm(verifier="a", wrong=-1).wrong) == (0.0, -1.0)
 
 
 def test_terms_are_called_what_they_name() -> None:
-    assert [RewardTerm(model="taste").name, RewardTerm(verifier="arithmetic").name] == ["taste", "arithmetic"]
+    assert [ModelTerm(model="taste").name, VerifierTerm(verifier="arithmetic").name] == [
+        "taste",
+        "arithmetic",
+    ]
 
 
 def direct(**fields: Any) -> DirectPreferenceOptimization:
@@ -220,7 +223,7 @@ def direct(**fields: Any) -> DirectPreferenceOptimization:
         (lambda: value_stage(returns={"kl_coef": -1}), "kl_coef"),
         (lambda: value_stage(returns={"lambda_value": 1}), "lambda_value"),
         (lambda: value_stage(gamma=1), "gamma"),
-        (lambda: RewardTerm(verifier="a", wrong="-1"), "wrong"),
+        (lambda: VerifierTerm(verifier="a", wrong="-1"), "wrong"),
     ],
 )
 def test_fields_of_the_wrong_kind_or_range(made: Any, field: str) -> None:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from schemas.kinds import KINDS
 from schemas.recipe.fields import Name
 from schemas.recipe.inputs import Data, Generation, Model
-from schemas.recipe.rewards import Reward, RewardTerm
+from schemas.recipe.rewards import Reward
 from schemas.recipe.stages import (
     PolicyEvaluation,
     PolicyOptimization,
@@ -26,6 +26,7 @@ from schemas.recipe.stages import (
     SupervisedFineTuning,
     ValuePretraining,
 )
+from schemas.recipe.terms import ModelTerm, VerifierTerm
 from schemas.recipe.work import ImportModel, PrepareData
 from schemas.records.stage_key import (
     NOT_IN_KEY,
@@ -62,7 +63,7 @@ POLICY_INPUTS = {
     "prompts": digest("prompts"),
     "reward.main.0": digest("reward"),
 }
-MAIN = Reward(terms=(RewardTerm(model="reward"), RewardTerm(verifier="arithmetic", weight=0.5)))
+MAIN = Reward(terms=(ModelTerm(model="reward"), VerifierTerm(verifier="arithmetic", weight=0.5)))
 
 
 def policy_parts(
@@ -152,7 +153,7 @@ def test_defaults_count_whether_written_or_not() -> None:
         {"extra": {"chat": True}},
         {"inputs": {**POLICY_INPUTS, "critic": digest("another")}},
         {"inputs": {**POLICY_INPUTS, "reward.main.0": digest("another")}},
-        {"rewards": {"main": Reward(terms=(RewardTerm(model="reward"), RewardTerm(verifier="arithmetic")))}},
+        {"rewards": {"main": Reward(terms=(ModelTerm(model="reward"), VerifierTerm(verifier="arithmetic")))}},
     ],
 )
 def test_what_changes_numbers_changes_the_key(changed: dict[str, Any]) -> None:
@@ -188,7 +189,7 @@ def test_a_stages_own_seed_counts_only_as_the_resolved_seed() -> None:
 
 
 def test_renaming_a_reward_and_its_model_changes_no_key() -> None:
-    renamed = Reward(terms=(RewardTerm(model="scorer"), RewardTerm(verifier="arithmetic", weight=0.5)))
+    renamed = Reward(terms=(ModelTerm(model="scorer"), VerifierTerm(verifier="arithmetic", weight=0.5)))
     inputs = {role.replace("reward.main.", "reward.taste."): value for role, value in POLICY_INPUTS.items()}
     assert policy_parts(reward="taste", rewards={"taste": renamed}, inputs=inputs) == policy_parts()
 
@@ -227,7 +228,7 @@ def test_the_judge_of_an_evaluation_is_known_by_content() -> None:
         return key_parts(
             work,
             generation=Generation(),
-            rewards={reward: Reward(terms=(RewardTerm(model="scorer"),))},
+            rewards={reward: Reward(terms=(ModelTerm(model="scorer"),))},
             seed=1,
             inputs={**inputs, f"reward.{reward}.0": digest("scorer")},
             extra={},
@@ -354,7 +355,7 @@ def test_differences_are_told_by_path_old_and_new() -> None:
         algorithm={"preset": "vapo", "clip_range_high": 0.2},
         seed=18,
         extra={"chat": True},
-        rewards={"main": Reward(terms=(RewardTerm(model="reward"),))},
+        rewards={"main": Reward(terms=(ModelTerm(model="reward"),))},
         inputs={**POLICY_INPUTS, "critic": "0" * 64},
     )
     assert differences(policy_parts(), new) == [

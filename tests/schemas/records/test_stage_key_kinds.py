@@ -7,7 +7,7 @@ import pytest
 
 from schemas.recipe.algorithm import Algorithm
 from schemas.recipe.inputs import Generation
-from schemas.recipe.rewards import Reward, RewardTerm
+from schemas.recipe.rewards import Reward
 from schemas.recipe.stages import (
     BestOfN,
     DirectPreferenceOptimization,
@@ -16,6 +16,7 @@ from schemas.recipe.stages import (
     RewardModelling,
     ValuePretraining,
 )
+from schemas.recipe.terms import ModelTerm, VerifierTerm
 from schemas.recipe.work import Work
 from schemas.records.stage_key import key_parts, stage_key
 
@@ -24,7 +25,7 @@ def digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-VERIFIED = Reward(terms=(RewardTerm(verifier="arithmetic"),))
+VERIFIED = Reward(terms=(VerifierTerm(verifier="arithmetic"),))
 
 
 def parts_of(
@@ -105,7 +106,7 @@ def test_what_a_term_pays_is_in_the_key(term: dict[str, Any]) -> None:
         work = BestOfN(kind="best_of_n", init="sft", reward="main", prompts="tasks")
         return stage_key(parts_of(work, "init", "prompts", rewards={"main": reward}))
 
-    assert key(Reward(terms=(RewardTerm(verifier="arithmetic", **term),))) != key(VERIFIED)
+    assert key(Reward(terms=(VerifierTerm(verifier="arithmetic", **term),))) != key(VERIFIED)
 
 
 # -- the critic
@@ -142,7 +143,7 @@ def collection_parts(
 
 def test_a_reward_that_judges_pairs_is_known_by_content() -> None:
     def parts(reward: str, scorer: str) -> dict[str, Any]:
-        definition = Reward(terms=(RewardTerm(model=f"model_of_{reward}"),))
+        definition = Reward(terms=(ModelTerm(model=f"model_of_{reward}"),))
         return collection_parts(
             {"reward": reward}, {reward: definition}, **{f"reward.{reward}.0": digest(scorer)}
         )

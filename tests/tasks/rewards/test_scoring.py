@@ -9,8 +9,10 @@ import torch
 
 from models.heads import load_scalar, scores
 from models.sequences import collate
-from schemas.recipe.rewards import MissingEos, Reward, RewardTerm
-from tasks.rewards.scoring import TokenizersDiffer, load_scorer, score
+from schemas.recipe.rewards import MissingEos, Reward
+from schemas.recipe.terms import ModelTerm, VerifierTerm
+from tasks.rewards.model_scores import TokenizersDiffer
+from tasks.rewards.scoring import load_scorer, score
 
 CPU = torch.device("cpu")
 PROMPTS = ["3 a+4?", "3 a+4?", "5 a-1 b-1?"]
@@ -22,7 +24,7 @@ def scored(pipeline: Any, reward: Reward) -> Any:
     roles = {
         f"reward.main.{index}": pipeline.folder("reward")
         for index, term in enumerate(reward.terms)
-        if term.model
+        if isinstance(term, ModelTerm)
     }
     job = job.model_copy(update={"inputs": {**job.inputs, **roles}})
     scorer = load_scorer(job, "main", tokenizer_of="init", device=CPU)
@@ -40,13 +42,13 @@ def scored(pipeline: Any, reward: Reward) -> Any:
 
 
 def test_a_verifier_gives_one_for_right_and_zero_for_wrong(pipeline: Any) -> None:
-    _, result = scored(pipeline, Reward(terms=(RewardTerm(verifier="arithmetic", weight=2.0),)))
+    _, result = scored(pipeline, Reward(terms=(VerifierTerm(verifier="arithmetic", weight=2.0),)))
     assert result.total.tolist() == [2.0, 0.0, 2.0]
     assert result.by_term["arithmetic"].tolist() == [1.0, 0.0, 1.0]
 
 
 def test_terms_are_added_with_their_weights(pipeline: Any) -> None:
-    terms = (RewardTerm(model="reward", weight=0.5), RewardTerm(verifier="arithmetic", weight=3.0))
+    terms = (ModelTerm(model="reward", weight=0.5), VerifierTerm(verifier="arithmetic", weight=3.0))
     sequences, result = scored(pipeline, Reward(terms=terms))
     model = load_scalar(pipeline.folder("reward"))
     with torch.no_grad():
@@ -59,7 +61,7 @@ def test_terms_are_added_with_their_weights(pipeline: Any) -> None:
     [(MissingEos(subtract=0.75), [1.0, 0.0, 0.25]), (MissingEos(replace=-1.0), [1.0, 0.0, -1.0])],
 )
 def test_a_missing_end_is_paid_for(pipeline: Any, rule: MissingEos, expected: list[float]) -> None:
-    _, result = scored(pipeline, Reward(terms=(RewardTerm(verifier="arithmetic"),), missing_eos=rule))
+    _, result = scored(pipeline, Reward(terms=(VerifierTerm(verifier="arithmetic"),), missing_eos=rule))
     assert result.total.tolist() == expected
 
 

@@ -11,8 +11,8 @@ from schemas.recipe.rewards import (
     Judge,
     MissingEos,
     Reward,
-    RewardTerm,
 )
+from schemas.recipe.terms import ModelTerm
 from tasks.rollout.judging import load_judge
 from tasks.rollout.rollouts import Sampled
 
@@ -47,7 +47,7 @@ def test_an_own_verifier_is_given_the_answers(pipeline: Any, tmp_path: Path) -> 
 
 def test_a_reward_says_its_scores_with_its_rule_for_missing_ends(pipeline: Any) -> None:
     job = pipeline.job("evaluation")
-    reward = Reward(terms=(RewardTerm(model="reward", weight=2.0),), missing_eos=MissingEos(subtract=0.5))
+    reward = Reward(terms=(ModelTerm(model="reward", weight=2.0),), missing_eos=MissingEos(subtract=0.5))
     inputs = {**job.inputs, "reward.main.0": pipeline.folder("reward")}
     job = job.model_copy(update={"inputs": inputs, "rewards": {"main": reward}})
     with torch.no_grad():

@@ -10,8 +10,8 @@ import torch
 from ledger.journal import read
 from models.folders import load_policy
 from schemas.recipe.algorithm import Algorithm
-from schemas.recipe.rewards import RewardTerm
 from schemas.recipe.stages import BestOfN, DirectPreferenceOptimization, PolicyOptimization
+from schemas.recipe.terms import VerifierTerm
 from schemas.records.job import StageJob
 from tasks import best_of_n
 from tasks.data.examples import codec_of, read_prompts
@@ -35,7 +35,7 @@ from tasks.training.scratch import JOURNAL
 from tasks.updates import policy_losses
 
 TEMPERATURE = 0.7
-VERIFIED = (RewardTerm(verifier="arithmetic", wrong=-1.0),)
+VERIFIED = (VerifierTerm(verifier="arithmetic", wrong=-1.0),)
 
 
 def job_at(pipeline: Any, name: str, *, temperature: float = TEMPERATURE, **changes: Any) -> StageJob:

@@ -1,0 +1,44 @@
+"""A term that is a trained reward model."""
+
+import torch
+from torch import Tensor
+
+from models.chunks import chunks
+from models.folders import tokenizer_digest
+from models.heads import ScalarModel, load_scalar, scores
+from models.sequences import Sequences
+from schemas.recipe.terms import ModelTerm
+from tasks.rewards.term_scores import Source, TermScores
+from tasks.training import progress
+
+
+class TokenizersDiffer(ValueError):
+    """Two models that must read the same ids do not."""
+
+
+def load(term: ModelTerm, source: Source) -> TermScores:
+    """The model's score of whole responses.
+
+    Raises:
+        TokenizersDiffer: it was trained with another tokenizer than the policy's.
+    """
+    inputs = source.job.inputs
+    if tokenizer_digest(inputs[source.role]) != tokenizer_digest(inputs[source.tokenizer_of]):
+        raise TokenizersDiffer(
+            f"{source.path}.model={term.model!r} has another tokenizer than {source.tokenizer_of}; "
+            "train the reward model from the same model as the policy"
+        )
+    return scored_by(load_scalar(inputs[source.role], role="reward", dtype=source.dtype).to(source.device))
+
+
+def scored_by(model: ScalarModel) -> TermScores:
+    """Scores by a loaded model."""
+    return lambda given: _scores(model, given.sequences, given.microbatch_size)
+
+
+def _scores(model: ScalarModel, sequences: Sequences, microbatch_size: int | None) -> Tensor:
+    parts = []
+    for rows in chunks(len(sequences), microbatch_size):
+        progress.phase("scoring", rows.start, len(sequences))
+        parts.append(scores(model, sequences.select(rows)).float())
+    return torch.cat(parts)
