@@ -1,6 +1,6 @@
 """The kinds of reward term, one row a kind.
 
-A new kind is its class here (or in a module of its own), a module in ``tasks.rewards`` that scores, and its row. A term
+A new kind is its class here, a module in ``tasks.rewards`` that scores, and its row. A term
 is of the kind whose field it gives: ``{model: reward}``, ``{verifier: arithmetic}``.
 """
 

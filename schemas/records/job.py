@@ -1,19 +1,31 @@
 """What a stage is handed, and what it hands back: JSON on both sides of a process boundary."""
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Generic
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field, SerializeAsAny, TypeAdapter
+from typing_extensions import TypeVar
 
 from schemas.frozen import Frozen
 from schemas.kinds import AnyWork
 from schemas.recipe.inputs import Generation
 from schemas.recipe.rewards import Reward
+from schemas.recipe.work import Work
 from schemas.records.uncertainty import Uncertainty
 
+_WORK: TypeAdapter[Work] = TypeAdapter(AnyWork)
 
-class StageJob(Frozen):
-    """One attempt at one stage."""
+
+def _as_its_kind(work: Any) -> Work:
+    """What is read from JSON becomes the class of its kind."""
+    return _WORK.validate_python(work)
+
+
+W = TypeVar("W", bound=Work, default=Work, covariant=True)
+
+
+class StageJob(Frozen, Generic[W]):
+    """One attempt at one stage, whose work is a ``W``."""
 
     run_id: str
     name: str
@@ -21,7 +33,7 @@ class StageJob(Frozen):
     attempt: int
     stage_key: str
     seed: int
-    work: AnyWork
+    work: Annotated[SerializeAsAny[W], BeforeValidator(_as_its_kind)]
     generation: Generation
     chat: bool | None = None
     """The recipe's ``model.chat``."""
