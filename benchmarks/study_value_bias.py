@@ -48,6 +48,7 @@ from models.heads import (
     load_scalar,
     values,
 )
+from models.policy import PolicyModel
 from models.sequences import Sequences
 from schemas.loading.recipe_file import load_recipe
 from schemas.recipe.recipe import Recipe
@@ -58,6 +59,7 @@ from tasks.data.splits import TEST, TRAIN
 from tasks.rewards import model_scores, verifier_scores
 from tasks.rewards.scoring import Scorer, Term, score
 from tasks.rewards.verifiers import VERIFIERS
+from tasks.rollout.engine import load_engine
 from tasks.rollout.minibatches import minibatches
 from tasks.rollout.rollouts import Sampled, per_token, sample_responses
 from tasks.training.data_order import DataOrder
@@ -122,9 +124,9 @@ class Setting:
 
     def respond(self, prompts: Prompts, indices: Sequence[int], *, seed: int) -> Sampled:
         """Responses of the SFT policy."""
-        return sample_responses(
-            load_policy(self.folders["sft"]), self.codec, prompts, indices, seed=seed, microbatch_size=None
-        )
+        policy = PolicyModel(load_policy(self.folders["sft"]))
+        engine = load_engine(policy, self.codec, microbatch_size=None)
+        return sample_responses(engine, self.codec, prompts, indices, device=policy.device, seed=seed)
 
     def paid_by_rule(self, sampled: Sampled) -> Responses:
         """Responses with the recipe's reward, a rule; the reward model is only a critic in it."""

@@ -16,7 +16,7 @@ SHRINK_AT = 0.9
 
 @dataclass(frozen=True)
 class Samples:
-    """What a model said to N prompts, in the order of the prompts."""
+    """Responses to N prompts, in the order of the prompts."""
 
     responses: list[list[int]]
     """Ids of each response, the end-of-sequence token included where it was reached."""
@@ -37,7 +37,7 @@ def sample(
     seed: int,
     greedy: bool = False,
     microbatch_size: int | None = None,
-    told: Callable[[int, int], None] | None = None,
+    on_token: Callable[[int, int], None] | None = None,
 ) -> Samples:
     """Sample one response to each prompt from softmax(logits / temperature), the whole vocabulary.
 
@@ -47,7 +47,7 @@ def sample(
     Args:
         greedy: take the likeliest token instead.
         microbatch_size: prompts in one batch, shortest first; None: all.
-        told: called before each token with the number of responses that have ended, and the token's number (from 1).
+        on_token: called before each token with the number of responses that have ended, and the token's number (from 1).
 
     Raises:
         ValueError: no prompts, an empty one, or a prompt and response that exceed the model's positions.
@@ -74,7 +74,7 @@ def sample(
                     temperature=temperature,
                     eos_token_ids=eos_token_ids,
                     pad_token_id=pad_token_id,
-                    told=None if told is None else partial(_tell, told, start),
+                    on_token=None if on_token is None else partial(_shift, on_token, start),
                 ),
                 strict=True,
             )
@@ -101,7 +101,7 @@ def _sample_batch(
     temperature: float,
     eos_token_ids: Collection[int],
     pad_token_id: int,
-    told: Callable[[int, int], None] | None,
+    on_token: Callable[[int, int], None] | None,
 ) -> list[tuple[list[int], list[float]]]:
     """Ids and log-probabilities of each prompt's response; `uniform` (B, max_new_tokens) in [0, 1), None: greedy."""
     device = model.device
@@ -116,8 +116,8 @@ def _sample_batch(
     takes_positions = "position_ids" in inspect.signature(model.forward).parameters  # not where ALiBi does it
     cache, num_active = None, len(prompts)
     for step in range(max_new_tokens):
-        if told is not None:
-            told(len(prompts) - num_active, step + 1)
+        if on_token is not None:
+            on_token(len(prompts) - num_active, step + 1)
         positions = (attention_mask.cumsum(dim=1) - 1).clamp(min=0)[:, -input_ids.shape[1] :]
         output = model(
             input_ids=input_ids,
@@ -150,8 +150,8 @@ def _sample_batch(
     ]
 
 
-def _tell(told: Callable[[int, int], None], before: int, ended: int, token: int) -> None:
-    told(before + ended, token)
+def _shift(on_token: Callable[[int, int], None], before: int, ended: int, token: int) -> None:
+    on_token(before + ended, token)
 
 
 def _draw(distribution: Tensor, uniform: Tensor) -> Tensor:

@@ -2,18 +2,17 @@
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from models.folders import load_policy, save_policy, tokenizer_digest
+from models.policy import PolicyModel
 from schemas.recipe.stages import BestOfN
 from schemas.records.job import StageJob, StageResult
 from tasks.data.encoding_counts import encoding_metrics
-from tasks.data.examples import codec_of, read_prompts
+from tasks.data.examples import read_prompts
 from tasks.data.splits import SPLITS
-from tasks.rewards.scoring import load_scorer
 from tasks.rollout.minibatches import OptimizerSteps
+from tasks.rollout.rollout_models import load_rollout_models
 from tasks.rollout.rollouts import (
-    Actors,
     Sampled,
     Scored,
     prompts_of_iteration,
@@ -26,7 +25,6 @@ from tasks.training.likelihood import accumulate_nll
 from tasks.training.measured import uncertainty_of, values_of
 from tasks.training.metric_sums import means_of
 from tasks.training.optimization import (
-    frozen_dtype,
     make_optimizer,
     training_device,
     update_weights,
@@ -38,34 +36,25 @@ def run(job: StageJob) -> StageResult:
     """Fine-tune ``init`` on its own best responses; the artifact is the best policy by validation score."""
     work = job.work
     assert isinstance(work, BestOfN)
-    device = training_device()
 
     # 1. Policy, reward and prompts
-    codec = codec_of(job, "init")
-    policy = load_policy(job.inputs["init"], device=device)
-    actors = Actors(
-        policy=policy,
-        reference=None,
-        scorer=load_scorer(
-            job, work.reward, tokenizer_of="init", device=device, dtype=frozen_dtype(work.precision)
-        ),
-        codec=codec,
-        microbatch_size=work.microbatch_size,
-        precision=work.precision,
-    )
+    policy = PolicyModel(load_policy(job.inputs["init"], device=training_device()))
+    models = load_rollout_models(job, work, policy, role="init", with_reference=False)
+    codec = models.codec
     optimizer = make_optimizer(policy, weight_decay=work.weight_decay)
     train, validation, test = (read_prompts(job.inputs["prompts"], split, codec) for split in SPLITS)
     encoding = encoding_metrics(job, "prompts", [train, validation, test])
-    selection = Selection(actors, validation, num_samples=work.validation_samples, seed=stage_seed(job))
+    selection = Selection(models, validation, num_samples=work.validation_samples, seed=stage_seed(job))
 
     with Attempt(
         job,
         total=work.iterations,
-        modules={"policy": policy},
+        modules={"policy": policy.causal_lm},
         optimizers={"policy": optimizer},
         state={"best": None, "best_iteration": 0},
         keeps_best=True,
     ) as attempt:
+        models.sync_engine()  # an earlier attempt may have left other weights
         if not attempt.best:
             selection.keep_if_best(attempt, iteration=0)
         for iteration in attempt.remaining():
@@ -79,7 +68,7 @@ def run(job: StageJob) -> StageResult:
             )
             seed = derive_seed(stage_seed(job), "sampling", iteration)
             with attempt.unmoved():
-                scored = sample_and_score(actors, train, indices, seed=seed)
+                scored = sample_and_score(models, train, indices, count=work.samples_per_prompt, seed=seed)
 
             # 3. Keep each prompt's best; one that was cut off competes with the score that missing_eos leaves it
             best = best_rows(scored.scores.total, samples_per_prompt=work.samples_per_prompt)
@@ -88,6 +77,7 @@ def run(job: StageJob) -> StageResult:
             # 4. Fine-tune on what was kept
             metrics = update(policy, optimizer, kept, job, iteration=iteration)
             metrics |= describe(scored, best)
+            models.sync_engine()
 
             # 5. Keep the policy that scores best on validation prompts
             if (iteration + 1) % work.validate_every == 0 or iteration + 1 == work.iterations:
@@ -97,11 +87,12 @@ def run(job: StageJob) -> StageResult:
                 num_tokens=int(scored.sampled.sequences.attention_mask.sum()),
                 headline="best_score_mean",
             )
-        policy.load_state_dict(attempt.best)
+        policy.causal_lm.load_state_dict(attempt.best)
+        models.sync_engine()
 
     # 6. What the best policy is like
     measured = selection.measure(test, num_samples=work.test_samples or work.validation_samples)
-    save_policy(policy, codec.tokenizer, job.output)
+    save_policy(policy.causal_lm, codec.tokenizer, job.output)
     return StageResult(
         metrics={
             **values_of(measured.estimates),
@@ -125,7 +116,7 @@ def best_rows(scores: Tensor, *, samples_per_prompt: int) -> Tensor:
 
 
 def update(
-    policy: PreTrainedModel,
+    policy: PolicyModel,
     optimizer: torch.optim.AdamW,
     kept: Sampled,
     job: StageJob,

@@ -1,11 +1,10 @@
-"""Direct preference optimisation: the policy itself learns preference pairs, held to a frozen reference."""
+"""Direct preference optimisation: the policy itself learns preference pairs, kept near a frozen reference."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from algorithms.preference_loss import dpo, implicit_rewards
 from algorithms.preference_loss import measure_pairs as measure
@@ -13,7 +12,7 @@ from algorithms.supervised_loss import token_nll
 from algorithms.uncertainty import Estimate, clustered_mean
 from models.chunks import chunks
 from models.folders import load_policy, save_policy, tokenizer_digest
-from models.logprobs import response_logprobs
+from models.policy import PolicyModel
 from models.sequences import Sequences
 from schemas.recipe.stages import DirectPreferenceOptimization
 from schemas.records.job import StageJob, StageResult
@@ -42,14 +41,14 @@ CURVES = {"pair_accuracy": "train_pair_accuracy", "nll": "chosen_nll"}
 
 @dataclass(frozen=True)
 class Models:
-    """The policy that learns, what it is held to, and the temperature at which both are looked at.
+    """The policy that learns, its reference, and the temperature of both distributions.
 
     The temperature is the one that the policy is sampled at: what learns the pairs is the distribution that will
     answer. The paper has 1.
     """
 
-    policy: PreTrainedModel
-    reference: PreTrainedModel
+    policy: PolicyModel
+    reference: PolicyModel
     temperature: float
 
 
@@ -70,7 +69,7 @@ def run(job: StageJob) -> StageResult:
     assert isinstance(work, DirectPreferenceOptimization)
     device = training_device()
 
-    # 1. The policy, what it is held to, and every pair as ids
+    # 1. The policy, its reference, and every pair as ids
     if tokenizer_digest(job.inputs["reference"]) != tokenizer_digest(job.inputs["init"]):
         raise TokenizersDiffer(
             f"reference={work.reference!r} has another tokenizer than init={work.init!r}; "
@@ -78,8 +77,8 @@ def run(job: StageJob) -> StageResult:
         )
     codec = codec_of(job, "init")
     models = Models(
-        policy=load_policy(job.inputs["init"], device=device),
-        reference=load_policy(job.inputs["reference"], device=device),
+        policy=PolicyModel(load_policy(job.inputs["init"], device=device)),
+        reference=PolicyModel(load_policy(job.inputs["reference"], device=device)),
         temperature=job.generation.temperature,
     )
     train, validation, test = (
@@ -92,7 +91,7 @@ def run(job: StageJob) -> StageResult:
 
     # 2. Optimiser steps, from wherever an earlier attempt got to
     with Attempt(
-        job, total=num_steps, modules={"policy": models.policy}, optimizers={"policy": optimizer}
+        job, total=num_steps, modules={"policy": models.policy.causal_lm}, optimizers={"policy": optimizer}
     ) as attempt:
         for step in attempt.remaining():
             metrics, num_tokens = accumulate_preferences(models, train, order.batch(step), work)
@@ -102,7 +101,7 @@ def run(job: StageJob) -> StageResult:
     # 3. How well it tells pairs apart that it has not seen
     held_out = measure_pairs(models, test, work)
     selected = measure_pairs(models, validation, work)
-    save_policy(models.policy, codec.tokenizer, job.output)
+    save_policy(models.policy.causal_lm, codec.tokenizer, job.output)
     measured = {**held_out, **{f"validation_{name}": value for name, value in selected.items()}}
     return StageResult(
         metrics={**values_of(measured), **encoding},
@@ -139,11 +138,11 @@ def accumulate_preferences(
 
 
 def pair_logprobs(models: Models, batch: Sequences, *, precision: Precision) -> PairLogprobs:
-    """What both models say of a batch of pairs: N chosen sides, then their N rejected ones."""
+    """Both models' log-probabilities of a batch of pairs: N chosen sides, then their N rejected ones."""
     with autocast(precision, batch.input_ids.device):
-        per_token = response_logprobs(models.policy, batch, temperature=models.temperature).logprobs
+        per_token = models.policy.logprobs(batch, temperature=models.temperature).logprobs
         with torch.no_grad():
-            of_reference = response_logprobs(models.reference, batch, temperature=models.temperature).logprobs
+            of_reference = models.reference.logprobs(batch, temperature=models.temperature).logprobs
     chosen, rejected = per_token.sum(dim=1).chunk(2)
     ref_chosen, ref_rejected = of_reference.sum(dim=1).chunk(2)
     return PairLogprobs(chosen, rejected, ref_chosen, ref_rejected, per_token)
@@ -161,9 +160,9 @@ def measure_pairs(
     for rows in chunks(len(pairs), work.microbatch_size or work.batch_size):
         progress.phase("measuring", rows.start, len(pairs))
         batch = pairs.batch(range(len(pairs))[rows]).to(models.policy.device)
-        said = pair_logprobs(models, batch, precision=work.precision)
-        chosen = implicit_rewards(said.chosen, said.ref_chosen, beta=work.beta)
-        rejected = implicit_rewards(said.rejected, said.ref_rejected, beta=work.beta)
+        logprobs = pair_logprobs(models, batch, precision=work.precision)
+        chosen = implicit_rewards(logprobs.chosen, logprobs.ref_chosen, beta=work.beta)
+        rejected = implicit_rewards(logprobs.rejected, logprobs.ref_rejected, beta=work.beta)
         both.append(torch.stack([chosen, rejected]).cpu())
     measured = measure(*torch.cat(both, dim=1))
     clusters = pairs.clusters()

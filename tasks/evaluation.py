@@ -1,21 +1,22 @@
 """Evaluation: a candidate against a baseline on the test prompts, which nothing was trained or selected on."""
 
 from dataclasses import dataclass
-from itertools import product
 
 import torch
 from torch import Tensor
 
 from algorithms.uncertainty import Estimate, clustered_mean
 from models.folders import load_policy
+from models.policy import PolicyModel
 from schemas.recipe.stages import PolicyEvaluation
 from schemas.records.job import StageJob, StageResult
 from tasks.data.encoding_counts import encoding_metrics
-from tasks.data.examples import Prompts, codec_of, read_prompts
+from tasks.data.examples import Codec, Prompts, codec_of, read_prompts
 from tasks.data.rows import write_rows
 from tasks.data.splits import TEST
 from tasks.rewards.model_scores import TokenizersDiffer
-from tasks.rollout.judging import load_judge
+from tasks.rollout.engine import RolloutEngine, load_engine
+from tasks.rollout.judging import Judgement, load_judge
 from tasks.rollout.rollouts import Sampled, sample_responses
 from tasks.training.measured import (
     clusters_of,
@@ -30,6 +31,15 @@ from tasks.training.seeds import derive_seed, stage_seed
 
 NUM_SHOWN = 3
 """Prompts of which both models' responses are handed back to be shown."""
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """One of the two models, and what it answers."""
+
+    engine: RolloutEngine
+    codec: Codec
+    prompts: Prompts
 
 
 @dataclass(frozen=True)
@@ -52,11 +62,24 @@ def run(job: StageJob) -> StageResult:
     # 1. The same prompts, sampled and judged for both
     progress = Progress(job.scratch / PROGRESS, total=4, phase=RUNNING)
     progress.update(0)
-    for step, (role, results) in enumerate(product(("baseline", "candidate"), (judged, greedy)), start=1):
-        with within(f"{role}, greedy" if results is greedy else role):
-            results[role], prompts_of[role] = respond(job, role, greedy=results is greedy)
-        headline = f"{role} {name}"
-        progress.update(step, metrics={headline: results[role].judgements.mean().item()}, headline=headline)
+    judge = load_judge(
+        job,
+        work.judge,
+        policies=["baseline", "candidate"],
+        device=training_device(),
+        microbatch_size=work.microbatch_size,
+    )
+    for number, role in enumerate(("baseline", "candidate")):
+        sampler = load_sampler(job, role)
+        prompts_of[role] = sampler.prompts
+        for step, results in enumerate((judged, greedy), start=1 + 2 * number):
+            with within(f"{role}, greedy" if results is greedy else role):
+                results[role] = respond(job, sampler, judge, greedy=results is greedy)
+            headline = f"{role} {name}"
+            progress.update(
+                step, metrics={headline: results[role].judgements.mean().item()}, headline=headline
+            )
+        del sampler  # before the next one is loaded
     if prompts_of["baseline"].texts != prompts_of["candidate"].texts:
         raise TokenizersDiffer(
             f"candidate={work.candidate!r} and baseline={work.baseline!r} do not fit the same prompts into "
@@ -79,28 +102,35 @@ def run(job: StageJob) -> StageResult:
     return StageResult(metrics=metrics, uncertainty=uncertainty_of(estimates), samples=shown(judged))
 
 
-def respond(job: StageJob, role: str, *, greedy: bool) -> tuple[Judged, Prompts]:
-    """Responses of the model in ``role`` to the test prompts, judged; greedy ones once, sampled ones as often as asked."""
+def load_sampler(job: StageJob, role: str) -> Sampler:
+    """The policy in ``role``, with the test prompts as its tokenizer has them."""
     work = job.work
     assert isinstance(work, PolicyEvaluation)
-    device = training_device()
     codec = codec_of(job, role)
-    prompts = read_prompts(job.inputs["prompts"], TEST, codec)
-    judge = load_judge(
-        job, work.judge, tokenizer_of=role, device=device, microbatch_size=work.microbatch_size
+    policy = PolicyModel(load_policy(job.inputs[role], device=training_device()))
+    return Sampler(
+        engine=load_engine(policy, codec, microbatch_size=work.microbatch_size),
+        codec=codec,
+        prompts=read_prompts(job.inputs["prompts"], TEST, codec),
     )
-    copies = 1 if greedy else work.samples_per_prompt
+
+
+def respond(job: StageJob, sampler: Sampler, judge: Judgement, *, greedy: bool) -> Judged:
+    """Responses to the test prompts, judged; greedy ones once, sampled ones as often as the recipe says."""
+    work = job.work
+    assert isinstance(work, PolicyEvaluation)
     sampled = sample_responses(
-        load_policy(job.inputs[role], device=device),
-        codec,
-        prompts,
-        [index for index in range(len(prompts)) for _ in range(copies)],
+        sampler.engine,
+        sampler.codec,
+        sampler.prompts,
+        range(len(sampler.prompts)),
+        device=training_device(),
         # both models draw from the same stream, so that their difference carries less noise
         seed=derive_seed(stage_seed(job), "sampling"),
-        microbatch_size=work.microbatch_size,
+        count=1 if greedy else work.samples_per_prompt,
         greedy=greedy,
     )
-    return Judged(sampled=sampled, judgements=judge(sampled)), prompts
+    return Judged(sampled=sampled, judgements=judge(sampled))
 
 
 def compare(judged: dict[str, Judged], greedy: dict[str, Judged], *, name: str) -> dict[str, Estimate]:
@@ -152,8 +182,8 @@ def shown(judged: dict[str, Judged]) -> tuple[dict[str, object], ...]:
     candidate, baseline = judged["candidate"], judged["baseline"]
     prompts = candidate.sampled.prompts
     rows = [prompts.index(prompt) for prompt in dict.fromkeys(prompts)]
-    said = (candidate.sampled.responses, baseline.sampled.responses)
-    first_rows = sorted(rows, key=lambda row: said[0][row] == said[1][row])[:NUM_SHOWN]
+    responses = (candidate.sampled.responses, baseline.sampled.responses)
+    first_rows = sorted(rows, key=lambda row: responses[0][row] == responses[1][row])[:NUM_SHOWN]
     return tuple(
         {
             "prompt": prompts[row],

@@ -1,6 +1,6 @@
 """Policy optimisation: whatever the recipe's switches describe, from a plain policy gradient to VAPO.
 
-One iteration, top to bottom: sample, score, shape, estimate advantages, update, steer the coefficients.
+One iteration, top to bottom: sample, score, shape, estimate advantages, update, adapt the KL coefficients.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,7 +14,7 @@ from algorithms.advantages import monte_carlo_returns
 from algorithms.diagnostics import explained_variance
 from algorithms.kl import PenaltyController, ProportionalController
 from algorithms.rewards import RunningMoments
-from models.folders import load_policy, save_policy, tokenizer_digest
+from models.folders import save_policy, tokenizer_digest
 from schemas.recipe.algorithm import Algorithm
 from schemas.recipe.stages import PolicyOptimization
 from schemas.records.job import StageJob, StageResult
@@ -22,18 +22,16 @@ from tasks.data.encoding_counts import encoding_metrics
 from tasks.data.examples import (
     Codec,
     Prompts,
-    codec_of,
     read_completions,
     read_prompts,
 )
 from tasks.data.splits import SPLITS, TRAIN
-from tasks.rewards.scoring import load_scorer
 from tasks.rewards.verifier_file import Verifier
 from tasks.rewards.verifiers import load_verifier
 from tasks.rollout.group_sampling import Filled, fill, uniform_groups
 from tasks.rollout.reward_moments import read_moments
+from tasks.rollout.rollout_models import RolloutModels
 from tasks.rollout.rollouts import (
-    Actors,
     Rollout,
     Scored,
     prompts_of_iteration,
@@ -47,7 +45,7 @@ from tasks.rollout.selection import Selection
 from tasks.training.attempt import Attempt
 from tasks.training.data_order import DataOrder
 from tasks.training.measured import uncertainty_of, values_of
-from tasks.training.optimization import frozen_dtype, training_device
+from tasks.training.optimization import training_device
 from tasks.training.seeds import derive_seed, stage_seed
 from tasks.updates.actor_critic import ActorCritic, critic_folder, load_actor_critic
 from tasks.updates.estimates import Estimates, estimate
@@ -58,25 +56,15 @@ def run(job: StageJob) -> StageResult:
     """Optimise ``init`` against ``reward`` on ``prompts``; the artifact is the best policy by validation score."""
     work = job.work
     assert isinstance(work, PolicyOptimization)
-    algorithm, device = work.algorithm, training_device()
+    algorithm = work.algorithm
 
     # 1. What is trained, the reference, the reward, and the prompts
-    codec = codec_of(job, "init")
-    networks = load_actor_critic(job, work, device)
-    actors = Actors(
-        policy=networks.policy,
-        reference=load_policy(job.inputs["reference"], device=device),
-        scorer=load_scorer(
-            job, work.reward, tokenizer_of="init", device=device, dtype=frozen_dtype(work.precision)
-        ),
-        codec=codec,
-        microbatch_size=work.microbatch_size,
-        precision=work.precision,
-    )
+    networks = load_actor_critic(job, training_device())
+    models, codec, causal_lm = networks.models, networks.models.codec, networks.policy.causal_lm
     train, validation, test = (read_prompts(job.inputs["prompts"], split, codec) for split in SPLITS)
     encoding = encoding_metrics(job, "prompts", [train, validation, test])
-    selection = Selection(actors, validation, num_samples=work.validation_samples, seed=stage_seed(job))
-    ptx = read_ptx(job, work, codec)
+    selection = Selection(models, validation, num_samples=work.validation_samples, seed=stage_seed(job))
+    ptx = read_ptx(job, codec)
     positive_verifier = load_positive_verifier(job, algorithm)
 
     with Attempt(
@@ -88,37 +76,39 @@ def run(job: StageJob) -> StageResult:
         keeps_best=True,
     ) as attempt:
         state = attempt.state
+        models.sync_engine()  # an earlier attempt may have left other weights
         if not attempt.best:
             selection.keep_if_best(attempt, iteration=0)
         for iteration in attempt.remaining():
-            # 2. Responses, what they are paid, and what that says of each token
+            # 2. Responses, their rewards, and what the update learns from them
             with attempt.unmoved():
-                gathered = gather(job, work, actors, networks, train, state, positive_verifier)
+                gathered = gather(job, networks, train, state, positive_verifier)
             rollout, estimates = gathered.rollout, gathered.estimates
 
             # 3. Update
             metrics = update(
                 networks,
-                actors,
                 rollout,
                 estimates,
                 job,
-                work,
                 iteration=iteration,
                 kl_penalty_coef=state["kl_penalty_coef"],
                 ptx=ptx,
             )
+            models.sync_engine()
             metrics |= describe(rollout, estimates, gathered.filled, algorithm, state, gathered.moments)
             metrics |= gathered.gap
             if gathered.greedy is not None:
                 metrics["greedy_score_mean"] = gathered.greedy.scores.total.mean().item()
 
-            # 4. Steer what is steered
+            # 4. Update the KL coefficients
             state["batches"] += gathered.filled.rounds
             state["moments"] = asdict(gathered.moments)
-            state["kl_coef"] = steered_kl_coef(state["kl_coef"], rollout, algorithm)
-            moved = partial(kl_to_old, networks, actors, rollout, estimates, work)
-            state["kl_penalty_coef"] = steered_kl_penalty_coef(state["kl_penalty_coef"], moved, algorithm)
+            state["kl_coef"] = updated_kl_coef(state["kl_coef"], rollout, algorithm)
+            measure_kl = partial(kl_to_old, networks, rollout, estimates, work)
+            state["kl_penalty_coef"] = updated_kl_penalty_coef(
+                state["kl_penalty_coef"], measure_kl, algorithm
+            )
 
             # 5. Keep the policy that scores best on validation prompts
             if (iteration + 1) % work.validate_every == 0 or iteration + 1 == work.iterations:
@@ -126,11 +116,12 @@ def run(job: StageJob) -> StageResult:
             attempt.finish_step(
                 metrics, num_tokens=int(rollout.sequences.attention_mask.sum()), headline="score_mean"
             )
-        networks.policy.load_state_dict(attempt.best)
+        causal_lm.load_state_dict(attempt.best)
+        models.sync_engine()
 
     # 6. What the best policy is like
     measured = selection.measure(test, num_samples=work.test_samples or work.validation_samples)
-    save_policy(networks.policy, codec.tokenizer, job.output)
+    save_policy(causal_lm, codec.tokenizer, job.output)
     return StageResult(
         metrics={
             **values_of(measured.estimates),
@@ -161,8 +152,6 @@ class Gathered:
 
 def gather(
     job: StageJob,
-    work: PolicyOptimization,
-    actors: Actors,
     networks: ActorCritic,
     prompts: Prompts,
     state: Mapping[str, Any],
@@ -173,24 +162,27 @@ def gather(
     Raises:
         SamplerDisagrees: the policy is not, token by token, the one that sampled.
     """
-    algorithm = work.algorithm
-    filled = sample_rollout(job, work, actors, prompts, first_batch=state["batches"])
+    work = job.work
+    assert isinstance(work, PolicyOptimization)
+    algorithm, models = work.algorithm, networks.models
+    has_value_head = networks.policy.value_head is not None
+    filled = sample_rollout(job, models, prompts, first_batch=state["batches"])
     moments = updated_moments(state["moments"], filled.scored, algorithm)
     rollout = shape(
-        actors,
+        models,
         filled.scored,
         returns=algorithm,
         moments=moments,
         kl_coef=state["kl_coef"],
-        value_head=networks.value_head,
-        with_final_values=algorithm.bootstrap_truncated,
+        with_values=has_value_head,
+        with_final_values=has_value_head and algorithm.bootstrap_truncated,
     )
     gap = compare_with_sampler(rollout.logprobs, rollout.sampled, precision=work.precision)
-    greedy = sample_greedy(work, actors, prompts, filled.scored)
+    greedy = sample_greedy(work, models, prompts, filled.scored)
     old_values, final_values = (
-        networks.values_and_final(rollout, actors)
+        networks.values_and_final(rollout)
         if algorithm.bootstrap_truncated
-        else (networks.values(rollout, actors), None)
+        else (networks.values(rollout), None)
     )
     estimates = estimate(
         rollout,
@@ -216,8 +208,10 @@ def initial_state(job: StageJob, algorithm: Algorithm) -> dict[str, Any]:
     }
 
 
-def read_ptx(job: StageJob, work: PolicyOptimization, codec: Codec) -> Ptx | None:
-    """The demonstrations that are imitated on the side, if any are."""
+def read_ptx(job: StageJob, codec: Codec) -> Ptx | None:
+    """The demonstrations whose NLL is added to the policy's loss, if any is."""
+    work = job.work
+    assert isinstance(work, PolicyOptimization)
     if not work.algorithm.ptx_coef:
         return None
     examples = read_completions(job.inputs["ptx"], TRAIN, ["response"], codec)
@@ -234,10 +228,10 @@ def load_positive_verifier(job: StageJob, algorithm: Algorithm) -> Verifier | No
     return load_verifier(job, algorithm.positive_verifier, role="positive_verifier")
 
 
-def sample_rollout(
-    job: StageJob, work: PolicyOptimization, actors: Actors, prompts: Prompts, *, first_batch: int
-) -> Filled:
+def sample_rollout(job: StageJob, models: RolloutModels, prompts: Prompts, *, first_batch: int) -> Filled:
     """One iteration's scored responses; the batches of prompts, and their random numbers, count on from ``first_batch``."""
+    work = job.work
+    assert isinstance(work, PolicyOptimization)
     group = work.algorithm.samples_per_prompt
 
     def draw(number: int) -> Scored:
@@ -250,7 +244,7 @@ def sample_rollout(
             seed=stage_seed(job),
         )
         return sample_and_score(
-            actors, prompts, indices, seed=derive_seed(stage_seed(job), "sampling", batch)
+            models, prompts, indices, count=group, seed=derive_seed(stage_seed(job), "sampling", batch)
         )
 
     if work.algorithm.drop_uniform_groups:
@@ -258,7 +252,7 @@ def sample_rollout(
             draw,
             samples_per_prompt=group,
             max_rounds=work.algorithm.max_sampling_rounds,
-            pad_token_id=actors.codec.pad_token_id,
+            pad_token_id=models.codec.pad_token_id,
         )
     scored = draw(0)
     uniform = uniform_groups(scored.scores.weighted_sum, samples_per_prompt=group)
@@ -266,16 +260,16 @@ def sample_rollout(
 
 
 def sample_greedy(
-    work: PolicyOptimization, actors: Actors, prompts: Prompts, scored: Scored
+    work: PolicyOptimization, models: RolloutModels, prompts: Prompts, scored: Scored
 ) -> Scored | None:
     """The likeliest response to the prompt of each response, scored; None where no baseline is made of them."""
     if work.algorithm.advantage != "greedy_baseline":
         return None
     # Demonstrations may have one prompt in several rows, with an answer of its own in each
-    place = {case: index for index, case in enumerate(zip(prompts.texts, prompts.answers, strict=True))}
+    index_of = {case: index for index, case in enumerate(zip(prompts.texts, prompts.answers, strict=True))}
     cases = list(zip(scored.sampled.prompts, scored.sampled.answers, strict=True))
     distinct = list(dict.fromkeys(cases))
-    greedy = sample_and_score(actors, prompts, [place[case] for case in distinct], seed=0, greedy=True)
+    greedy = sample_and_score(models, prompts, [index_of[case] for case in distinct], seed=0, greedy=True)
     row = {case: number for number, case in enumerate(distinct)}
     return greedy.select([row[case] for case in cases])
 
@@ -295,14 +289,14 @@ def updated_moments(before: dict[str, Any], scored: Scored, algorithm: Algorithm
     return moments if algorithm.reward_scaling == "none" else moments.update(scored.scores.total)
 
 
-def steered_kl_penalty_coef(coef: float, moved: Callable[[], float], algorithm: Algorithm) -> float:
-    """KLPEN's β for the next rollout; ``moved`` measures KL(old‖new), nats per token, and is asked only where it counts."""
+def updated_kl_penalty_coef(coef: float, measure_kl: Callable[[], float], algorithm: Algorithm) -> float:
+    """KLPEN's β for the next rollout; ``measure_kl`` gives KL(old‖new), nats per token, and is called only where β adapts."""
     if algorithm.kl_penalty_target is None:
         return coef
-    return PenaltyController(coef, target=algorithm.kl_penalty_target).update(moved()).coef
+    return PenaltyController(coef, target=algorithm.kl_penalty_target).update(measure_kl()).coef
 
 
-def steered_kl_coef(kl_coef: float, rollout: Rollout, algorithm: Algorithm) -> float:
+def updated_kl_coef(kl_coef: float, rollout: Rollout, algorithm: Algorithm) -> float:
     """β for the next rollout: as it is, or moved towards the target KL (nats per response)."""
     if algorithm.kl_target is None:
         return kl_coef
@@ -319,7 +313,7 @@ def describe(
     state: dict[str, Any],
     moments: RunningMoments,
 ) -> dict[str, float]:
-    """What a rollout was like, before its updates, and the coefficients that it was paid with."""
+    """What a rollout was like, before its updates, and the coefficients of its rewards."""
     mask = rollout.sequences.response_mask
     advantages = estimates.advantages[estimates.policy_mask]
     terms = {f"score_mean_{name}": term.mean().item() for name, term in rollout.scores.by_term.items()}

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
-from transformers import PreTrainedModel
+import torch
 
 from models.folders import load_policy
+from models.policy import PolicyModel
 from models.prompts import decode_all, encode_responses
 from schemas.frozen import Frozen
 from schemas.recipe.stages import PreferenceCollection
@@ -26,6 +27,7 @@ from tasks.data.examples import (
 )
 from tasks.data.rows import read_rows, write_rows
 from tasks.data.splits import SPLITS
+from tasks.rollout.engine import RolloutEngine, load_engine
 from tasks.rollout.judging import Judgement, load_judge
 from tasks.rollout.rollouts import Sampled, sample_responses
 from tasks.training.batch_files import BatchFiles
@@ -110,13 +112,14 @@ def run(job: StageJob) -> StageResult:
 
     # 1. The policy, its judge, and every split's prompts in batches
     codec = codec_of(job, "policy")
-    policy = load_policy(job.inputs["policy"], device=device)
+    policy = PolicyModel(load_policy(job.inputs["policy"], device=device))
+    engine = load_engine(policy, codec, microbatch_size=work.microbatch_size or work.batch_size)
     judge = None  # pairs that are made on demonstrations need none
     if work.judge is not None:
         judge = load_judge(
             job,
             work.judge,
-            tokenizer_of="policy",
+            policies=["policy"],
             device=device,
             microbatch_size=work.microbatch_size or work.batch_size,
         )
@@ -130,7 +133,9 @@ def run(job: StageJob) -> StageResult:
         for number in files.remaining():
             refuse_without_pairs(batches[:number], files.finished, stage=job.name)
             batch = batches[number]
-            sampled = sample_batch(policy, codec, sources[batch.split], batch, job, number=number)
+            sampled = sample_batch(
+                engine, codec, sources[batch.split], batch, job, number=number, device=device
+            )
             collected = collect(sampled, codec, sources[batch.split], batch, work, judge)
             files.finish(
                 collected.model_dump(mode="json"),
@@ -184,18 +189,26 @@ def cut_batches(sources: Mapping[str, Source], work: PreferenceCollection) -> It
 
 
 def sample_batch(
-    policy: PreTrainedModel, codec: Codec, source: Source, batch: Batch, job: StageJob, *, number: int
+    engine: RolloutEngine,
+    codec: Codec,
+    source: Source,
+    batch: Batch,
+    job: StageJob,
+    *,
+    number: int,
+    device: torch.device,
 ) -> Sampled:
     """The responses to a batch's prompts, each prompt's in a row: a function of the seed and the batch's number."""
     work = job.work
     assert isinstance(work, PreferenceCollection)
     return sample_responses(
-        policy,
+        engine,
         codec,
         source.prompts,
-        [index for index in batch.indices for _ in range(samples_of(work))],
+        batch.indices,
+        device=device,
+        count=samples_of(work),
         seed=derive_seed(stage_seed(job), "sampling", number),
-        microbatch_size=work.microbatch_size or work.batch_size,
     )
 
 

@@ -1,12 +1,11 @@
 """Supervised fine-tuning: maximum likelihood of demonstrated responses given their prompts."""
 
 import torch
-from transformers import PreTrainedModel
 
 from algorithms.uncertainty import Estimate, clustered_ratio
 from models.chunks import chunks
 from models.folders import load_policy, save_policy, tokenizer_digest
-from models.logprobs import response_logprobs
+from models.policy import PolicyModel
 from schemas.recipe.stages import SupervisedFineTuning
 from schemas.records.job import StageJob, StageResult
 from tasks.data.encoding_counts import encoding_metrics
@@ -33,7 +32,7 @@ def run(job: StageJob) -> StageResult:
 
     # 1. The model, and every demonstration as ids
     codec = codec_of(job, "init")
-    policy = load_policy(job.inputs["init"], device=device)
+    policy = PolicyModel(load_policy(job.inputs["init"], device=device))
     train, validation, test = (
         read_completions(job.inputs["data"], split, ["response"], codec)
         for split in (TRAIN, VALIDATION, TEST)
@@ -45,7 +44,7 @@ def run(job: StageJob) -> StageResult:
 
     # 2. Optimiser steps, from wherever an earlier attempt got to
     with Attempt(
-        job, total=num_steps, modules={"policy": policy}, optimizers={"policy": optimizer}
+        job, total=num_steps, modules={"policy": policy.causal_lm}, optimizers={"policy": optimizer}
     ) as attempt:
         for step in attempt.remaining():
             batch = train.batch(order.batch(step)).to(device)
@@ -67,7 +66,7 @@ def run(job: StageJob) -> StageResult:
         "validation_nll": mean_nll(policy, validation, batch_size=at_once),
         "test_nll": mean_nll(policy, test, batch_size=at_once),
     }
-    save_policy(policy, codec.tokenizer, job.output)
+    save_policy(policy.causal_lm, codec.tokenizer, job.output)
     return StageResult(
         metrics={**values_of(measured), **encoding},
         uncertainty=uncertainty_of(measured),
@@ -76,13 +75,13 @@ def run(job: StageJob) -> StageResult:
 
 
 @torch.no_grad()
-def mean_nll(policy: PreTrainedModel, examples: Completions, *, batch_size: int) -> Estimate:
+def mean_nll(policy: PolicyModel, examples: Completions, *, batch_size: int) -> Estimate:
     """Mean NLL over all response tokens (nats/token), all responses to one prompt being one cluster."""
     nll, num_tokens = [], []
     for rows in chunks(len(examples), batch_size):
         progress.phase("measuring", rows.start, len(examples))
         batch = examples.batch(range(len(examples))[rows]).to(policy.device)
-        logprobs = response_logprobs(policy, batch, temperature=1.0).logprobs
+        logprobs = policy.logprobs(batch, temperature=1.0).logprobs
         nll.append(-logprobs.double().masked_fill(~batch.response_mask, 0.0).sum(dim=1).cpu())
         num_tokens.append(batch.response_mask.sum(dim=1).cpu())
     return clustered_ratio(torch.cat(nll), torch.cat(num_tokens), examples.clusters())

@@ -23,16 +23,16 @@ from models.heads import (
     save_value,
     values,
 )
+from models.policy import PolicyModel
 from schemas.recipe.stages import ValuePretraining
 from schemas.records.job import StageJob, StageResult
 from tasks.data.encoding_counts import encoding_metrics
-from tasks.data.examples import Prompts, codec_of, read_prompts
+from tasks.data.examples import Prompts, read_prompts
 from tasks.data.splits import TEST, TRAIN, VALIDATION
-from tasks.rewards.scoring import load_scorer
 from tasks.rollout.minibatches import OptimizerSteps
 from tasks.rollout.reward_moments import write_moments
+from tasks.rollout.rollout_models import RolloutModels, load_rollout_models
 from tasks.rollout.rollouts import (
-    Actors,
     Rollout,
     prompts_of_iteration,
     rollout_values,
@@ -48,7 +48,6 @@ from tasks.training.measured import clusters_of, defined, uncertainty_of
 from tasks.training.metric_sums import MetricSums
 from tasks.training.optimization import (
     autocast,
-    frozen_dtype,
     make_optimizer,
     training_device,
     update_weights,
@@ -75,26 +74,17 @@ def run(job: StageJob) -> StageResult:
     device = training_device()
 
     # 1. The fixed policy, the policy stage's own reward, and a critic
-    codec = codec_of(job, "policy")
-    policy = load_policy(job.inputs["policy"], device=device)
-    actors = Actors(
-        policy=policy,
-        reference=load_policy(job.inputs["reference"], device=device) if work.returns.kl_coef else None,
-        scorer=load_scorer(
-            job, work.reward, tokenizer_of="policy", device=device, dtype=frozen_dtype(work.precision)
-        ),
-        codec=codec,
-        microbatch_size=work.microbatch_size,
-        precision=work.precision,
-    )
+    policy = PolicyModel(load_policy(job.inputs["policy"], device=device))
+    models = load_rollout_models(job, work, policy, role="policy", with_reference=bool(work.returns.kl_coef))
+    codec = models.codec
     critic = load_critic(job.inputs["init"], seed=derive_seed(stage_seed(job), "init")).to(device)
     optimizer = make_optimizer(critic, weight_decay=work.weight_decay)
 
     # 2. Prompts to train on, and responses to others to be measured on
     prompts = read_prompts(job.inputs["prompts"], TRAIN, codec)
     encoding = encoding_metrics(job, "prompts", [prompts])
-    moments = sample_moments(job, work, actors, prompts)
-    held_out = sample_held_out(job, work, actors, moments, VALIDATION)
+    moments = sample_moments(job, models, prompts)
+    held_out = sample_held_out(job, models, moments, VALIDATION)
 
     with Attempt(
         job,
@@ -105,7 +95,7 @@ def run(job: StageJob) -> StageResult:
         keeps_best=True,
     ) as attempt:
         if not attempt.best:
-            validate(attempt, critic, held_out, actors, iteration=0)
+            validate(attempt, critic, held_out, models, iteration=0)
         for iteration in attempt.remaining():
             # 3. A fresh rollout of the fixed policy, and its Monte-Carlo returns
             indices = prompts_of_iteration(
@@ -117,19 +107,19 @@ def run(job: StageJob) -> StageResult:
             )
             seed = derive_seed(stage_seed(job), "sampling", iteration)
             with attempt.unmoved():
-                scored = sample_and_score(actors, prompts, indices, seed=seed)
-                rollout = shape(actors, scored, returns=work.returns, moments=moments)
+                scored = sample_and_score(models, prompts, indices, count=work.samples_per_prompt, seed=seed)
+                rollout = shape(models, scored, returns=work.returns, moments=moments)
                 gap = compare_with_sampler(rollout.logprobs, rollout.sampled, precision=work.precision)
             returns = monte_carlo_returns(
                 rollout.rewards, rollout.sequences.response_mask, gamma=work.returns.gamma
             )
 
             # 4. Regress on them, without a value clip: the critic has far to go
-            metrics = gap | regress(critic, optimizer, rollout, returns, job, work, iteration=iteration)
+            metrics = gap | regress(critic, optimizer, rollout, returns, job, iteration=iteration)
 
             # 5. Keep the critic that explains unseen prompts best; more steps are not always better
             if (iteration + 1) % work.validate_every == 0 or iteration + 1 == work.iterations:
-                metrics |= validate(attempt, critic, held_out, actors, iteration=iteration + 1)
+                metrics |= validate(attempt, critic, held_out, models, iteration=iteration + 1)
                 if attempt.state["without_gain"] >= work.patience:
                     attempt.stop()
             attempt.finish_step(
@@ -144,8 +134,8 @@ def run(job: StageJob) -> StageResult:
         critic.load_state_dict(attempt.best)
 
     # 6. How well it explains prompts that have chosen nothing: the best of several measurements is optimistic
-    test = sample_held_out(job, work, actors, moments, TEST)
-    measured, estimates = diagnose(critic, test, actors), estimate(critic, test, actors)
+    test = sample_held_out(job, models, moments, TEST)
+    measured, estimates = diagnose(critic, test, models), estimate(critic, test, models)
     save_value(critic, codec.tokenizer, job.output)
     if moments.count:
         write_moments(job.output, moments)
@@ -161,11 +151,13 @@ def run(job: StageJob) -> StageResult:
     )
 
 
-def sample_moments(job: StageJob, work: ValuePretraining, actors: Actors, prompts: Prompts) -> RunningMoments:
+def sample_moments(job: StageJob, models: RolloutModels, prompts: Prompts) -> RunningMoments:
     """Moments of the scores of one rollout, by which all returns here are scaled, and which the policy stage takes over.
 
     They stay as they are for the whole stage: a target that moves with them would not be the return of one policy.
     """
+    work = job.work
+    assert isinstance(work, ValuePretraining)
     assert work.returns is not None
     if work.returns.reward_scaling == "none":
         return RunningMoments()
@@ -173,29 +165,29 @@ def sample_moments(job: StageJob, work: ValuePretraining, actors: Actors, prompt
         num_examples=len(prompts), batch_size=work.batch_size, seed=derive_seed(stage_seed(job), "moments")
     )
     scored = sample_and_score(
-        actors, prompts, order.batch(0), seed=derive_seed(stage_seed(job), "moments sampling")
+        models, prompts, order.batch(0), seed=derive_seed(stage_seed(job), "moments sampling")
     )
     return RunningMoments().update(scored.scores.total)
 
 
-def sample_held_out(
-    job: StageJob, work: ValuePretraining, actors: Actors, moments: RunningMoments, split: str
-) -> HeldOut:
+def sample_held_out(job: StageJob, models: RolloutModels, moments: RunningMoments, split: str) -> HeldOut:
     """Responses to the prompts of a held-out split; a pure function of the seed, so that a resumed stage samples the same.
 
     Raises:
         SamplerDisagrees: the policy's log-probabilities are not those that it sampled with.
     """
+    work = job.work
+    assert isinstance(work, ValuePretraining)
     assert work.returns is not None
-    prompts = read_prompts(job.inputs["prompts"], split, actors.codec)
+    prompts = read_prompts(job.inputs["prompts"], split, models.codec)
     num_samples = work.validation_samples
     if split == TEST and work.test_samples is not None:
         num_samples = work.test_samples
     indices = [index % len(prompts) for index in range(num_samples)]
     seed = derive_seed(stage_seed(job), f"{split} sampling")
     with progress.within(split):
-        scored = sample_and_score(actors, prompts, indices, seed=seed)
-        rollout = shape(actors, scored, returns=work.returns, moments=moments)
+        scored = sample_and_score(models, prompts, indices, seed=seed)
+        rollout = shape(models, scored, returns=work.returns, moments=moments)
     compare_with_sampler(rollout.logprobs, rollout.sampled, precision=work.precision)
     returns = monte_carlo_returns(rollout.rewards, rollout.sequences.response_mask, gamma=work.returns.gamma)
     return HeldOut(rollout=rollout, returns=returns)
@@ -207,11 +199,12 @@ def regress(
     rollout: Rollout,
     returns: Tensor,
     job: StageJob,
-    work: ValuePretraining,
     *,
     iteration: int,
 ) -> dict[str, float]:
     """All optimiser steps of one rollout; returns the metrics of the last."""
+    work = job.work
+    assert isinstance(work, ValuePretraining)
     metrics: dict[str, float] = {}
     for step in OptimizerSteps(rollout.sequences, work, seed=stage_seed(job), iteration=iteration):
         metrics = accumulate_value_loss(critic, rollout, returns, step.rows, work)
@@ -237,15 +230,15 @@ def accumulate_value_loss(
     return {"value_loss": loss_sum, "value_bias": sums.means()["value_bias"]}
 
 
-def diagnose(critic: ScalarModel, held_out: HeldOut, actors: Actors) -> ValueDiagnostics:
+def diagnose(critic: ScalarModel, held_out: HeldOut, models: RolloutModels) -> ValueDiagnostics:
     """Explained variance and what it hides, over the whole held-out set at once."""
-    predicted, mask = predict(critic, held_out, actors), held_out.rollout.sequences.response_mask
+    predicted, mask = predict(critic, held_out, models), held_out.rollout.sequences.response_mask
     return value_diagnostics(predicted, held_out.returns, mask, num_positions=POSITIONS)
 
 
-def estimate(critic: ScalarModel, held_out: HeldOut, actors: Actors) -> dict[str, Estimate]:
+def estimate(critic: ScalarModel, held_out: HeldOut, models: RolloutModels) -> dict[str, Estimate]:
     """The same numbers with their standard errors; all responses to one prompt are one cluster."""
-    predicted, mask = predict(critic, held_out, actors), held_out.rollout.sequences.response_mask
+    predicted, mask = predict(critic, held_out, models), held_out.rollout.sequences.response_mask
     prompts = clusters_of(held_out.rollout.sampled.prompts)
     error = (predicted.double() - held_out.returns.double()).masked_fill(~mask, 0.0)
     tokens = mask.sum(dim=1)
@@ -256,18 +249,18 @@ def estimate(critic: ScalarModel, held_out: HeldOut, actors: Actors) -> dict[str
     }
 
 
-def predict(critic: ScalarModel, held_out: HeldOut, actors: Actors) -> Tensor:
+def predict(critic: ScalarModel, held_out: HeldOut, models: RolloutModels) -> Tensor:
     """Values (B,T) of the held-out responses' prefixes."""
     with progress.within("validation"):
-        return rollout_values(critic, held_out.rollout.sequences, actors)
+        return rollout_values(critic, held_out.rollout.sequences, models)
 
 
 def validate(
-    attempt: Attempt, critic: ScalarModel, held_out: HeldOut, actors: Actors, *, iteration: int
+    attempt: Attempt, critic: ScalarModel, held_out: HeldOut, models: RolloutModels, *, iteration: int
 ) -> dict[str, float]:
     """Measure the critic; remember its weights when it explains more than any before. Returns what to log."""
     metric = "validation_explained_variance"
-    measured = diagnose(critic, held_out, actors).explained_variance
+    measured = diagnose(critic, held_out, models).explained_variance
     is_best = keep_if_best(attempt, critic, measured, metric=metric, iteration=iteration)
     attempt.state |= {"without_gain": 0 if is_best else attempt.state["without_gain"] + 1}
     return {metric: measured}

@@ -23,11 +23,12 @@ def load(term: ModelTerm, source: Source) -> TermScores:
         TokenizersDiffer: it was trained with another tokenizer than the policy's.
     """
     inputs = source.job.inputs
-    if tokenizer_digest(inputs[source.role]) != tokenizer_digest(inputs[source.tokenizer_of]):
-        raise TokenizersDiffer(
-            f"{source.path}.model={term.model!r} has another tokenizer than {source.tokenizer_of}; "
-            "train the reward model from the same model as the policy"
-        )
+    for policy in source.tokenizers_of:
+        if tokenizer_digest(inputs[source.role]) != tokenizer_digest(inputs[policy]):
+            raise TokenizersDiffer(
+                f"{source.path}.model={term.model!r} has another tokenizer than {policy}; "
+                "train the reward model from the same model as the policy"
+            )
     return scored_by(load_scalar(inputs[source.role], role="reward", dtype=source.dtype).to(source.device))
 
 

@@ -44,12 +44,17 @@ class Scores:
 
 
 def load_scorer(
-    job: StageJob, reward: str, *, tokenizer_of: str, device: torch.device, dtype: torch.dtype = torch.float32
+    job: StageJob,
+    reward: str,
+    *,
+    tokenizers_of: Sequence[str],
+    device: torch.device,
+    dtype: torch.dtype = torch.float32,
 ) -> Scorer:
     """Load what the reward's terms score with.
 
     Args:
-        tokenizer_of: the role of the policy whose ids the reward models will be given.
+        tokenizers_of: the roles of the policies whose ids the reward models will be given.
         dtype: of the models' trunks.
 
     Raises:
@@ -58,7 +63,12 @@ def load_scorer(
     terms = []
     for index, term in enumerate(job.rewards[reward].terms):
         source = Source(
-            job, f"reward.{reward}.{index}", f"rewards.{reward}.terms.{index}", tokenizer_of, device, dtype
+            job,
+            f"reward.{reward}.{index}",
+            f"rewards.{reward}.terms.{index}",
+            tuple(tokenizers_of),
+            device,
+            dtype,
         )
         terms.append(Term(name=term.name, weight=term.weight, scores=_load(term, source)))
     return Scorer(terms=tuple(terms), missing_eos=job.rewards[reward].missing_eos)

@@ -19,8 +19,8 @@ class Source:
     """Of the term in ``job.inputs``, where it reads an artifact."""
     path: str
     """Of the term in the recipe, for messages: ``rewards.main.terms.0``."""
-    tokenizer_of: str
-    """The role of the policy whose ids a model will be given."""
+    tokenizers_of: tuple[str, ...]
+    """The roles of the policies whose ids a model will be given."""
     device: torch.device
     dtype: torch.dtype
     """Of a model's trunk."""

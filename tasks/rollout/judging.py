@@ -1,6 +1,6 @@
-"""Who says what a response is worth: the judge of evaluation and of preference collection."""
+"""The judge of evaluation and of preference collection: a verifier or a reward, as one function of responses."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -19,14 +19,14 @@ def load_judge(
     job: StageJob,
     judge: Judge,
     *,
-    tokenizer_of: str,
+    policies: Sequence[str],
     device: torch.device,
     microbatch_size: int | None,
 ) -> Judgement:
     """The recipe's judge, loaded.
 
     Args:
-        tokenizer_of: the role of the policy whose ids a reward's models will be given.
+        policies: the roles of those whose responses are judged; a reward's models are given their ids.
 
     Raises:
         TokenizersDiffer, BrokenVerifier, MissingAnswers: see ``load_scorer`` and ``load_verifier``.
@@ -37,7 +37,7 @@ def load_judge(
             verdicts(verifier, sampled.prompts, sampled.responses, sampled.answers), dtype=torch.float32
         )
     assert judge.reward is not None
-    scorer = load_scorer(job, judge.reward, tokenizer_of=tokenizer_of, device=device)
+    scorer = load_scorer(job, judge.reward, tokenizers_of=policies, device=device)
 
     def scores(sampled: Sampled) -> Tensor:
         scored = score(

@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from algorithms.kl import kl_estimate
 from algorithms.rewards import (
@@ -16,16 +15,18 @@ from algorithms.rewards import (
 )
 from models.chunks import chunks
 from models.heads import ScalarModel, values, values_and_final
-from models.logprobs import LogProbs, response_logprobs
+from models.logprobs import LogProbs
+from models.policy import PolicyModel
 from models.prompts import decode_all
-from models.sampling import sample
 from models.sequences import Sequences, collate
 from schemas.recipe.algorithm import Returns
 from tasks.data.examples import Codec, Prompts
-from tasks.rewards.scoring import Scorer, Scores, score
+from tasks.rewards.scoring import Scores, score
+from tasks.rollout.engine import RolloutEngine
+from tasks.rollout.rollout_models import RolloutModels
 from tasks.training import progress
 from tasks.training.data_order import DataOrder
-from tasks.training.optimization import Precision, autocast
+from tasks.training.optimization import autocast
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Sampled:
     sequences: Sequences
     ended: Tensor
     sampler_logprobs: Tensor
-    """(B,T): what the sampler itself said of each token when it drew it, in nats; 0 outside the mask."""
+    """(B,T): the engine's own, of each token when it drew it, in nats; 0 outside the mask."""
 
     def select(self, rows: Sequence[int]) -> "Sampled":
         """The responses at ``rows``, in that order."""
@@ -82,7 +83,7 @@ class Rollout:
     sampled: Sampled
     scores: Scores
     scaled_scores: Tensor
-    """(B,): scaled, clipped and shaped by length, as ``Returns`` says; what the last token is paid."""
+    """(B,): scaled, clipped and shaped by length, as ``Returns`` says; what the last token's reward begins with."""
     logprobs: Tensor
     """(B,T): the sampling policy's."""
     ref_logprobs: Tensor | None
@@ -93,9 +94,9 @@ class Rollout:
     rewards: Tensor
     """(B,T): −kl_coef · kl on every token, and the scaled score on the last."""
     values: Tensor | None = None
-    """(B,T): what a value head on the sampling policy's trunk read, where there is one."""
+    """(B,T): of the value head on the sampling policy's trunk, where there is one."""
     final_values: Tensor | None = None
-    """(B,): what it read at the last token of each response, where that is asked for."""
+    """(B,): the head's at the last token of each response, where that is asked for."""
 
     @property
     def sequences(self) -> Sequences:
@@ -112,71 +113,39 @@ class Rollout:
         )
 
 
-@dataclass(frozen=True)
-class Actors:
-    """The models that a rollout needs, and how they compute."""
-
-    policy: PreTrainedModel
-    reference: PreTrainedModel | None
-    """None: KL is not measured and counts as 0."""
-    scorer: Scorer
-    codec: Codec
-    microbatch_size: int | None
-    precision: Precision
-    """Of the arithmetic that policy, sampler and reference share."""
-
-
 def prompts_of_iteration(
     iteration: int, *, num_responses: int, samples_per_prompt: int, num_prompts: int, seed: int
 ) -> list[int]:
-    """Indices of the prompts of one rollout, each as often in a row as it is sampled."""
+    """Indices of the prompts of one rollout, each of which is sampled ``samples_per_prompt`` times."""
     order = DataOrder(num_examples=num_prompts, batch_size=num_responses // samples_per_prompt, seed=seed)
-    return [index for index in order.batch(iteration) for _ in range(samples_per_prompt)]
+    return order.batch(iteration)
 
 
 def sample_responses(
-    policy: PreTrainedModel,
+    engine: RolloutEngine,
     codec: Codec,
     prompts: Prompts,
     indices: Sequence[int],
     *,
+    device: torch.device,
     seed: int,
-    microbatch_size: int | None,
+    count: int = 1,
     greedy: bool = False,
-    precision: Precision = "float32",
 ) -> Sampled:
-    """One response to each of the prompts at ``indices``.
-
-    Args:
-        precision: of the arithmetic; that of training where the policy learns from the responses.
-    """
+    """``count`` responses to each of the prompts at ``indices``, those of a prompt in a row, on ``device``."""
     prompt_ids = [prompts.ids[index] for index in indices]
-    limit = codec.generation.max_response_tokens
-
-    def told(ended: int, token: int) -> None:
-        progress.phase("sampling", ended, len(prompt_ids), note=f"token {token} of {limit}")
-
-    with autocast(precision, policy.device):
-        samples = sample(
-            policy,
-            prompt_ids,
-            max_new_tokens=limit,
-            temperature=codec.generation.temperature,
-            eos_token_ids=codec.stop_token_ids,
-            pad_token_id=codec.pad_token_id,
-            seed=seed,
-            greedy=greedy,
-            microbatch_size=microbatch_size,
-            told=told,
-        )
-    sequences = collate(prompt_ids, samples.responses, pad_token_id=codec.pad_token_id)
+    samples = engine.generate(prompt_ids, count=count, seed=seed, greedy=greedy)
+    rows = [index for index in indices for _ in range(count)]
+    sequences = collate(
+        [prompts.ids[index] for index in rows], samples.responses, pad_token_id=codec.pad_token_id
+    )
     return Sampled(
-        prompts=[prompts.texts[index] for index in indices],
-        answers=[prompts.answers[index] for index in indices],
+        prompts=[prompts.texts[index] for index in rows],
+        answers=[prompts.answers[index] for index in rows],
         responses=decode_all(codec.tokenizer, samples.responses),
-        sequences=sequences.to(policy.device),
-        ended=torch.tensor(samples.ended, device=policy.device),
-        sampler_logprobs=padded(map(torch.tensor, samples.logprobs)).to(policy.device),
+        sequences=sequences.to(device),
+        ended=torch.tensor(samples.ended, device=device),
+        sampler_logprobs=padded(map(torch.tensor, samples.logprobs)).to(device),
     )
 
 
@@ -186,39 +155,45 @@ def padded(rows: Iterable[Tensor]) -> Tensor:
 
 
 def sample_and_score(
-    actors: Actors, prompts: Prompts, indices: Sequence[int], *, seed: int, greedy: bool = False
+    models: RolloutModels,
+    prompts: Prompts,
+    indices: Sequence[int],
+    *,
+    seed: int,
+    count: int = 1,
+    greedy: bool = False,
 ) -> Scored:
-    """One response to each of the prompts at ``indices``, and what it is worth as a whole."""
+    """``count`` responses to each of the prompts at ``indices``, in a row, and what each is worth as a whole."""
     sampled = sample_responses(
-        actors.policy,
-        actors.codec,
+        models.engine,
+        models.codec,
         prompts,
         indices,
+        device=models.policy.device,
         seed=seed,
-        microbatch_size=actors.microbatch_size,
+        count=count,
         greedy=greedy,
-        precision=actors.precision,
     )
     scores = score(
-        actors.scorer,
+        models.scorer,
         sampled.sequences,
         prompts=sampled.prompts,
         responses=sampled.responses,
         answers=sampled.answers,
         ended=sampled.ended,
-        microbatch_size=actors.microbatch_size,
+        microbatch_size=models.microbatch_size,
     )
     return Scored(sampled=sampled, scores=scores)
 
 
 def shape(
-    actors: Actors,
+    models: RolloutModels,
     scored: Scored,
     *,
     returns: Returns,
     moments: RunningMoments | None = None,
     kl_coef: float | None = None,
-    value_head: nn.Linear | None = None,
+    with_values: bool = False,
     with_final_values: bool = False,
 ) -> Rollout:
     """One reward per token: −β·KL on each, the scaled score on the last.
@@ -226,36 +201,36 @@ def shape(
     Args:
         moments: of the scores so far, these included; read where ``returns`` scales.
         kl_coef: β as a controller has it now; None: that of ``returns``.
-        value_head: on the policy's trunk, whose one pass then gives values too.
+        with_values: those of the head on the policy's trunk, from the same pass.
         with_final_values: those after the last token of each response among them.
     """
-    sequences, reference = scored.sampled.sequences, actors.reference
+    sequences, reference = scored.sampled.sequences, models.reference
     wants_full_kl = returns.kl_kind == "full" and returns.kl_coef
-    said = rollout_logprobs(
-        actors.policy,
+    policy = rollout_logprobs(
+        models.policy,
         sequences,
-        actors,
+        models,
         reference=reference if wants_full_kl else None,
-        value_head=value_head,
+        with_values=with_values,
         with_final_values=with_final_values,
     )
-    ref_logprobs = said.ref_logprobs
+    ref_logprobs = policy.ref_logprobs
     if reference is not None and ref_logprobs is None:
-        ref_logprobs = rollout_logprobs(reference, sequences, actors).logprobs
-    rollout = paid(
+        ref_logprobs = rollout_logprobs(reference, sequences, models).logprobs
+    rollout = build_rollout(
         scored,
-        said.logprobs,
+        policy.logprobs,
         ref_logprobs,
-        said.full_kl,
+        policy.full_kl,
         returns=returns,
         moments=moments,
         kl_coef=returns.kl_coef if kl_coef is None else kl_coef,
-        max_length=actors.codec.generation.max_response_tokens,
+        max_length=models.codec.generation.max_response_tokens,
     )
-    return replace(rollout, values=said.values, final_values=said.final_values)
+    return replace(rollout, values=policy.values, final_values=policy.final_values)
 
 
-def paid(
+def build_rollout(
     scored: Scored,
     logprobs: Tensor,
     ref_logprobs: Tensor | None,
@@ -266,7 +241,7 @@ def paid(
     kl_coef: float,
     max_length: int,
 ) -> Rollout:
-    """The rollout whose policy and reference say this of its tokens, (B,T) each; ``full_kl`` for that kind of KL."""
+    """The rollout with these log-probabilities, (B,T) each; ``full_kl`` (B,T) where the reward counts that kind of KL."""
     kl = torch.zeros_like(logprobs)
     if full_kl is not None:
         kl = full_kl
@@ -302,60 +277,59 @@ def scale(scored: Scored, returns: Returns, moments: RunningMoments | None, *, m
 
 
 def rollout_logprobs(
-    model: PreTrainedModel,
+    model: PolicyModel,
     sequences: Sequences,
-    actors: Actors,
+    models: RolloutModels,
     *,
-    reference: PreTrainedModel | None = None,
-    value_head: nn.Linear | None = None,
+    reference: PolicyModel | None = None,
+    with_values: bool = False,
     with_final_values: bool = False,
 ) -> LogProbs:
-    """What ``response_logprobs`` says of whole rollouts (B,T), in the numerics that training uses."""
+    """Log-probabilities of whole rollouts (B,T), and what else is asked for, in the numerics that training uses."""
 
-    def said(micro: Sequences) -> dict[str, Tensor]:
-        with autocast(actors.precision, micro.input_ids.device):
-            found = response_logprobs(
-                model,
+    def compute(micro: Sequences) -> dict[str, Tensor]:
+        with autocast(models.precision, micro.input_ids.device):
+            found: dict[str, Tensor] = model(
                 micro,
-                temperature=actors.codec.generation.temperature,
+                temperature=models.codec.generation.temperature,
                 reference=reference,
-                value_head=value_head,
+                with_values=with_values,
                 with_final_values=with_final_values,
             )
-        return {name: tokens for name, tokens in vars(found).items() if tokens is not None}
+            return found
 
     return LogProbs(
         **per_token(
-            said, sequences, microbatch_size=actors.microbatch_size, computes="computing log-probabilities"
+            compute, sequences, microbatch_size=models.microbatch_size, computes="computing log-probabilities"
         )
     )
 
 
-def rollout_values(critic: ScalarModel, sequences: Sequences, actors: Actors) -> Tensor:
+def rollout_values(critic: ScalarModel, sequences: Sequences, models: RolloutModels) -> Tensor:
     """Values (B,T) of the prefixes that chose each token, in the numerics that training uses."""
 
-    def predicted(micro: Sequences) -> dict[str, Tensor]:
-        with autocast(actors.precision, micro.input_ids.device):
+    def compute(micro: Sequences) -> dict[str, Tensor]:
+        with autocast(models.precision, micro.input_ids.device):
             return {"values": values(critic, micro)}
 
     gathered = per_token(
-        predicted, sequences, microbatch_size=actors.microbatch_size, computes="computing values"
+        compute, sequences, microbatch_size=models.microbatch_size, computes="computing values"
     )
     return gathered["values"]
 
 
 def rollout_values_and_final(
-    critic: ScalarModel, sequences: Sequences, actors: Actors
+    critic: ScalarModel, sequences: Sequences, models: RolloutModels
 ) -> tuple[Tensor, Tensor]:
     """``rollout_values``, and the value (B,) of each whole response, from the same pass."""
 
-    def predicted(micro: Sequences) -> dict[str, Tensor]:
-        with autocast(actors.precision, micro.input_ids.device):
+    def compute(micro: Sequences) -> dict[str, Tensor]:
+        with autocast(models.precision, micro.input_ids.device):
             found, final = values_and_final(critic, micro)
         return {"values": found, "final_values": final}
 
     gathered = per_token(
-        predicted, sequences, microbatch_size=actors.microbatch_size, computes="computing values"
+        compute, sequences, microbatch_size=models.microbatch_size, computes="computing values"
     )
     return gathered["values"], gathered["final_values"]
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from algorithms.uncertainty import Estimate, clustered_mean
 from schemas.recipe.algorithm import Returns
 from tasks.data.examples import Prompts
+from tasks.rollout.rollout_models import RolloutModels
 from tasks.rollout.rollouts import (
-    Actors,
     Scored,
     sample_and_score,
     sequence_sums,
@@ -32,7 +32,7 @@ class Measured:
 class Selection:
     """How a policy is measured: always on the same prompts, with the same random numbers."""
 
-    actors: Actors
+    models: RolloutModels
     prompts: Prompts
     """Of the validation split."""
     num_samples: int
@@ -49,8 +49,8 @@ class Selection:
         """
         scored = self._respond(test, num_samples, stream="test sampling", phase="test")
         measured = {"test_score": scored.scores.total}
-        if self.actors.reference is not None:
-            rollout = shape(self.actors, scored, returns=Returns())
+        if self.models.reference is not None:
+            rollout = shape(self.models, scored, returns=Returns())
             measured["kl_to_reference"] = sequence_sums(rollout.log_ratios, rollout.sequences.response_mask)
         measured["mean_response_length"] = scored.sampled.sequences.lengths
         measured["truncated_share"] = ~scored.sampled.ended
@@ -70,10 +70,10 @@ class Selection:
     def keep_if_best(self, attempt: Attempt, *, iteration: int) -> dict[str, float]:
         """Score the policy; remember its weights when it scores best so far. Returns what to log."""
         metric, measured = "validation_score", self.score()
-        keep_if_best(attempt, self.actors.policy, measured, metric=metric, iteration=iteration)
+        keep_if_best(attempt, self.models.policy.causal_lm, measured, metric=metric, iteration=iteration)
         return {metric: measured}
 
     def _respond(self, prompts: Prompts, num_samples: int, *, stream: str, phase: str) -> Scored:
         indices = [index % len(prompts) for index in range(num_samples)]
         with progress.within(phase):
-            return sample_and_score(self.actors, prompts, indices, seed=derive_seed(self.seed, stream))
+            return sample_and_score(self.models, prompts, indices, seed=derive_seed(self.seed, stream))

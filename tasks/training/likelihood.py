@@ -4,18 +4,17 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from algorithms.supervised_loss import token_nll
 from models.chunks import chunks
-from models.logprobs import response_logprobs
+from models.policy import PolicyModel
 from models.sequences import Sequences
 from tasks.training.optimization import Precision, autocast
 
 
 @dataclass(frozen=True)
 class Likelihood:
-    """What a policy said of a minibatch before its update."""
+    """How likely a minibatch was before its update."""
 
     nll: float
     """Mean over its response tokens, in nats."""
@@ -24,7 +23,7 @@ class Likelihood:
 
 
 def accumulate_nll(
-    policy: PreTrainedModel,
+    policy: PolicyModel,
     minibatch: Sequences,
     *,
     temperature: float,
@@ -44,7 +43,7 @@ def accumulate_nll(
     for rows in chunks(len(minibatch), microbatch_size):
         micro = minibatch.select(rows)
         with autocast(precision, policy.device):
-            of_micro = response_logprobs(policy, micro, temperature=temperature).logprobs
+            of_micro = policy.logprobs(micro, temperature=temperature).logprobs
         loss = token_nll(of_micro, micro.response_mask, denominator=denominator).loss
         (coef * loss).backward()
         total += loss.item()

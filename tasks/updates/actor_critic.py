@@ -5,14 +5,14 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from models.folders import load_policy
 from models.heads import ScalarModel, fresh_value_head, load_critic
+from models.policy import PolicyModel
 from schemas.recipe.stages import PolicyOptimization
 from schemas.records.job import StageJob
+from tasks.rollout.rollout_models import RolloutModels, load_rollout_models
 from tasks.rollout.rollouts import (
-    Actors,
     Rollout,
     rollout_values,
     rollout_values_and_final,
@@ -23,51 +23,62 @@ from tasks.training.seeds import derive_seed, stage_seed
 
 @dataclass(frozen=True)
 class ActorCritic:
-    """What is trained, by what, and how fast. ``critic`` and ``value_head`` are never both there."""
+    """What is trained, by what, and how fast; a critic is a network of its own, or a head on the policy's trunk."""
 
-    policy: PreTrainedModel
+    models: RolloutModels
+    """The policy that is trained among them."""
     critic: ScalarModel | None
     """A network of its own."""
-    value_head: nn.Linear | None
-    """On the policy's trunk: then both learn from one joint loss."""
     modules: dict[str, nn.Module]
-    """What each optimiser steps."""
+    """What each optimiser steps, as checkpoints name its weights."""
     optimizers: dict[str, torch.optim.AdamW]
     learning_rates: dict[str, float]
 
-    def values(self, rollout: Rollout, actors: Actors) -> Tensor | None:
+    @property
+    def policy(self) -> PolicyModel:
+        """The policy that is trained; with a value head, both learn from one joint loss."""
+        return self.models.policy
+
+    @property
+    def temperature(self) -> float:
+        """Of the distribution that is sampled, and that learns."""
+        return self.models.codec.generation.temperature
+
+    def values(self, rollout: Rollout) -> Tensor | None:
         """Values (B,T) of the prefixes that chose each token; on a shared trunk those that ``shape`` read in its pass."""
         if self.critic is None:
             return rollout.values
-        return rollout_values(self.critic, rollout.sequences, actors)
+        return rollout_values(self.critic, rollout.sequences, self.models)
 
-    def values_and_final(self, rollout: Rollout, actors: Actors) -> tuple[Tensor | None, Tensor | None]:
-        """The same, and the value (B,) of each whole response, of which that of one that was cut off goes on."""
+    def values_and_final(self, rollout: Rollout) -> tuple[Tensor | None, Tensor | None]:
+        """The same, and the value (B,) of each whole response, of which that of one that was cut off is read."""
         if self.critic is None:
             return rollout.values, rollout.final_values
-        return rollout_values_and_final(self.critic, rollout.sequences, actors)
+        return rollout_values_and_final(self.critic, rollout.sequences, self.models)
 
 
-def load_actor_critic(job: StageJob, work: PolicyOptimization, device: torch.device) -> ActorCritic:
-    """The policy of ``init`` and the critic that the switches ask for, with their optimisers."""
-    seed = derive_seed(stage_seed(job), "init")
-    policy = load_policy(job.inputs["init"], device=device)
-    critic, value_head = None, None
-    modules: dict[str, nn.Module] = {"policy": policy}
+def load_actor_critic(job: StageJob, device: torch.device) -> ActorCritic:
+    """The policy of ``init`` with its rollout models, and the critic that the switches ask for, with their optimisers."""
+    work = job.work
+    assert isinstance(work, PolicyOptimization)
     assert work.learning_rate is not None, "a recipe's learning rates are written out before it runs"
+    seed = derive_seed(stage_seed(job), "init")
+    causal_lm = load_policy(job.inputs["init"], device=device)
+    critic, value_head = None, None
+    modules: dict[str, nn.Module] = {"policy": causal_lm}
     learning_rates = {"policy": work.learning_rate}
     if work.algorithm.shared_trunk:
-        value_head = fresh_value_head(policy, seed=seed).to(device)
-        modules = {"policy": nn.ModuleDict({"policy": policy, "value_head": value_head})}
+        value_head = fresh_value_head(causal_lm, seed=seed).to(device)
+        modules = {"policy": nn.ModuleDict({"policy": causal_lm, "value_head": value_head})}
     elif work.algorithm.reads_critic:
         critic = load_critic(critic_folder(job), seed=seed).to(device)
         modules["critic"] = critic
         assert work.critic_learning_rate is not None
         learning_rates["critic"] = work.critic_learning_rate
+    policy = PolicyModel(causal_lm, value_head)
     return ActorCritic(
-        policy=policy,
+        models=load_rollout_models(job, work, policy, role="init", with_reference=True),
         critic=critic,
-        value_head=value_head,
         modules=modules,
         optimizers={
             name: make_optimizer(module, weight_decay=work.weight_decay) for name, module in modules.items()

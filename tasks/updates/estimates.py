@@ -39,11 +39,11 @@ class Estimates:
     policy_mask: Tensor
     """(B,T): the tokens that the policy learns from."""
     is_positive: Tensor
-    """(B,): responses held to be right."""
+    """(B,): the positive responses, which the positive-example loss imitates."""
     old_values: Tensor | None = None
     """(B,T): the critic's, where there is one."""
     targets: Tensor | None = None
-    """(B,T): what it is to predict."""
+    """(B,T): of the critic's regression."""
 
 
 def estimate(
@@ -69,7 +69,7 @@ def estimate(
     ends = _ends(rollout, algorithm, final_values)
     advantages = _advantages(rollout, algorithm, old_values, ends, greedy_scores)
     if algorithm.whiten_advantages and bool(policy_mask.any()):
-        # what the filter took out of the loss has no say in mean and deviation either
+        # the mean and deviation are over the tokens that the loss is over
         advantages = whiten(advantages, policy_mask)
     targets = None
     if old_values is not None:
@@ -78,14 +78,14 @@ def estimate(
     return Estimates(
         advantages=advantages,
         policy_mask=policy_mask,
-        is_positive=held_to_be_right(rollout, algorithm, positive_verifier),
+        is_positive=positive_responses(rollout, algorithm, positive_verifier),
         old_values=old_values,
         targets=targets,
     )
 
 
 def _ends(rollout: Rollout, algorithm: Algorithm, final_values: Tensor | None) -> Tensor | None:
-    """What stands after the last token (B,): the critic's value of a response that was cut off, 0 of one that ended."""
+    """The value after the last token (B,): the critic's of a response that was cut off, 0 of one that ended."""
     if not algorithm.bootstrap_truncated:
         return None
     assert final_values is not None
@@ -138,7 +138,7 @@ def minibatch_advantages(advantages: Tensor, policy_mask: Tensor, algorithm: Alg
     return advantages
 
 
-def held_to_be_right(rollout: Rollout, algorithm: Algorithm, verifier: Verifier | None = None) -> Tensor:
+def positive_responses(rollout: Rollout, algorithm: Algorithm, verifier: Verifier | None = None) -> Tensor:
     """Which responses (B,) the positive-example loss imitates: by a verifier, or by a score threshold."""
     scores = rollout.scores.total
     if not algorithm.positive_nll_coef:

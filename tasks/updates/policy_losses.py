@@ -1,4 +1,4 @@
-"""The losses of one minibatch: what the switches say that policy and critic are pulled towards.
+"""The losses of one minibatch: what the switches say that policy and critic learn from.
 
 Every denominator is the whole minibatch's, so micro-batches change nothing but memory.
 """
@@ -20,10 +20,10 @@ from algorithms.policy_loss import (
 from algorithms.value_loss import ValueLoss, value_loss
 from models.chunks import chunks
 from models.heads import values
-from models.logprobs import LogProbs, response_logprobs
+from models.logprobs import LogProbs
 from models.sequences import Sequences
 from schemas.recipe.stages import PolicyOptimization
-from tasks.rollout.rollouts import Actors, Rollout
+from tasks.rollout.rollouts import Rollout
 from tasks.training.likelihood import accumulate_nll
 from tasks.training.metric_sums import MetricSums
 from tasks.training.optimization import TrainingDiverged, autocast
@@ -100,7 +100,6 @@ def minibatch_of(
 
 def accumulate_losses(
     networks: ActorCritic,
-    actors: Actors,
     minibatch: Minibatch,
     work: PolicyOptimization,
     *,
@@ -118,14 +117,13 @@ def accumulate_losses(
     """
     sums, losses = MetricSums(), dict.fromkeys(("policy_loss", "surrogate_loss"), 0.0)
     for micro in minibatch.parts(work.microbatch_size):
-        predicted = predict(networks, actors, micro, work)
+        predicted = predict(networks, micro, work)
         surrogate, policy_loss = policy_loss_of(
             predicted, micro, work, kl_penalty_coef=kl_penalty_coef, sums=sums
         )
         losses["policy_loss"] += policy_loss.item()
         losses["surrogate_loss"] += surrogate.item()
-        if networks.value_head is not None:
-            assert predicted.values is not None
+        if predicted.values is not None:
             regression = value_loss_of(predicted.values, micro, work)
             policy_loss = policy_loss + work.algorithm.value_coef * regression.loss
             _add_value_loss(regression, sums, losses)
@@ -157,18 +155,17 @@ def accumulate_losses(
     return {**sums.means(), **losses}
 
 
-def predict(networks: ActorCritic, actors: Actors, micro: Microbatch, work: PolicyOptimization) -> LogProbs:
-    """What the policy says of the micro-batch now, in one pass of its trunk."""
+def predict(networks: ActorCritic, micro: Microbatch, work: PolicyOptimization) -> LogProbs:
+    """The policy's log-probabilities of the micro-batch now, and what else the losses read, in one pass of its trunk."""
     switches = work.algorithm
     wants_full_kl = switches.kl_loss_coef and switches.kl_loss_kind == "full"
     with autocast(work.precision, micro.policy_mask.device):
-        return response_logprobs(
-            networks.policy,
+        return networks.policy.logprobs(
             micro.sequences,
-            temperature=actors.codec.generation.temperature,
+            temperature=networks.temperature,
             with_entropy=True,
-            reference=actors.reference if wants_full_kl else None,
-            value_head=networks.value_head,
+            reference=networks.models.reference if wants_full_kl else None,
+            with_values=networks.policy.value_head is not None,
         )
 
 
@@ -259,7 +256,7 @@ def policy_loss_of(
 
 
 def value_loss_of(new_values: Tensor, micro: Microbatch, work: PolicyOptimization) -> ValueLoss:
-    """What moves the critic, over all tokens: those of responses that the policy does not learn from too."""
+    """The critic's loss, over all tokens: those of responses that the policy does not learn from too."""
     estimates = micro.whole.estimates
     assert estimates.old_values is not None
     assert estimates.targets is not None
@@ -280,15 +277,13 @@ def _add_value_loss(regression: ValueLoss, sums: MetricSums, losses: dict[str, f
 
 @torch.no_grad()
 def surrogate_and_old_kl(
-    networks: ActorCritic, actors: Actors, minibatch: Minibatch, work: PolicyOptimization
+    networks: ActorCritic, minibatch: Minibatch, work: PolicyOptimization
 ) -> tuple[float, float]:
     """The surrogate loss, and KL(old‖new) in nats per token, of the policy as it is now."""
     sums, loss = MetricSums(), 0.0
     for micro in minibatch.parts(work.microbatch_size):
         with autocast(work.precision, micro.policy_mask.device):
-            logprobs = response_logprobs(
-                networks.policy, micro.sequences, temperature=actors.codec.generation.temperature
-            ).logprobs
+            logprobs = networks.policy.logprobs(micro.sequences, temperature=networks.temperature).logprobs
         surrogate = surrogate_of(logprobs, micro, work)
         sums.add(surrogate)
         loss += surrogate.loss.item()

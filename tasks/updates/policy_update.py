@@ -9,7 +9,7 @@ from schemas.recipe.stages import PolicyOptimization
 from schemas.records.job import StageJob
 from tasks.data.examples import Completions
 from tasks.rollout.minibatches import OptimizerSteps, Step
-from tasks.rollout.rollouts import Actors, Rollout
+from tasks.rollout.rollouts import Rollout
 from tasks.rollout.sampler_check import check_gap
 from tasks.training.data_order import DataOrder
 from tasks.training.metric_sums import means_of
@@ -36,11 +36,9 @@ class Ptx:
 
 def update(
     networks: ActorCritic,
-    actors: Actors,
     rollout: Rollout,
     estimates: Estimates,
     job: StageJob,
-    work: PolicyOptimization,
     *,
     iteration: int,
     kl_penalty_coef: float,
@@ -52,6 +50,8 @@ def update(
         TrainingDiverged: a loss or gradient is not finite.
         SamplerDisagrees: the ratios of the first step are not 1, token by token, but for rounding.
     """
+    work = job.work
+    assert isinstance(work, PolicyOptimization)
     device = rollout.logprobs.device
     max_length = job.generation.max_response_tokens
     described: list[dict[str, float]] = []
@@ -61,11 +61,11 @@ def update(
         minibatch = minibatch_of(rollout, estimates, step.rows.to(device), work, max_length=max_length)
         demonstrations = ptx.examples.batch(ptx.order.batch(step.number)).to(device) if ptx else None
         metrics = accumulate_losses(
-            networks, actors, minibatch, work, kl_penalty_coef=kl_penalty_coef, ptx=demonstrations
+            networks, minibatch, work, kl_penalty_coef=kl_penalty_coef, ptx=demonstrations
         )
         if not described:
             check_gap("ratio_deviation_first", metrics.get("ratio_deviation", 0.0), work.precision)
-        taken_back = step_all(networks, actors, minibatch, work, metrics, step=step)
+        taken_back = step_all(networks, minibatch, work, metrics, step=step)
         undone += taken_back.steps
         described.append(metrics)
         if taken_back.stops_epoch:
@@ -76,7 +76,7 @@ def update(
 
 @dataclass(frozen=True)
 class TakenBack:
-    """What the trust-region guard undid of a step."""
+    """What the trust-region guard did with a step."""
 
     steps: int = 0
     stops_epoch: bool = False
@@ -84,7 +84,6 @@ class TakenBack:
 
 def step_all(
     networks: ActorCritic,
-    actors: Actors,
     minibatch: Minibatch,
     work: PolicyOptimization,
     metrics: dict[str, float],
@@ -98,7 +97,7 @@ def step_all(
         if name == "policy" and limit is not None:
             guarded = guarded_step(
                 take,
-                partial(surrogate_and_old_kl, networks, actors, minibatch, work),
+                partial(surrogate_and_old_kl, networks, minibatch, work),
                 networks.modules[name],
                 optimizer,
                 surrogate_before=metrics["surrogate_loss"],
@@ -128,11 +127,11 @@ def _take(
 
 
 def kl_to_old(
-    networks: ActorCritic, actors: Actors, rollout: Rollout, estimates: Estimates, work: PolicyOptimization
+    networks: ActorCritic, rollout: Rollout, estimates: Estimates, work: PolicyOptimization
 ) -> float:
     """KL(old‖new) in nats per token over the whole rollout, after its updates: what KLPEN's controller reads."""
     rows = torch.arange(len(rollout.sequences), device=rollout.logprobs.device)
     whole = minibatch_of(
-        rollout, estimates, rows, work, max_length=actors.codec.generation.max_response_tokens
+        rollout, estimates, rows, work, max_length=networks.models.codec.generation.max_response_tokens
     )
-    return surrogate_and_old_kl(networks, actors, whole, work)[1]
+    return surrogate_and_old_kl(networks, whole, work)[1]

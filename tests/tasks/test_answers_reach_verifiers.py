@@ -120,7 +120,7 @@ def rollouts_of(job: StageJob, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Ro
     """The stage's rollouts with their estimates, as its updates are given them; nothing is learnt."""
     seen: list[tuple[Rollout, Any]] = []
 
-    def remember(networks: Any, actors: Any, rollout: Rollout, estimates: Any, *_: Any, **__: Any) -> Any:
+    def remember(networks: Any, rollout: Rollout, estimates: Any, *_: Any, **__: Any) -> Any:
         seen.append((rollout, estimates))
         return {}
 
@@ -163,8 +163,8 @@ def test_a_greedy_baseline_is_paid_by_its_prompts_answer(
     baselines: list[tuple[Scored, Scored | None]] = []
     sample_greedy = policy_optimization.sample_greedy
 
-    def remember(work: Any, actors: Any, prompts: Any, scored: Scored) -> Scored | None:
-        baselines.append((scored, sample_greedy(work, actors, prompts, scored)))
+    def remember(work: Any, models: Any, prompts: Any, scored: Scored) -> Scored | None:
+        baselines.append((scored, sample_greedy(work, models, prompts, scored)))
         return baselines[-1][1]
 
     monkeypatch.setattr(policy_optimization, "sample_greedy", remember)
@@ -199,8 +199,8 @@ def test_one_prompt_with_two_answers_keeps_both_apart(
     baselines: list[tuple[Scored, Any]] = []
     sample_greedy = policy_optimization.sample_greedy
 
-    def remember(work: Any, actors: Any, prompts: Any, scored: Scored) -> Any:
-        baselines.append((scored, sample_greedy(work, actors, prompts, scored)))
+    def remember(work: Any, models: Any, prompts: Any, scored: Scored) -> Any:
+        baselines.append((scored, sample_greedy(work, models, prompts, scored)))
         return baselines[-1][1]
 
     monkeypatch.setattr(policy_optimization, "sample_greedy", remember)

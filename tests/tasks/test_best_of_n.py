@@ -10,9 +10,9 @@ import pytest
 import torch
 from kills import same_bytes_after_a_kill, same_weights_in_half_the_micro_batch
 from safetensors.torch import load_file
+from small_models import load
 
 from ledger.journal import read
-from models.folders import load_policy
 from models.heads import load_scalar, scores
 from models.sequences import collate
 from schemas.recipe.rewards import MissingEos, Reward
@@ -26,6 +26,7 @@ from tasks.data.examples import codec_of, read_prompts
 from tasks.rewards.scoring import Scorer, Term, score
 from tasks.rewards.verifier_scores import scored_by
 from tasks.rewards.verifiers import VERIFIERS
+from tasks.rollout.engine import load_engine
 from tasks.rollout.rollouts import Sampled, prompts_of_iteration, sample_responses
 from tasks.rollout.selection import Selection
 from tasks.training.scratch import JOURNAL
@@ -126,12 +127,13 @@ def test_an_iteration_learns_exactly_the_best_of_what_it_sampled(
         0, num_responses=16, samples_per_prompt=4, num_prompts=len(prompts), seed=stage_seed(job)
     )
     sampled = sample_responses(
-        load_policy(job.inputs["init"]),
+        load_engine(load(job.inputs["init"]), codec, microbatch_size=None),
         codec,
         prompts,
         indices,
+        device=torch.device("cpu"),
+        count=4,
         seed=derive_seed(stage_seed(job), "sampling", 0),
-        microbatch_size=None,
     )
     with torch.no_grad():
         raw = scores(load_scalar(job.inputs["reward.main.0"]), sampled.sequences).tolist()

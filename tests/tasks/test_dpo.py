@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from kills import same_bytes_after_a_kill, same_weights_in_half_the_micro_batch
+from small_models import load
 
 from ledger.journal import read
 from models.folders import load_policy
@@ -62,8 +63,8 @@ def job_in(pipeline: Any, folder: Path, **changes: Any) -> StageJob:
 
 def models_of(job: StageJob, *, temperature: float = 1.0) -> Models:
     return Models(
-        policy=load_policy(job.inputs["init"]),
-        reference=load_policy(job.inputs["reference"]),
+        policy=load(job.inputs["init"]),
+        reference=load(job.inputs["reference"]),
         temperature=temperature,
     )
 
@@ -95,7 +96,7 @@ def by_hand(job: StageJob, data: Completions, rows: list[int], temperature: floa
             response = data.response_ids[side][row]
             logprob, ref_logprob = (
                 response_logprob(model, data.prompt_ids[row], response, temperature)
-                for model in (models.policy, models.reference)
+                for model in (models.policy.causal_lm, models.reference.causal_lm)
             )
             rewards[side] = 0.3 * (logprob - ref_logprob)
             if side == "chosen":
@@ -131,9 +132,7 @@ def test_the_loss_is_that_of_a_plain_loop_over_full_logits(
 def test_a_policy_that_is_its_own_reference_prefers_nothing_yet(pairs: tuple[StageJob, Completions]) -> None:
     """Both log-ratios are 0: −log σ(0) = log 2, and a tie counts as wrong."""
     job, data = pairs
-    models = Models(
-        policy=load_policy(job.inputs["init"]), reference=load_policy(job.inputs["init"]), temperature=1.0
-    )
+    models = Models(policy=load(job.inputs["init"]), reference=load(job.inputs["init"]), temperature=1.0)
     metrics, _ = accumulate_preferences(models, data, list(range(4)), WORK)
     assert metrics["loss"] == pytest.approx(math.log(2), abs=1e-6)
     assert metrics["train_pair_accuracy"] == 0.0

@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from models.sequences import collate
-from schemas.recipe.rewards import Judge
+from schemas.recipe.rewards import Judge, Reward
+from schemas.recipe.terms import ModelTerm
 from schemas.records.metrics import estimated_by, measured_by
+from tasks import evaluation
 from tasks.data.rows import read_rows
 from tasks.evaluation import (
     Judged,
@@ -17,6 +19,7 @@ from tasks.evaluation import (
     run,
     shown,
 )
+from tasks.rewards import model_scores
 from tasks.rollout.rollouts import Sampled
 
 
@@ -138,3 +141,25 @@ def test_a_reward_can_be_the_judge(pipeline: Any, tmp_path: Any) -> None:
     assert result.uncertainty.keys() == estimated_by("evaluation", judge="reward")
     assert metrics["score_gain"] == pytest.approx(metrics["score"] - metrics["baseline_score"], abs=1e-5)
     assert metrics.keys() == measured_by("evaluation", judge="reward")
+
+
+def test_each_model_is_loaded_once(pipeline: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two policies, each sampled and asked greedily, and one reward model that judges all four."""
+    loaded: list[str] = []
+
+    def counting(module: Any, name: str) -> None:
+        load = getattr(module, name)
+
+        def count(folder: Any, **settings: Any) -> Any:
+            loaded.append(f"{name} {folder.parent.name}")
+            return load(folder, **settings)
+
+        monkeypatch.setattr(module, name, count)
+
+    counting(evaluation, "load_policy")
+    counting(model_scores, "load_scalar")
+    job = pipeline.job("evaluation", folder=tmp_path, judge=Judge(reward="main"))
+    inputs = {**job.inputs, "reward.main.0": pipeline.folder("reward")}
+    rewards = {"main": Reward(terms=(ModelTerm(model="reward"),))}
+    run(job.model_copy(update={"inputs": inputs, "rewards": rewards}))
+    assert sorted(loaded) == ["load_policy policy", "load_policy sft", "load_scalar reward"]

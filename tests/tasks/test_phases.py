@@ -113,7 +113,7 @@ def test_sampling_tells_every_token_and_how_many_have_ended(pipeline: Any) -> No
         pad_token_id=tokenizer.pad_token_id,
         seed=3,
         microbatch_size=2,
-        told=lambda ended, token: heard.append((ended, token)),
+        on_token=lambda ended, token: heard.append((ended, token)),
     )
     by_batch = sorted(range(4), key=lambda row: len(prompts[row]))
     expected = []

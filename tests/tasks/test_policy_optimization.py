@@ -6,15 +6,13 @@ import pytest
 import torch
 
 from algorithms.rewards import RunningMoments
-from models.folders import load_policy
 from schemas.recipe.algorithm import Algorithm
-from tasks.data.examples import codec_of, read_prompts
+from tasks.data.examples import read_prompts
 from tasks.policy_optimization import describe, initial_state
-from tasks.rewards.scoring import load_scorer
 from tasks.rewards.verifiers import VERIFIERS
 from tasks.rollout.group_sampling import Filled
+from tasks.rollout.rollout_models import RolloutModels
 from tasks.rollout.rollouts import (
-    Actors,
     Rollout,
     Scored,
     sample_and_score,
@@ -26,28 +24,20 @@ from tasks.updates.policy_losses import accumulate_losses, minibatch_of
 
 CPU = torch.device("cpu")
 MAX_LENGTH = 24
-Rolled = tuple[Any, Actors, Rollout, torch.Tensor]
+Rolled = tuple[Any, RolloutModels, Rollout, torch.Tensor]
 
 
 @pytest.fixture(scope="module")
 def rolled(pipeline: Any) -> Rolled:
     job = pipeline.job("policy")
-    networks = load_actor_critic(job, job.work, CPU)
-    codec = codec_of(job, "init")
-    actors = Actors(
-        policy=networks.policy,
-        reference=load_policy(job.inputs["reference"]),
-        scorer=load_scorer(job, "main", tokenizer_of="init", device=CPU),
-        codec=codec,
-        microbatch_size=None,
-        precision="float32",
-    )
-    prompts = read_prompts(job.inputs["prompts"], "train", codec)
-    scored = sample_and_score(actors, prompts, list(range(12)), seed=1)
-    rollout = shape(actors, scored, returns=job.work.algorithm)
-    old_values = networks.values(rollout, actors)
+    networks = load_actor_critic(job, CPU)
+    models = networks.models
+    prompts = read_prompts(job.inputs["prompts"], "train", models.codec)
+    scored = sample_and_score(models, prompts, list(range(12)), seed=1)
+    rollout = shape(models, scored, returns=job.work.algorithm)
+    old_values = networks.values(rollout)
     assert old_values is not None
-    return job, actors, rollout, old_values
+    return job, models, rollout, old_values
 
 
 def gradients_of(networks: ActorCritic) -> torch.Tensor:
@@ -76,7 +66,7 @@ def test_the_reference_is_the_policy_at_first_so_rewards_are_the_scores(
 def test_micro_batches_leave_every_gradient_unchanged(
     rolled: Rolled, aggregation: str, microbatch_size: int
 ) -> None:
-    job, actors, rollout, old_values = rolled
+    job, _, rollout, old_values = rolled
     gradients = []
     metrics = []
     for size in (None, microbatch_size):
@@ -85,11 +75,11 @@ def test_micro_batches_leave_every_gradient_unchanged(
             update={"aggregation": aggregation, "positive_threshold": threshold}
         )
         work = job.work.model_copy(update={"algorithm": algorithm, "microbatch_size": size})
-        networks = load_actor_critic(job, work, CPU)
+        networks = load_actor_critic(job.model_copy(update={"work": work}), CPU)
         estimates = estimate(rollout, algorithm, old_values=old_values)
         rows = torch.arange(len(rollout.sequences))
         minibatch = minibatch_of(rollout, estimates, rows, work, max_length=MAX_LENGTH)
-        metrics.append(accumulate_losses(networks, actors, minibatch, work, kl_penalty_coef=0.0))
+        metrics.append(accumulate_losses(networks, minibatch, work, kl_penalty_coef=0.0))
         gradients.append(gradients_of(networks))
     scale = gradients[0].abs().max()
     torch.testing.assert_close(gradients[1] / scale, gradients[0] / scale, atol=2e-5, rtol=0)
@@ -99,11 +89,11 @@ def test_micro_batches_leave_every_gradient_unchanged(
 
 
 def test_before_any_update_the_ratio_is_one(rolled: Rolled) -> None:
-    job, actors, rollout, old_values = rolled
-    networks = load_actor_critic(job, job.work, CPU)
+    job, _, rollout, old_values = rolled
+    networks = load_actor_critic(job, CPU)
     estimates = estimate(rollout, job.work.algorithm, old_values=old_values)
     minibatch = minibatch_of(rollout, estimates, torch.arange(6), job.work, max_length=MAX_LENGTH)
-    metrics = accumulate_losses(networks, actors, minibatch, job.work, kl_penalty_coef=0.0)
+    metrics = accumulate_losses(networks, minibatch, job.work, kl_penalty_coef=0.0)
     assert metrics["ratio"] == pytest.approx(1.0, abs=1e-5)
     assert metrics["ratio_deviation"] == pytest.approx(0.0, abs=1e-5)
     assert metrics["clip_fraction"] == 0.0
@@ -167,7 +157,7 @@ def eval_prompt(prompt: str) -> int:
 
 
 def test_a_rollout_is_described_in_plain_means(rolled: Rolled) -> None:
-    job, actors, rollout, old_values = rolled
+    job, models, rollout, old_values = rolled
     algorithm = job.work.algorithm
     estimates = estimate(rollout, algorithm, old_values=old_values)
     filled = Filled(scored=Scored(rollout.sampled, rollout.scores), rounds=1, uniform_share=0.25)
@@ -181,7 +171,7 @@ def test_a_rollout_is_described_in_plain_means(rolled: Rolled) -> None:
     last_ids = [
         int(ids[length - 1]) for ids, length in zip(rollout.sequences.response_ids, lengths, strict=True)
     ]
-    end = actors.codec.tokenizer.eos_token_id
+    end = models.codec.tokenizer.eos_token_id
     assert described["truncated_share"] == pytest.approx(sum(last != end for last in last_ids) / len(lengths))
     assert described["score_mean"] == pytest.approx(
         sum(rollout.scores.total.tolist()) / len(lengths), rel=1e-5

@@ -10,10 +10,11 @@ import pyarrow as pa
 import pytest
 import torch
 from kills import Killed
+from small_models import load
 
 from ledger.journal import read
 from models.builtin import write_tokenizer
-from models.folders import load_policy, load_tokenizer
+from models.folders import load_tokenizer
 from models.heads import load_scalar, scores
 from schemas.recipe.inputs import Generation
 from schemas.recipe.rewards import Judge, Reward
@@ -45,6 +46,7 @@ from tasks.preference_collection import (
     without_opening,
 )
 from tasks.rewards.verifiers import VERIFIERS
+from tasks.rollout.engine import load_engine
 from tasks.rollout.rollouts import sample_responses
 from tasks.training import preemption
 from tasks.training.batch_files import BATCHES, BatchFiles
@@ -152,12 +154,13 @@ def test_a_reward_chooses_the_best_and_the_worst_of_each_prompt(
     codec = codec_of(job, "policy")
     prompts = read_prompts(job.inputs["prompts"], "test", codec)
     sampled = sample_responses(
-        load_policy(job.inputs["policy"]),
+        load_engine(load(job.inputs["policy"]), codec, microbatch_size=None),
         codec,
         prompts,
-        [index for index in range(8) for _ in range(3)],
+        range(8),
+        device=torch.device("cpu"),
+        count=3,
         seed=derive_seed(stage_seed(job), "sampling", 0),
-        microbatch_size=None,
     )
     with torch.no_grad():
         given = scores(load_scalar(job.inputs["reward.main.0"]), sampled.sequences).tolist()
@@ -386,10 +389,18 @@ def test_a_batch_smaller_than_one_prompts_responses_takes_one_prompt(pipeline: A
     batches = list(cut_batches(sources, job.work))
     assert [len(batch.indices) for batch in batches] == [1] * 88
     assert [batch.split for batch in batches if batch.is_last] == ["test", "validation", "train"]
-    policy = load_policy(job.inputs["policy"])
+    policy, cpu = load(job.inputs["policy"]), torch.device("cpu")
     sampled = [
-        sample_batch(policy, codec, sources["test"], batches[3], each, number=3)
-        for each in (job, job_in(pipeline, tmp_path, batch_size=3))
+        sample_batch(
+            load_engine(policy, codec, microbatch_size=size),
+            codec,
+            sources["test"],
+            batches[3],
+            job_in(pipeline, tmp_path, batch_size=size),
+            number=3,
+            device=cpu,
+        )
+        for size in (2, 3)
     ]
     assert len(sampled[0].responses) == 3
     assert sampled[0].responses == sampled[1].responses

@@ -1,23 +1,24 @@
 """The critic is measured on prompts that it was not trained on, against returns worked out apart from it."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from small_models import load, models_of
 
 from algorithms.rewards import RunningMoments
 from ledger.journal import read
-from models.folders import load_policy
 from models.heads import load_critic, load_scalar, value_from_policy
 from schemas.recipe.algorithm import Returns
 from schemas.recipe.stages import Gate
 from schemas.records.verdicts import judge
-from tasks.data.examples import codec_of, read_prompts
+from tasks.data.examples import read_prompts
 from tasks.data.rows import read_rows
-from tasks.rewards.scoring import load_scorer
 from tasks.rollout.reward_moments import read_moments
-from tasks.rollout.rollouts import Actors, sample_and_score, shape
+from tasks.rollout.rollout_models import RolloutModels
+from tasks.rollout.rollouts import sample_and_score, shape
 from tasks.stages import run_stage
 from tasks.training.scratch import JOURNAL
 from tasks.training.seeds import derive_seed
@@ -29,40 +30,30 @@ from tasks.value_pretraining import (
     sample_held_out,
 )
 
-CPU = torch.device("cpu")
-
 
 @pytest.fixture(scope="module")
-def setting(pipeline: Any) -> tuple[Any, Actors, HeldOut]:
+def setting(pipeline: Any) -> tuple[Any, RolloutModels, HeldOut]:
     job = pipeline.job("value")
-    policy = load_policy(job.inputs["policy"])
-    actors = Actors(
-        policy=policy,
-        reference=policy,
-        scorer=load_scorer(job, "main", tokenizer_of="policy", device=CPU),
-        codec=codec_of(job, "policy"),
-        microbatch_size=None,
-        precision="float32",
-    )
-    return job, actors, sample_held_out(job, job.work, actors, RunningMoments(), "test")
+    models = models_of(job, role="policy", reference=job.inputs["policy"])
+    return job, models, sample_held_out(job, models, RunningMoments(), "test")
 
 
 @pytest.mark.parametrize(
     ("split", "asked", "number"), [("validation", 3, 16), ("test", 3, 3), ("test", None, 16)]
 )
 def test_held_out_prompts_are_those_of_the_split(
-    setting: tuple[Any, Actors, HeldOut], split: str, asked: int | None, number: int
+    setting: tuple[Any, RolloutModels, HeldOut], split: str, asked: int | None, number: int
 ) -> None:
-    job, actors, _ = setting
-    work = job.work.model_copy(update={"test_samples": asked})
-    held_out = sample_held_out(job, work, actors, RunningMoments(), split)
+    job, models, _ = setting
+    asking = job.model_copy(update={"work": job.work.model_copy(update={"test_samples": asked})})
+    held_out = sample_held_out(asking, models, RunningMoments(), split)
     assert set(held_out.rollout.sampled.prompts) <= {
         row["prompt"] for row in read_rows(job.inputs["prompts"], split)
     }
     assert len(held_out.rollout.sampled.prompts) == number
 
 
-def test_returns_are_what_is_still_to_come(setting: tuple[Any, Actors, HeldOut]) -> None:
+def test_returns_are_what_is_still_to_come(setting: tuple[Any, RolloutModels, HeldOut]) -> None:
     _, _, held_out = setting
     for row, length in enumerate(held_out.rollout.sequences.lengths.tolist()):
         rewards = held_out.rollout.rewards[row, :length].double().tolist()
@@ -70,16 +61,16 @@ def test_returns_are_what_is_still_to_come(setting: tuple[Any, Actors, HeldOut])
         assert held_out.returns[row, :length].tolist() == pytest.approx(by_hand, abs=1e-4)
 
 
-def test_held_out_responses_are_the_same_every_time(setting: tuple[Any, Actors, HeldOut]) -> None:
-    job, actors, held_out = setting
-    again = sample_held_out(job, job.work, actors, RunningMoments(), "test")
+def test_held_out_responses_are_the_same_every_time(setting: tuple[Any, RolloutModels, HeldOut]) -> None:
+    job, models, held_out = setting
+    again = sample_held_out(job, models, RunningMoments(), "test")
     assert again.rollout.sampled.responses == held_out.rollout.sampled.responses
     assert torch.equal(again.returns, held_out.returns)
 
 
-def test_a_random_critic_does_not_pass_the_gate(setting: tuple[Any, Actors, HeldOut]) -> None:
-    job, actors, held_out = setting
-    measured = diagnose(value_from_policy(job.inputs["policy"], seed=1), held_out, actors)
+def test_a_random_critic_does_not_pass_the_gate(setting: tuple[Any, RolloutModels, HeldOut]) -> None:
+    job, models, held_out = setting
+    measured = diagnose(value_from_policy(job.inputs["policy"], seed=1), held_out, models)
     verdict = judge(Gate(metric="explained_variance", at_least=0.3), headline_metrics(measured))
     assert not verdict.passed
     assert verdict.evidence["return_variance"] > 0
@@ -87,16 +78,18 @@ def test_a_random_critic_does_not_pass_the_gate(setting: tuple[Any, Actors, Held
 
 
 def test_returns_that_do_not_vary_leave_explained_variance_undefined_and_the_gate_closed(
-    setting: tuple[Any, Actors, HeldOut],
+    setting: tuple[Any, RolloutModels, HeldOut],
 ) -> None:
-    job, actors, held_out = setting
+    job, models, held_out = setting
     constant = HeldOut(rollout=held_out.rollout, returns=torch.ones_like(held_out.returns))
-    metrics = headline_metrics(diagnose(load_critic(job.inputs["init"], seed=0), constant, actors))
+    metrics = headline_metrics(diagnose(load_critic(job.inputs["init"], seed=0), constant, models))
     assert metrics["explained_variance"] is None
     assert not judge(Gate(metric="explained_variance", at_least=-9.0), metrics).passed
 
 
-def test_a_critic_from_the_reward_model_starts_as_its_score(setting: tuple[Any, Actors, HeldOut]) -> None:
+def test_a_critic_from_the_reward_model_starts_as_its_score(
+    setting: tuple[Any, RolloutModels, HeldOut],
+) -> None:
     job, _, held_out = setting
     sequences = held_out.rollout.sequences
     reward, critic = load_scalar(job.inputs["init"]), load_critic(job.inputs["init"], seed=0)
@@ -107,7 +100,7 @@ def test_a_critic_from_the_reward_model_starts_as_its_score(setting: tuple[Any, 
     torch.testing.assert_close(as_critic, as_reward)
 
 
-def test_micro_batches_leave_the_gradient_unchanged(setting: tuple[Any, Actors, HeldOut]) -> None:
+def test_micro_batches_leave_the_gradient_unchanged(setting: tuple[Any, RolloutModels, HeldOut]) -> None:
     job, _, held_out = setting
     gradients, losses = [], []
     for size in (None, 3):
@@ -121,12 +114,14 @@ def test_micro_batches_leave_the_gradient_unchanged(setting: tuple[Any, Actors, 
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
 
 
-def test_the_loss_is_half_the_mean_squared_error_over_tokens(setting: tuple[Any, Actors, HeldOut]) -> None:
-    job, actors, held_out = setting
+def test_the_loss_is_half_the_mean_squared_error_over_tokens(
+    setting: tuple[Any, RolloutModels, HeldOut],
+) -> None:
+    job, models, held_out = setting
     critic = load_critic(job.inputs["init"], seed=0)
     rows = torch.arange(len(held_out.rollout.sequences))
     loss = accumulate_value_loss(critic, held_out.rollout, held_out.returns, rows, job.work)
-    measured = diagnose(critic, held_out, actors)
+    measured = diagnose(critic, held_out, models)
     assert loss["value_loss"] == pytest.approx(0.5 * measured.mse, rel=1e-4)
     assert loss["value_bias"] == pytest.approx(measured.bias, rel=1e-3, abs=1e-5)
 
@@ -148,21 +143,13 @@ def test_the_gate_judges_responses_to_prompts_that_chose_nothing(pipeline: Any, 
     """The headline is that of the critic in the artifact, on test prompts, by the definition in float64."""
     job = pipeline.job("value", folder=tmp_path, test_samples=12)
     result = run_stage(job)
-    policy = load_policy(job.inputs["policy"])
-    actors = Actors(
-        policy=policy,
-        reference=policy,
-        scorer=load_scorer(job, "main", tokenizer_of="policy", device=CPU),
-        codec=codec_of(job, "policy"),
-        microbatch_size=None,
-        precision="float32",
-    )
-    test_prompts = read_prompts(job.inputs["prompts"], "test", actors.codec)
+    models = models_of(job, role="policy", reference=job.inputs["policy"])
+    test_prompts = read_prompts(job.inputs["prompts"], "test", models.codec)
     seed = derive_seed(derive_seed(job.seed, "value_pretraining"), "test sampling")
     scored = sample_and_score(
-        actors, test_prompts, [index % len(test_prompts) for index in range(12)], seed=seed
+        models, test_prompts, [index % len(test_prompts) for index in range(12)], seed=seed
     )
-    rewards = shape(actors, scored, returns=job.work.returns).rewards.double()
+    rewards = shape(models, scored, returns=job.work.returns).rewards.double()
     sequences = scored.sampled.sequences
     mask = sequences.response_mask
     returns = torch.stack([rewards[:, start:].sum(dim=1) for start in range(rewards.shape[1])], dim=1)
@@ -176,12 +163,11 @@ def test_the_gate_judges_responses_to_prompts_that_chose_nothing(pipeline: Any, 
     assert result.metrics["explained_variance"] != result.metrics["validation_explained_variance"]
 
 
-def test_kl_is_part_of_the_return(setting: tuple[Any, Actors, HeldOut], pipeline: Any) -> None:
+def test_kl_is_part_of_the_return(setting: tuple[Any, RolloutModels, HeldOut], pipeline: Any) -> None:
     """Against a reference that is not the policy, the penalty lowers or raises what each token gets."""
-    job, actors, _ = setting
-    other = load_policy(pipeline.folder("model"))
-    with_other = Actors(**{**vars(actors), "reference": other})
-    prompts = read_prompts(job.inputs["prompts"], "validation", actors.codec)
+    job, models, _ = setting
+    with_other = replace(models, reference=load(pipeline.folder("model")))
+    prompts = read_prompts(job.inputs["prompts"], "validation", models.codec)
     scored = sample_and_score(with_other, prompts, [0, 1, 2], seed=3)
     rollout = shape(with_other, scored, returns=Returns(kl_coef=0.5))
     mask = rollout.sequences.response_mask
@@ -199,16 +185,8 @@ def test_scaled_returns_are_scaled_by_moments_that_stay_and_are_handed_over(
     run_stage(job)
     moments = read_moments(job.output)
     assert moments.count == job.work.batch_size
-    policy = load_policy(job.inputs["policy"])
-    actors = Actors(
-        policy=policy,
-        reference=None,
-        scorer=load_scorer(job, "main", tokenizer_of="policy", device=CPU),
-        codec=codec_of(job, "policy"),
-        microbatch_size=None,
-        precision="float32",
-    )
-    held_out = sample_held_out(job, job.work, actors, moments, "validation")
+    models = models_of(job, role="policy")
+    held_out = sample_held_out(job, models, moments, "validation")
     scores = held_out.rollout.scores.total.double()
     expected = ((scores - moments.mean) / moments.std).clamp(-0.8, 0.8)
     torch.testing.assert_close(held_out.returns[:, 0].double(), expected, atol=1e-5, rtol=1e-5)

@@ -20,7 +20,7 @@ from tasks.rollout.rollouts import (
     Rollout,
     Sampled,
     Scored,
-    paid,
+    build_rollout,
 )
 from tasks.training.metric_sums import MetricSums
 from tasks.updates.estimates import Estimates, estimate
@@ -149,7 +149,7 @@ def learn(
     scored = scores if isinstance(scores, Scored) else scored_as(scores)
     if moments is not None:
         moments = moments.update(scored.scores.total)
-    rollout = paid(
+    rollout = build_rollout(
         scored,
         over_tokens(OLD_LOGPROBS),
         over_tokens(REF_LOGPROBS),

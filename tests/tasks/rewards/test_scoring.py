@@ -27,7 +27,7 @@ def scored(pipeline: Any, reward: Reward) -> Any:
         if isinstance(term, ModelTerm)
     }
     job = job.model_copy(update={"inputs": {**job.inputs, **roles}})
-    scorer = load_scorer(job, "main", tokenizer_of="init", device=CPU)
+    scorer = load_scorer(job, "main", tokenizers_of=["init"], device=CPU)
     sequences = collate([[1, 5], [1, 6], [1, 7]], [[8, 9, 2], [9, 2], [8, 8, 8]], pad_token_id=0)
     ended = torch.tensor([True, True, False])
     return sequences, score(
@@ -79,4 +79,8 @@ def test_a_reward_model_with_another_tokenizer_is_refused(pipeline: Any, tmp_pat
     with pytest.raises(
         TokenizersDiffer, match=r"rewards.main.terms.0.model='reward' has another tokenizer than init"
     ):
-        load_scorer(job, "main", tokenizer_of="init", device=CPU)
+        load_scorer(job, "main", tokenizers_of=["init"], device=CPU)
+    # read by two policies, of which one has the reward model's tokenizer
+    job = job.model_copy(update={"inputs": {**job.inputs, "candidate": other}})
+    with pytest.raises(TokenizersDiffer, match="has another tokenizer than init"):
+        load_scorer(job, "main", tokenizers_of=["candidate", "init"], device=CPU)

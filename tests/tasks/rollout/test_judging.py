@@ -28,7 +28,7 @@ SAMPLED = Sampled(
 
 
 def judged(job: Any, judge: Judge) -> torch.Tensor:
-    return load_judge(job, judge, tokenizer_of="candidate", device=CPU, microbatch_size=2)(SAMPLED)
+    return load_judge(job, judge, policies=["candidate"], device=CPU, microbatch_size=2)(SAMPLED)
 
 
 def test_a_verifier_says_one_or_zero(pipeline: Any) -> None:

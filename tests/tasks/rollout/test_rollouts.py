@@ -1,4 +1,4 @@
-"""What a response is paid as a whole: moments, clip and length, in this order. And what a rollout costs."""
+"""The score of a whole response: scaled by moments, clipped, less its length, in this order. And what a rollout costs."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,15 +11,13 @@ from algorithms.kl import full_kl
 from algorithms.rewards import RunningMoments
 from models import logprobs
 from models.chunked_logits import logits_and_slope
-from models.folders import load_policy
 from models.heads import ScalarModel, values
 from models.output_head import OutputHead
 from models.sequences import collate
 from schemas.recipe.algorithm import Algorithm, Returns
-from tasks.data.examples import codec_of
-from tasks.rewards.scoring import Scorer, Scores
+from tasks.rewards.scoring import Scores
+from tasks.rollout.rollout_models import RolloutModels
 from tasks.rollout.rollouts import (
-    Actors,
     Sampled,
     Scored,
     scale,
@@ -47,44 +45,44 @@ def scored(scores: list[float], lengths: list[int], *, ended: bool = True) -> Sc
 def test_the_overlong_penalty_is_that_of_dapo(ended: bool) -> None:
     """Eq. 13 with L_max = 20 and a buffer of 0.2 · 20 = 4: from 16 tokens on, a quarter a token; finished or not."""
     lengths = [1, 15, 16, 17, 18, 19, 20]
-    paid = scale(scored([1.0] * 7, lengths, ended=ended), Returns(overlong_buffer=0.2), None, max_length=20)
-    assert paid.tolist() == [1.0, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0]
+    scaled = scale(scored([1.0] * 7, lengths, ended=ended), Returns(overlong_buffer=0.2), None, max_length=20)
+    assert scaled.tolist() == [1.0, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0]
 
 
 def test_the_numbers_of_the_paper() -> None:
     """16,384 tokens are free and 4,096 more cost 1 (DAPO §4.1, there with L_max = 20,480)."""
-    paid = scale(
+    scaled = scale(
         scored([0.0] * 4, [16_384, 16_385, 18_432, 20_480]),
         Returns(overlong_buffer=0.2),
         None,
         max_length=20_480,
     )
-    assert paid.tolist() == pytest.approx([0.0, -1 / 4096, -0.5, -1.0])
+    assert scaled.tolist() == pytest.approx([0.0, -1 / 4096, -0.5, -1.0])
 
 
 def test_a_buffer_of_less_than_a_token_is_one_token() -> None:
-    paid = scale(scored([0.0] * 3, [1, 2, 3]), Returns(overlong_buffer=0.01), None, max_length=3)
-    assert paid.tolist() == [0.0, 0.0, -1.0]
+    scaled = scale(scored([0.0] * 3, [1, 2, 3]), Returns(overlong_buffer=0.01), None, max_length=3)
+    assert scaled.tolist() == [0.0, 0.0, -1.0]
 
 
 def test_a_buffer_is_a_whole_number_of_tokens() -> None:
     """0.3 · 9 = 2.7 tokens are 3."""
-    paid = scale(scored([0.0] * 4, [6, 7, 8, 9]), Returns(overlong_buffer=0.3), None, max_length=9)
-    assert paid.tolist() == pytest.approx([0.0, -1 / 3, -2 / 3, -1.0])
+    scaled = scale(scored([0.0] * 4, [6, 7, 8, 9]), Returns(overlong_buffer=0.3), None, max_length=9)
+    assert scaled.tolist() == pytest.approx([0.0, -1 / 3, -2 / 3, -1.0])
 
 
 def test_scores_are_scaled_then_clipped_then_shortened() -> None:
     """(3 − 1)/2 = 1 is clipped to 0.5; −1 for the length comes after the clip, and is not clipped."""
     moments = RunningMoments(count=4, mean=1.0, m2=16.0)
     returns = Returns(reward_scaling="normalise", reward_clip=0.5, overlong_buffer=0.5)
-    paid = scale(scored([3.0, 0.5, 3.0], [1, 1, 4]), returns, moments, max_length=4)
-    assert paid.tolist() == [0.5, -0.25, -0.5]
+    scaled = scale(scored([3.0, 0.5, 3.0], [1, 1, 4]), returns, moments, max_length=4)
+    assert scaled.tolist() == [0.5, -0.25, -0.5]
 
 
 def test_scaling_alone_keeps_the_mean() -> None:
     moments = RunningMoments(count=4, mean=1.0, m2=16.0)
-    paid = scale(scored([3.0, -1.0], [1, 1]), Returns(reward_scaling="scale"), moments, max_length=4)
-    assert paid.tolist() == [1.5, -0.5]
+    scaled = scale(scored([3.0, -1.0], [1, 1]), Returns(reward_scaling="scale"), moments, max_length=4)
+    assert scaled.tolist() == [1.5, -0.5]
 
 
 def test_without_switches_scores_stay_as_they_are() -> None:
@@ -99,12 +97,12 @@ class Cost:
     logit_rows: int = 0
 
 
-def cost_from_now_on(actors: Actors, monkeypatch: pytest.MonkeyPatch) -> Cost:
+def cost_from_now_on(models: RolloutModels, monkeypatch: pytest.MonkeyPatch) -> Cost:
     """Counts what the two models compute."""
     cost = Cost()
-    assert actors.reference is not None
-    for name, model in (("policy", actors.policy), ("reference", actors.reference)):
-        model.base_model.register_forward_hook(lambda *call, name=name: cost.passes.append(name))
+    assert models.reference is not None
+    for name, model in (("policy", models.policy), ("reference", models.reference)):
+        model.causal_lm.base_model.register_forward_hook(lambda *call, name=name: cost.passes.append(name))
 
     def counting(hidden: Tensor, head: OutputHead, temperature: float) -> tuple[Tensor, Tensor | float]:
         cost.logit_rows += len(hidden)
@@ -115,54 +113,47 @@ def cost_from_now_on(actors: Actors, monkeypatch: pytest.MonkeyPatch) -> Cost:
 
 
 @pytest.fixture
-def shared(pipeline: Any) -> tuple[ActorCritic, Actors]:
+def shared(pipeline: Any) -> ActorCritic:
     """A policy with a value head on its trunk, beside an untrained reference; two sequences fit into a micro-batch."""
-    job = pipeline.job("policy")
+    job = pipeline.job("policy", microbatch_size=2)
     algorithm = Algorithm.model_validate({"preset": "ppo", "shared_trunk": True})
     work = job.work.model_copy(update={"algorithm": algorithm, "critic": None})
-    networks = load_actor_critic(job, work, torch.device("cpu"))
-    actors = Actors(
-        policy=networks.policy,
-        reference=load_policy(pipeline.folder("model")),
-        scorer=Scorer(terms=(), missing_eos=None),
-        codec=codec_of(job, "init"),
-        microbatch_size=2,
-        precision="float32",
-    )
-    return networks, actors
+    inputs = {**job.inputs, "reference": pipeline.folder("model")}
+    return load_actor_critic(job.model_copy(update={"work": work, "inputs": inputs}), torch.device("cpu"))
 
 
 RESPONSES = scored([1.0, 0.5, 0.0, -1.0], [3, 1, 6, 2])
 
 
 def test_one_pass_of_a_shared_trunk_gives_log_probabilities_and_values(
-    shared: tuple[ActorCritic, Actors], monkeypatch: pytest.MonkeyPatch
+    shared: ActorCritic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    networks, actors = shared
-    assert networks.value_head is not None
-    without = shape(actors, RESPONSES, returns=Returns())
+    models, policy = shared.models, shared.policy
+    assert policy.value_head is not None
+    without = shape(models, RESPONSES, returns=Returns())
     assert without.values is None
-    cost = cost_from_now_on(actors, monkeypatch)
+    cost = cost_from_now_on(models, monkeypatch)
 
-    rollout = shape(actors, RESPONSES, returns=Returns(), value_head=networks.value_head)
-    found = networks.values(rollout, actors)
+    rollout = shape(models, RESPONSES, returns=Returns(), with_values=True)
+    found = shared.values(rollout)
 
     assert cost.passes == ["policy"] * 2 + ["reference"] * 2
     assert cost.logit_rows == 12 + 12, "of each model, once for each of the responses' tokens"
     assert torch.equal(rollout.logprobs, without.logprobs)
-    critic = ScalarModel(networks.policy.base_model, networks.value_head)
+    critic = ScalarModel(policy.causal_lm.base_model, policy.value_head)
     assert found is not None
     torch.testing.assert_close(found, values(critic, rollout.sequences))
 
 
 def test_full_kl_in_the_reward_takes_one_pass_of_each_model(
-    shared: tuple[ActorCritic, Actors], monkeypatch: pytest.MonkeyPatch
+    shared: ActorCritic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, actors = shared
-    by_k1 = shape(actors, RESPONSES, returns=Returns(kl_coef=0.5))
-    cost = cost_from_now_on(actors, monkeypatch)
+    models = shared.models
+    assert models.reference is not None
+    by_k1 = shape(models, RESPONSES, returns=Returns(kl_coef=0.5))
+    cost = cost_from_now_on(models, monkeypatch)
 
-    rollout = shape(actors, RESPONSES, returns=Returns(kl_coef=0.5, kl_kind="full"))
+    rollout = shape(models, RESPONSES, returns=Returns(kl_coef=0.5, kl_kind="full"))
 
     assert cost.passes == ["policy", "reference"] * 2
     assert cost.logit_rows == 12 + 12
@@ -173,8 +164,8 @@ def test_full_kl_in_the_reward_takes_one_pass_of_each_model(
     places = torch.arange(4)[:, None], sequences.response_positions
     with torch.no_grad():
         logits, ref_logits = (
-            model(sequences.input_ids, attention_mask=sequences.attention_mask).logits[places]
-            for model in (actors.policy, actors.reference)
+            model.causal_lm(sequences.input_ids, attention_mask=sequences.attention_mask).logits[places]
+            for model in (models.policy, models.reference)
         )
     expected = torch.where(sequences.response_mask, full_kl(logits, ref_logits), 0.0)
     torch.testing.assert_close(rollout.kl, expected, rtol=1e-4, atol=1e-5)

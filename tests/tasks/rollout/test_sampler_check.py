@@ -6,19 +6,19 @@ from typing import Any
 
 import pytest
 import torch
+from small_models import load
 
 from ledger.journal import read
-from models.folders import load_policy
+from models.policy import PolicyModel
 from schemas.recipe.algorithm import Algorithm
 from schemas.recipe.stages import BestOfN, DirectPreferenceOptimization, PolicyOptimization
 from schemas.recipe.terms import VerifierTerm
 from schemas.records.job import StageJob
-from tasks import best_of_n
 from tasks.data.examples import codec_of, read_prompts
 from tasks.rewards.scoring import Scorer
-from tasks.rollout import rollouts
+from tasks.rollout.engine import load_engine
+from tasks.rollout.rollout_models import RolloutModels
 from tasks.rollout.rollouts import (
-    Actors,
     Sampled,
     rollout_logprobs,
     sample_responses,
@@ -32,7 +32,6 @@ from tasks.rollout.sampler_check import (
 from tasks.stages import run_stage
 from tasks.training.optimization import Precision
 from tasks.training.scratch import JOURNAL
-from tasks.updates import policy_losses
 
 TEMPERATURE = 0.7
 VERIFIED = (VerifierTerm(verifier="arithmetic", wrong=-1.0),)
@@ -69,16 +68,16 @@ def sampled(
     """Responses at T = 0.7 in a precision, and what the trainer says of them at any temperature."""
     precision: Precision = request.param
     job = job_at(pipeline, "policy")
-    codec, policy = codec_of(job, "init"), load_policy(job.inputs["init"])
+    codec, policy = codec_of(job, "init"), load(job.inputs["init"])
     prompts = read_prompts(job.inputs["prompts"], "train", codec)
-    responses = sample_responses(
-        policy, codec, prompts, range(32), seed=3, microbatch_size=None, precision=precision
-    )
+    engine = load_engine(policy, codec, microbatch_size=None, precision=precision)
+    responses = sample_responses(engine, codec, prompts, range(32), device=policy.device, seed=3)
 
     def trainer(temperature: float) -> torch.Tensor:
         codec = codec_of(job_at(pipeline, "policy", temperature=temperature), "init")
-        actors = Actors(policy, None, Scorer(terms=(), missing_eos=None), codec, 8, precision)
-        return rollout_logprobs(policy, responses.sequences, actors).logprobs
+        no_reward = Scorer(terms=(), missing_eos=None)
+        models = RolloutModels(policy, engine, None, no_reward, codec, 8, precision)
+        return rollout_logprobs(policy, responses.sequences, models).logprobs
 
     return precision, responses, trainer
 
@@ -115,14 +114,16 @@ def test_what_is_no_number_is_refused_too(measured: float) -> None:
 def test_the_sampler_computes_in_the_precision_of_training(pipeline: Any) -> None:
     """Its logits, in the type that its output head gives; float32 where nothing is said."""
     job = job_at(pipeline, "policy")
-    codec, policy = codec_of(job, "init"), load_policy(job.inputs["init"])
+    codec, policy = codec_of(job, "init"), load(job.inputs["init"])
     prompts = read_prompts(job.inputs["prompts"], "train", codec)
     types: list[torch.dtype] = []
-    policy.get_output_embeddings().register_forward_hook(lambda *call: types.append(call[-1].dtype))
-    sample_responses(policy, codec, prompts, [0], seed=1, microbatch_size=None, precision="bfloat16")
+    policy.causal_lm.get_output_embeddings().register_forward_hook(lambda *call: types.append(call[-1].dtype))
+    engine = load_engine(policy, codec, microbatch_size=None, precision="bfloat16")
+    sample_responses(engine, codec, prompts, [0], device=policy.device, seed=1)
     assert set(types) == {torch.bfloat16}
     types.clear()
-    sample_responses(policy, codec, prompts, [0], seed=1, microbatch_size=None)
+    engine = load_engine(policy, codec, microbatch_size=None)
+    sample_responses(engine, codec, prompts, [0], device=policy.device, seed=1)
     assert set(types) == {torch.float32}
 
 
@@ -140,35 +141,36 @@ def test_every_stage_that_trains_on_samples_measures_it_in_each_iteration(
     assert entry.metrics["sampler_gap_worst"] >= entry.metrics["sampler_gap"]
 
 
-def at_another_temperature(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The module's trainer passes look at the samples with T = 1."""
-    right = module.response_logprobs
+def at_another_temperature(*, training: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The passes that gradients are taken of (or, of a rollout, those without) look at the samples with T = 1."""
+    right = PolicyModel.forward
 
     def wrong(*args: Any, temperature: float, **kwargs: Any) -> Any:
-        return right(*args, temperature=1.0, **kwargs)
+        is_wrong = torch.is_grad_enabled() == training
+        return right(*args, temperature=1.0 if is_wrong else temperature, **kwargs)
 
-    monkeypatch.setattr(module, "response_logprobs", wrong)
+    monkeypatch.setattr(PolicyModel, "forward", wrong)
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
-    ("kind", "module", "metric"),
+    ("kind", "training", "metric"),
     [
-        ("policy_optimization", rollouts, "sampler_gap"),
-        ("policy_optimization", policy_losses, "ratio_deviation_first"),
-        ("value_pretraining", rollouts, "sampler_gap"),
-        ("best_of_n", best_of_n, "sampler_gap"),
+        ("policy_optimization", False, "sampler_gap"),
+        ("policy_optimization", True, "ratio_deviation_first"),
+        ("value_pretraining", False, "sampler_gap"),
+        ("best_of_n", True, "sampler_gap"),
     ],
 )
 def test_a_stage_whose_trainer_is_another_policy_stops_before_any_update(
     kind: str,
-    module: Any,
+    training: bool,
     metric: str,
     precision: Precision,
     pipeline: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    at_another_temperature(module, monkeypatch)
+    at_another_temperature(training=training, monkeypatch=monkeypatch)
     steps: list[object] = []
     right = torch.optim.AdamW.step
 

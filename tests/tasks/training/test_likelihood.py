@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from small_models import load
 
 from models.folders import load_policy
 from models.sequences import collate
@@ -20,7 +21,7 @@ MINIBATCH = collate(
 def gradient(
     pipeline: Any, *, microbatch_size: int | None = None, coef: float = 1.0
 ) -> tuple[Likelihood, torch.Tensor]:
-    policy = load_policy(pipeline.folder("sft"))
+    policy = load(pipeline.folder("sft"))
     likelihood = accumulate_nll(
         policy, MINIBATCH, temperature=0.8, microbatch_size=microbatch_size, precision="float32", coef=coef
     )

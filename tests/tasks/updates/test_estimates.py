@@ -10,8 +10,8 @@ from two_responses import (
 )
 
 from schemas.recipe.algorithm import Algorithm
-from tasks.rollout.rollouts import Scored, paid
-from tasks.updates.estimates import estimate, held_to_be_right, minibatch_advantages
+from tasks.rollout.rollouts import Scored, build_rollout
+from tasks.updates.estimates import estimate, minibatch_advantages, positive_responses
 from tasks.updates.policy_losses import minibatch_of
 
 RETURNS = {  # r = 0, 1 | 0, 0, −1, each from its token on with γ = ½
@@ -110,7 +110,9 @@ def test_groups_are_the_responses_that_stand_in_a_row(group: int, means: list[fl
     expected = [score - mean for score, mean in zip(scores, means, strict=True)]
     scored = six_responses(scores)
     nothing = torch.zeros(6, 3)
-    rollout = paid(scored, nothing, nothing, returns=algorithm, moments=None, kl_coef=0.0, max_length=3)
+    rollout = build_rollout(
+        scored, nothing, nothing, returns=algorithm, moments=None, kl_coef=0.0, max_length=3
+    )
     advantages = estimate(rollout, algorithm).advantages
     assert advantages[:, 0].tolist() == pytest.approx(expected, abs=1e-6)
     assert advantages[1].tolist() == [advantages[1, 0]] * 3
@@ -170,9 +172,9 @@ def test_right_is_above_the_threshold_by_the_score_before_any_shaping() -> None:
     assert learnt.estimates.is_positive.tolist() == [True, False]
 
 
-def test_without_a_weight_nothing_is_held_to_be_right() -> None:
+def test_without_a_weight_no_response_is_positive() -> None:
     learnt = learn("ppo", scores=[1.0, 1.0], positive_threshold=0.0)
-    assert held_to_be_right(learnt.rollout, learnt.work.algorithm).tolist() == [False, False]
+    assert positive_responses(learnt.rollout, learnt.work.algorithm).tolist() == [False, False]
 
 
 @pytest.mark.parametrize("wrong", [0.0, -1.0])

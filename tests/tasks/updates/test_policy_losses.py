@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from small_models import models_of
 from torch.nn.functional import cross_entropy
 
 from models.folders import load_policy
@@ -13,10 +14,9 @@ from schemas.recipe.algorithm import Algorithm
 from schemas.recipe.inputs import Generation
 from schemas.recipe.stages import PolicyOptimization
 from schemas.records.job import StageJob
-from tasks.data.examples import codec_of, read_prompts
-from tasks.rewards.scoring import load_scorer
+from tasks.data.examples import read_prompts
+from tasks.rollout.rollout_models import RolloutModels
 from tasks.rollout.rollouts import (
-    Actors,
     Rollout,
     rollout_logprobs,
     sample_and_score,
@@ -69,7 +69,7 @@ class Rolled:
     """Responses of the tiny policy, and what an update of them needs."""
 
     job: StageJob
-    actors: Actors
+    models: RolloutModels
     rollout: Rollout
     ptx: Sequences
 
@@ -80,13 +80,20 @@ class Rolled:
         update = {"algorithm": algorithm, "critic": critic, "microbatch_size": microbatch_size}
         return self.job.work.model_copy(update=update)  # type: ignore[return-value]
 
+    def networks(self, work: PolicyOptimization) -> ActorCritic:
+        """Fresh networks of this configuration, beside the reference of the rollout."""
+        return load_actor_critic(self.job.model_copy(update={"work": work}), CPU)
+
     def minibatch(self, networks: ActorCritic, work: PolicyOptimization) -> Minibatch:
         """All responses as one minibatch; the values that are clipped around are off those of now."""
-        said = rollout_logprobs(
-            networks.policy, self.rollout.sequences, self.actors, value_head=networks.value_head
+        found = rollout_logprobs(
+            networks.policy,
+            self.rollout.sequences,
+            self.models,
+            with_values=networks.policy.value_head is not None,
         )
-        rollout = replace(self.rollout, values=said.values)
-        old_values = networks.values(rollout, self.actors)
+        rollout = replace(self.rollout, values=found.values)
+        old_values = networks.values(rollout)
         estimates = estimate(rollout, work.algorithm, old_values=old_values)
         if old_values is not None:
             noise = torch.randn(old_values.shape, generator=torch.Generator().manual_seed(1))
@@ -98,11 +105,10 @@ class Rolled:
     ) -> tuple[ActorCritic, dict[str, float]]:
         """Fresh networks with the gradient of the whole minibatch, and its metrics."""
         work = self.work(switches, microbatch_size=microbatch_size)
-        networks = load_actor_critic(self.job, work, CPU)
+        networks = self.networks(work)
         ptx = self.ptx if work.algorithm.ptx_coef and with_ptx else None
         metrics = accumulate_losses(
             networks,
-            replace(self.actors, policy=networks.policy),
             self.minibatch(networks, work),
             work,
             kl_penalty_coef=work.algorithm.kl_penalty_coef,
@@ -119,28 +125,24 @@ def rolled(pipeline: Any) -> Rolled:
     """
     job = pipeline.job("policy")
     job = job.model_copy(
-        update={"generation": Generation(max_prompt_tokens=48, max_response_tokens=MAX_LENGTH)}
+        update={
+            "generation": Generation(max_prompt_tokens=48, max_response_tokens=MAX_LENGTH),
+            "inputs": {**job.inputs, "reference": pipeline.folder("model")},
+        }
     )
-    codec = codec_of(job, "init")
-    actors = Actors(
-        policy=load_policy(job.inputs["init"]),
-        reference=load_policy(pipeline.folder("model")),
-        scorer=load_scorer(job, "main", tokenizer_of="init", device=CPU),
-        codec=codec,
-        microbatch_size=None,
-        precision="float32",
-    )
+    models = models_of(job, reference=job.inputs["reference"])
+    codec = models.codec
     prompts = read_prompts(job.inputs["prompts"], "train", codec)
-    scored = sample_and_score(actors, prompts, list(range(ROWS)), seed=3)
+    scored = sample_and_score(models, prompts, list(range(ROWS)), seed=3)
     mask = scored.sampled.sequences.response_mask
     # Three were cut off: by this flag, since so short a limit cuts off nearly all
     ended = torch.tensor([True, False, True, True, False, True, False])
     scored = replace(scored, sampled=replace(scored.sampled, ended=ended))
-    rollout = shape(actors, scored, returns=Algorithm.model_validate("ppo"))
+    rollout = shape(models, scored, returns=Algorithm.model_validate("ppo"))
     noise = torch.randn(mask.shape, generator=torch.Generator().manual_seed(0))
     old_logprobs = rollout.logprobs + (0.3 * noise).masked_fill(~mask, 0.0)
     ptx = collate([[5, 6, 7], [5], [6, 7]], [[8, 9, 10, 11], [12], [9, 9]], pad_token_id=codec.pad_token_id)
-    return Rolled(job, actors, replace(rollout, logprobs=old_logprobs), ptx)
+    return Rolled(job, models, replace(rollout, logprobs=old_logprobs), ptx)
 
 
 def gradients_of(networks: ActorCritic) -> torch.Tensor:
@@ -150,7 +152,7 @@ def gradients_of(networks: ActorCritic) -> torch.Tensor:
 
 
 def policy_gradient_of(networks: ActorCritic) -> torch.Tensor:
-    parameters = list(networks.policy.parameters())
+    parameters = list(networks.policy.causal_lm.parameters())
     return torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in parameters])
 
 
@@ -189,11 +191,11 @@ def test_rows_may_come_in_any_order(rolled: Rolled) -> None:
     work = rolled.work({"preset": "ppo", "value_clip_range": None}, microbatch_size=3)
     gradients = []
     for rows in (torch.arange(ROWS), torch.tensor([4, 0, 6, 2, 1, 5, 3])):
-        networks = load_actor_critic(rolled.job, work, CPU)
-        old_values = networks.values(rolled.rollout, rolled.actors)
+        networks = rolled.networks(work)
+        old_values = networks.values(rolled.rollout)
         estimates = estimate(rolled.rollout, work.algorithm, old_values=old_values)
         minibatch = minibatch_of(rolled.rollout, estimates, rows, work, max_length=MAX_LENGTH)
-        accumulate_losses(networks, rolled.actors, minibatch, work, kl_penalty_coef=0.0)
+        accumulate_losses(networks, minibatch, work, kl_penalty_coef=0.0)
         gradients.append(gradients_of(networks))
     assert_same_gradient(gradients[1], gradients[0])
 
@@ -204,11 +206,11 @@ def test_a_response_that_was_filtered_out_pulls_the_policy_nowhere(rolled: Rolle
     filtered, metrics = rolled.update(switches)
     kept = torch.tensor([0, 2, 3, 5])
     work = rolled.work({**switches, "overlong_filter": False})
-    networks = load_actor_critic(rolled.job, work, CPU)
-    old_values = networks.values(rolled.rollout, rolled.actors)
+    networks = rolled.networks(work)
+    old_values = networks.values(rolled.rollout)
     estimates = estimate(rolled.rollout, work.algorithm, old_values=old_values)
     minibatch = minibatch_of(rolled.rollout, estimates, kept, work, max_length=MAX_LENGTH)
-    accumulate_losses(networks, rolled.actors, minibatch, work, kl_penalty_coef=0.0)
+    accumulate_losses(networks, minibatch, work, kl_penalty_coef=0.0)
     assert_same_gradient(policy_gradient_of(filtered), policy_gradient_of(networks))
     _, unfiltered = rolled.update({**switches, "overlong_filter": False})
     assert metrics["value_mse"] == unfiltered["value_mse"]
@@ -237,7 +239,7 @@ def test_where_all_were_filtered_out_the_policy_stays(rolled: Rolled, aggregatio
     assert gradients_of(networks).abs().max() > 0
     work = all_cut_off.work(switches)
     minibatch = all_cut_off.minibatch(networks, work)
-    assert surrogate_and_old_kl(networks, all_cut_off.actors, minibatch, work) == (0.0, 0.0)
+    assert surrogate_and_old_kl(networks, minibatch, work) == (0.0, 0.0)
 
 
 def test_demonstrations_add_their_weighted_nll_per_token(rolled: Rolled) -> None:
@@ -268,20 +270,21 @@ def test_a_shared_trunk_learns_from_policy_loss_plus_weighted_value_loss(rolled:
     difference = (gradients_of(strong) - gradients_of(weak)) / 1.5
 
     work = rolled.work(switches)
-    networks = load_actor_critic(rolled.job, work, CPU)
+    networks = rolled.networks(work)
     targets = rolled.minibatch(networks, work).estimates.targets
     assert targets is not None
-    assert networks.value_head is not None
+    assert networks.policy.value_head is not None
     errors = []
     sequences = rolled.rollout.sequences
     for row, (start, length) in enumerate(
         zip(sequences.prompt_lengths.tolist(), sequences.lengths.tolist(), strict=True)
     ):
-        hidden = networks.policy.base_model(sequences.input_ids[row : row + 1]).last_hidden_state[0]
-        said = (
-            hidden[start - 1 : start - 1 + length] @ networks.value_head.weight[0] + networks.value_head.bias
+        hidden = networks.policy.causal_lm.base_model(sequences.input_ids[row : row + 1]).last_hidden_state[0]
+        predicted = (
+            hidden[start - 1 : start - 1 + length] @ networks.policy.value_head.weight[0]
+            + networks.policy.value_head.bias
         )
-        errors.append(said - targets[row, :length])
+        errors.append(predicted - targets[row, :length])
     value_loss = torch.cat(errors).square().mean() / 2
     value_loss.backward()
     assert metrics["value_loss"] == pytest.approx(value_loss.item(), rel=1e-5)
@@ -301,15 +304,15 @@ def test_full_kl_reaches_the_policy_alone_and_is_that_of_its_logits(rolled: Roll
         ids = sequences.input_ids[row : row + 1]
         places = slice(start - 1, start - 1 + length)
         log_p = oracle(ids).logits[0, places].log_softmax(dim=-1)
-        assert rolled.actors.reference is not None
-        log_q = rolled.actors.reference(ids).logits[0, places].log_softmax(dim=-1).detach()
+        assert on.models.reference is not None
+        log_q = on.models.reference.causal_lm(ids).logits[0, places].log_softmax(dim=-1).detach()
         kls.append((log_p.exp() * (log_p - log_q)).sum(dim=-1))
     kl = torch.cat(kls).mean()
     kl.backward()
     assert metrics["kl_loss"] == pytest.approx(kl.item(), rel=1e-4)
     expected = torch.cat([p.grad.flatten() for p in oracle.parameters() if p.grad is not None])
     assert_same_gradient((policy_gradient_of(on) - policy_gradient_of(off)) / 0.5, expected)
-    assert all(parameter.grad is None for parameter in rolled.actors.reference.parameters())
+    assert all(parameter.grad is None for parameter in on.models.reference.parameters())
 
 
 def test_the_guard_measures_the_surrogate_that_is_trained(rolled: Rolled) -> None:
@@ -317,8 +320,7 @@ def test_the_guard_measures_the_surrogate_that_is_trained(rolled: Rolled) -> Non
         networks, metrics = rolled.update(SWITCHES[name])
         work = rolled.work(SWITCHES[name], microbatch_size=3)
         minibatch = rolled.minibatch(networks, work)
-        actors = replace(rolled.actors, policy=networks.policy)
-        surrogate, kl = surrogate_and_old_kl(networks, actors, minibatch, work)
+        surrogate, kl = surrogate_and_old_kl(networks, minibatch, work)
         assert surrogate == pytest.approx(metrics["surrogate_loss"], rel=1e-5, abs=1e-7), name
         assert kl == pytest.approx(metrics["approx_kl"], rel=1e-5), name
 

@@ -1,0 +1,80 @@
+"""A policy as one module: everything that training and rollouts read of its weights is read in ``forward``."""
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from models.logprobs import LogProbs, response_logprobs
+from models.sequences import Sequences
+
+
+class PolicyModel(nn.Module):
+    """A causal language model, with a value head on its trunk where one is given.
+
+    Sharding (FSDP2) gathers weights for a module's own forward pass only, so nothing else may touch those of a policy
+    that trains: neither its trunk nor its output head's matrix. What is asked for comes back as a dict of tensors,
+    since the hooks that gather weights for the backward pass look into dicts and not into dataclasses.
+    """
+
+    def __init__(self, causal_lm: PreTrainedModel, value_head: nn.Linear | None = None) -> None:
+        super().__init__()
+        self.causal_lm = causal_lm
+        self.value_head = value_head
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.causal_lm.device
+
+    def forward(
+        self,
+        sequences: Sequences,
+        *,
+        temperature: float,
+        with_entropy: bool = False,
+        reference: "PolicyModel | None" = None,
+        with_values: bool = False,
+        with_final_values: bool = False,
+    ) -> dict[str, Tensor]:
+        """The fields of ``LogProbs`` that are asked for; see ``models.logprobs.response_logprobs``.
+
+        Args:
+            reference: a frozen policy, for the exact KL to it; its weights are read here too, so they stay whole.
+            with_values: what the value head reads, with gradients to head and trunk.
+            with_final_values: at the last token of each response too.
+
+        Raises:
+            ValueError: values of a policy without a head, a temperature that is not above 0, or a reference with
+                another number of logits.
+        """
+        if (with_values or with_final_values) and self.value_head is None:
+            raise ValueError("this policy has no value head; take its critic's values")
+        found = response_logprobs(
+            self.causal_lm,
+            sequences,
+            temperature=temperature,
+            with_entropy=with_entropy,
+            reference=None if reference is None else reference.causal_lm,
+            value_head=self.value_head if with_values else None,
+            with_final_values=with_final_values,
+        )
+        return {name: tensor for name, tensor in vars(found).items() if tensor is not None}
+
+    def logprobs(
+        self,
+        sequences: Sequences,
+        *,
+        temperature: float,
+        with_entropy: bool = False,
+        reference: "PolicyModel | None" = None,
+        with_values: bool = False,
+    ) -> LogProbs:
+        """One forward pass, as ``LogProbs``."""
+        found: dict[str, Tensor] = self(
+            sequences,
+            temperature=temperature,
+            with_entropy=with_entropy,
+            reference=reference,
+            with_values=with_values,
+        )
+        return LogProbs(**found)

@@ -1,0 +1,59 @@
+"""The models that sample a rollout, score it and shape its rewards."""
+
+from dataclasses import dataclass
+
+from models.folders import load_policy
+from models.policy import PolicyModel
+from schemas.recipe.stages import Rollouts
+from schemas.records.job import StageJob
+from tasks.data.examples import Codec, codec_of
+from tasks.rewards.scoring import Scorer, load_scorer
+from tasks.rollout.engine import RolloutEngine, load_engine
+from tasks.training.optimization import Precision, frozen_dtype
+
+
+@dataclass(frozen=True)
+class RolloutModels:
+    """The models that a rollout needs, and how they compute."""
+
+    policy: PolicyModel
+    engine: RolloutEngine
+    """Samples from the policy, with the weights that it was given last."""
+    reference: PolicyModel | None
+    """None: KL is not measured and counts as 0."""
+    scorer: Scorer
+    codec: Codec
+    microbatch_size: int | None
+    precision: Precision
+    """Of the arithmetic that policy, engine and reference share."""
+
+    def sync_engine(self) -> None:
+        """Give the engine the policy's weights; call it whenever they have changed, before anything is sampled."""
+        self.engine.take_weights(self.policy.causal_lm.named_parameters())
+
+
+def load_rollout_models(
+    job: StageJob, work: Rollouts, policy: PolicyModel, *, role: str, with_reference: bool
+) -> RolloutModels:
+    """What stands beside ``policy``, on its device: engine, reference, the reward of ``work``, and the codec.
+
+    Args:
+        role: of the policy among the job's inputs, whose tokenizer all of them share.
+
+    Raises:
+        TokenizersDiffer, BrokenVerifier, MissingAnswers: see ``load_scorer``.
+    """
+    codec, device = codec_of(job, role), policy.device
+    return RolloutModels(
+        policy=policy,
+        engine=load_engine(policy, codec, microbatch_size=work.microbatch_size, precision=work.precision),
+        reference=PolicyModel(load_policy(job.inputs["reference"], device=device))
+        if with_reference
+        else None,
+        scorer=load_scorer(
+            job, work.reward, tokenizers_of=[role], device=device, dtype=frozen_dtype(work.precision)
+        ),
+        codec=codec,
+        microbatch_size=work.microbatch_size,
+        precision=work.precision,
+    )

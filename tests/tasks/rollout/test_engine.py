@@ -1,0 +1,116 @@
+"""The port through which stages sample: what an engine gives, and that it is always given the newest weights."""
+
+import copy
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from kills import killed_in
+from small_models import load
+from torch import Tensor
+
+from models.policy import PolicyModel
+from models.sampling import sample
+from schemas.recipe.stages import BestOfN
+from schemas.records.job import StageJob
+from tasks.data.examples import codec_of, read_prompts
+from tasks.rollout import rollout_models
+from tasks.rollout.engine import LocalEngine, RolloutEngine, load_engine
+from tasks.rollout.rollouts import sample_responses
+from tasks.stages import run_stage
+
+Contents = Callable[[Path], dict[str, bytes]]
+
+
+def test_the_responses_of_a_prompt_stand_in_a_row(pipeline: Any) -> None:
+    """As the sampler gives them for a list in which each prompt stands as often; log-probabilities travel with them."""
+    job = pipeline.job("policy")
+    policy, codec = load(job.inputs["init"]), codec_of(job, "init")
+    prompts = read_prompts(job.inputs["prompts"], "train", codec)
+    engine = load_engine(policy, codec, microbatch_size=2)
+    sampled = sample_responses(engine, codec, prompts, [5, 3], device=policy.device, count=3, seed=4)
+    assert sampled.prompts == [prompts.texts[index] for index in (5, 5, 5, 3, 3, 3)]
+    expected = sample(
+        policy.causal_lm,
+        [prompts.ids[index] for index in (5, 5, 5, 3, 3, 3)],
+        max_new_tokens=codec.generation.max_response_tokens,
+        temperature=1.0,
+        eos_token_ids=codec.stop_token_ids,
+        pad_token_id=codec.pad_token_id,
+        seed=4,
+    )
+    assert len({tuple(response) for response in expected.responses}) > 2
+    for row, (ids, logprobs) in enumerate(zip(expected.responses, expected.logprobs, strict=True)):
+        assert sampled.sequences.response_ids[row, : len(ids)].tolist() == ids
+        torch.testing.assert_close(sampled.sampler_logprobs[row, : len(ids)], torch.tensor(logprobs))
+
+
+def test_an_engine_samples_from_the_weights_that_it_was_given_last(pipeline: Any) -> None:
+    job = pipeline.job("policy")
+    codec = codec_of(job, "init")
+    untrained, trained = load(pipeline.folder("model")), load(job.inputs["init"])
+    prompts = read_prompts(job.inputs["prompts"], "train", codec).ids[:4]
+
+    def responses(engine: RolloutEngine) -> list[list[int]]:
+        return engine.generate(prompts, count=2, seed=1).responses
+
+    expected = responses(load_engine(trained, codec, microbatch_size=None))
+    engine = load_engine(untrained, codec, microbatch_size=None)
+    assert responses(engine) != expected
+    engine.take_weights(trained.causal_lm.named_parameters())
+    assert responses(engine) == expected
+    with pytest.raises(KeyError, match="no_such_weight"):
+        engine.take_weights([("no_such_weight", torch.zeros(1))])
+
+
+class EngineOfItsOwn(LocalEngine):
+    """Holds a copy of the weights, as an engine in another process does."""
+
+    def take_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Copies of them, so that none is the trained tensor itself."""
+        super().take_weights((name, weight.detach().clone()) for name, weight in weights)
+
+
+def load_engine_of_its_own(policy: PolicyModel, codec: Any, **settings: Any) -> RolloutEngine:
+    return EngineOfItsOwn(copy.deepcopy(policy.causal_lm), codec, **settings)
+
+
+def best_of_n_job(pipeline: Any, folder: Path) -> StageJob:
+    work = BestOfN(
+        kind="best_of_n", init="sft", reward="main", prompts="prompts", samples_per_prompt=4, batch_size=16,
+        minibatch_size=2, iterations=4, validate_every=2, validation_samples=8, learning_rate=1e-3, checkpoint_every=2,
+    )  # fmt: skip
+    job: StageJob = pipeline.job("policy", folder=folder)
+    inputs = {role: job.inputs[role] for role in ("init", "prompts", "reward.main.0")}
+    return job.model_copy(update={"work": work, "inputs": inputs})
+
+
+@pytest.mark.parametrize("kind", ["policy_optimization", "best_of_n"])
+@pytest.mark.parametrize("is_resumed", [False, True])
+def test_a_stage_gives_its_engine_every_new_weight_before_it_samples(
+    kind: str,
+    is_resumed: bool,
+    pipeline: Any,
+    contents: Contents,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An engine with weights of its own ends with the bytes of one that shares the tensors; after a kill too."""
+
+    def job_in(folder: Path) -> StageJob:
+        if kind == "best_of_n":
+            return best_of_n_job(pipeline, folder)
+        job: StageJob = pipeline.job("policy", folder=folder)
+        return job
+
+    shared = job_in(tmp_path / "shared")
+    expected = run_stage(shared)
+    monkeypatch.setattr(rollout_models, "load_engine", load_engine_of_its_own)
+    if is_resumed:
+        with killed_in(3, monkeypatch):
+            run_stage(job_in(tmp_path / "own"))
+    own = job_in(tmp_path / "own")
+    assert run_stage(own) == expected
+    assert contents(own.output) == contents(shared.output)

@@ -1,0 +1,37 @@
+"""The models of a rollout, loaded for a test on the CPU, by what the job's inputs hold."""
+
+from pathlib import Path
+
+import torch
+
+from models.folders import load_policy
+from models.policy import PolicyModel
+from schemas.records.job import StageJob
+from tasks.data.examples import codec_of
+from tasks.rewards.scoring import Scorer, load_scorer
+from tasks.rollout.engine import load_engine
+from tasks.rollout.rollout_models import RolloutModels
+
+CPU = torch.device("cpu")
+
+
+def load(folder: Path) -> PolicyModel:
+    """A policy on the CPU."""
+    return PolicyModel(load_policy(folder))
+
+
+def models_of(
+    job: StageJob, *, role: str = "init", reference: Path | None = None, rewarded: bool = True
+) -> RolloutModels:
+    """The policy in ``role``, scored by the reward ``main`` where ``rewarded``, all of a minibatch at once."""
+    policy, codec = load(job.inputs[role]), codec_of(job, role)
+    scorer = load_scorer(job, "main", tokenizers_of=[role], device=CPU) if rewarded else Scorer((), None)
+    return RolloutModels(
+        policy=policy,
+        engine=load_engine(policy, codec, microbatch_size=None),
+        reference=None if reference is None else load(reference),
+        scorer=scorer,
+        codec=codec,
+        microbatch_size=None,
+        precision="float32",
+    )
