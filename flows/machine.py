@@ -9,21 +9,13 @@ import subprocess
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
+from schemas.recipe.recipe import Recipe
 from schemas.recipe.stages import Resources
+from schemas.records.attempt import Share
 
 CGROUP = Path("/sys/fs/cgroup")
-
-
-@dataclass(frozen=True)
-class Share:
-    """What one stage may use while it runs."""
-
-    cpus: int
-    gpus: tuple[str, ...] = ()
-    """Names as CUDA_VISIBLE_DEVICES takes them: numbers or UUIDs."""
 
 
 class Machine:
@@ -96,6 +88,16 @@ class Machine:
 def this_machine() -> Machine:
     """The machine that this process runs on, as far as it may use it."""
     return Machine(cpus=available_cpus(), gpus=available_gpus())
+
+
+def refuse_what_does_not_fit(recipe: Recipe) -> None:
+    """ValueError for a stage that asks for more GPUs than there are, before any other begins."""
+    machine = this_machine()
+    for name, stage in recipe.stages.items():
+        try:
+            machine.share_of(stage.resources)
+        except ValueError as error:
+            raise ValueError(f"stages.{name}.{error}") from None
 
 
 def available_cpus(cgroup: Path = CGROUP) -> int:

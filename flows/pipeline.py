@@ -1,23 +1,22 @@
-"""The order of work: every stage as soon as all that it reads is there, one Prefect task run for each attempt."""
+"""The order of work: every step as soon as all that it reads is there, one Prefect task run for each attempt."""
 
 import asyncio
-from collections.abc import Callable, Collection
-from contextlib import nullcontext
+from collections.abc import Sequence
+from contextlib import ExitStack, nullcontext
 from functools import partial
+from pathlib import Path
+from typing import Any
+from uuid import UUID
 
-from prefect import (
-    flow,
-    runtime,
-    tags,
-    task,
-)
+from prefect import flow, runtime, tags, task
 from prefect.cache_policies import NO_CACHE
+from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import State
 from prefect.context import TagsContext
 
 from flows.attempts.jobs import resources_of
-from flows.attempts.stage_life import StageLife
-from flows.machine import Machine, Share
+from flows.open_runs import orchestrator_of
+from flows.orchestrator import Orchestrator
 from flows.prefect_server.flow_runs import (
     cancelled_by,
     close_left_open,
@@ -28,103 +27,138 @@ from flows.prefect_server.flow_runs import (
 )
 from flows.prefect_server.pages import progress_page, show_run
 from flows.prefect_server.server import server_name
+from flows.retry import MAX_ATTEMPTS
 from flows.runs.publishing import publish
+from flows.runs.starting import open_run
 from flows.stopping import first_error, stopping
-
-MAX_ATTEMPTS = 3
-"""Attempts at a stage within one run, while the cause of each end allows another (a lost or preempted process)."""
-
-
-class Place:
-    """Where a run's stages take place."""
-
-    __slots__ = ("ended", "in_store", "machine")  # Prefect takes apart and shows what has a __dict__
-
-    def __init__(
-        self,
-        machine: Machine,
-        in_store: Collection[str] = (),
-        ended: Callable[[str], None] = lambda _: None,
-    ) -> None:
-        """Hold what the stages share.
-
-        Args:
-            machine: other runs of this process may share it.
-            in_store: steps whose artifact is there; they ask the machine for nothing, or they would wait for all who
-                compute.
-            ended: told of every step that is over, however it ended.
-        """
-        self.machine = machine
-        self.in_store = in_store
-        self.ended = ended
+from schemas.records.attempt import AttemptRequest
+from schemas.safe_text import without_secrets
 
 
-async def order(life: StageLife, place: Place) -> None:
-    """Have Prefect order the run's stages, in a flow run that is found by its recipe and by its run."""
-    run = life.run
-    with tags(f"recipe:{life.recipe.recipe}", f"run:{run.record.run_id}"):
-        state = await pipeline(run.record.run_id, life, place, return_state=True)
+async def order(orchestrator: Orchestrator, *, recipe: str, overrides: Sequence[str], strict: bool) -> None:
+    """Have Prefect order the steps of a run that is open in this process."""
+    run = orchestrator.run
+    with tags(*tags_of(orchestrator)):
+        state: State[State[None]] = await pipeline(
+            recipe=recipe,
+            overrides=list(overrides),
+            workspace=str(run.workspace.root.absolute()),
+            run_id=run.record.run_id,
+            strict=strict,
+            return_state=True,
+        )
     this = run.record.prefect_flow_run_ids[-1:]
     if any(each.flow_run_id in this and each.status is None for each in run.record.open_flow_runs):
-        life.watcher.say(f"  Prefect's flow broke off: {state.message}", "red")
+        orchestrator.watcher.say(f"  Prefect's flow broke off: {state.message}", "red")
     run.close_flow_runs(this)  # Prefect has answered that it recorded the end
 
 
-@flow(name="vantage", flow_run_name="{run_id}", persist_result=False, validate_parameters=False)
-async def pipeline(run_id: str, life: StageLife, place: Place) -> State[None]:
-    """All stages, side by side where the machine suffices, then what is published."""
-    flow_run_id, server = str(runtime.flow_run.id), server_name(life.run.workspace.root)
-    await close_left_open(life.run, server=server)
-    life.run.add_flow_run(flow_run_id, server=server)
-    life.watcher.say(f"  Prefect shows it at {page_of(flow_run_id)}", "dim")
-    states: dict[str, asyncio.Task[State[None] | None]] = {}
+def tags_of(orchestrator: Orchestrator) -> list[str]:
+    """By which a flow run is found: its recipe and its run."""
+    return [f"recipe:{orchestrator.recipe.recipe}", f"run:{orchestrator.run.record.run_id}"]
+
+
+def _flow_run_name() -> str:
+    """The run's id, or the recipe where the run is still to be opened."""
+    parameters: dict[str, Any] = runtime.flow_run.parameters
+    return parameters["run_id"] or Path(parameters["recipe"].splitlines()[0]).stem
+
+
+@flow(name="vantage", flow_run_name=_flow_run_name, persist_result=False)
+async def pipeline(
+    recipe: str,
+    overrides: list[str] | None = None,
+    workspace: str = ".vantage",
+    run_id: str | None = None,
+    strict: bool = False,
+) -> State[None]:
+    """All steps, side by side where the machine suffices, then what is published.
+
+    Args:
+        recipe: a recipe's file, the name of a built-in one, or a recipe's text.
+        overrides: ``KEY=VALUE``, as after ``--set``.
+        workspace: the folder that holds runs, artifacts and ledger.
+        run_id: of the run to go on with; None: as ``vantage run`` chooses it.
+        strict: refuse to reuse what was made with other code or libraries.
+    """
+    if orchestrator := orchestrator_of(run_id):
+        return await run_steps(orchestrator)
+    with ExitStack() as held:
+        try:
+            started = await asyncio.to_thread(
+                open_run, held, recipe, overrides or [], Path(workspace), run_id, strict=strict
+            )
+        except ValueError as error:  # the recipe, the run or the machine; the message says what to do
+            return state_of("failed", without_secrets(str(error)))
+        async with get_client() as client:
+            name, its_tags = started.run.record.run_id, tags_of(started)
+            await client.update_flow_run(UUID(str(runtime.flow_run.id)), name=name, tags=its_tags)
+        return await run_steps(started)
+
+
+async def run_steps(orchestrator: Orchestrator) -> State[None]:
+    """The flow run's body: order the steps, publish, and say in Prefect how it ended."""
+    run = orchestrator.run
+    flow_run_id, server = str(runtime.flow_run.id), server_name(run.workspace.root)
+    await close_left_open(run, server=server)
+    run.add_flow_run(flow_run_id, server=server)
+    orchestrator.watcher.say(f"  Prefect shows it at {page_of(flow_run_id)}", "dim")
+    steps: dict[str, asyncio.Task[State[None] | None]] = {}
     # Task runs get no tags: for each of them Prefect would ask its server for a place, and end the run if it is busy.
-    with TagsContext(current_tags=set()), stopping(life.request_stop), first_error():
-        async with cancelled_by(flow_run_id, life.cancel), asyncio.TaskGroup() as side_by_side:
-            for step, reads in life.inputs.items():
-                first = life.before_any_stage() if step in life.recipe.stages else []
-                before = [states[other] for other in dict.fromkeys([*first, *reads.values()])]
-                states[step] = side_by_side.create_task(when_ready(step, before, life, place))
-                states[step].add_done_callback(partial(_ended, place, step))
-    for publication in life.recipe.publish:
-        await asyncio.to_thread(publish, publication, life)
-    await show_run(life.run.record, mlflow=life.ledger.where())
-    status, message = seen_by_prefect(life, life.run.outcome()), told_of_run(life.run.record)
-    life.run.end_flow_run(flow_run_id, status, message)
+    with TagsContext(current_tags=set()), stopping(orchestrator.request_stop), first_error():
+        async with cancelled_by(flow_run_id, orchestrator.cancel), asyncio.TaskGroup() as side_by_side:
+            for step, reads in orchestrator.inputs.items():
+                first = orchestrator.before_any_stage() if step in orchestrator.recipe.stages else []
+                before = [steps[other] for other in dict.fromkeys([*first, *reads.values()])]
+                steps[step] = side_by_side.create_task(when_ready(step, before, orchestrator))
+                steps[step].add_done_callback(partial(_ended, orchestrator, step))
+    for publication in orchestrator.recipe.publish:
+        await asyncio.to_thread(publish, publication, orchestrator)
+    await show_run(run.record, mlflow=orchestrator.ledger.where())
+    status, message = seen_by_prefect(orchestrator, run.outcome()), told_of_run(run.record)
+    run.end_flow_run(flow_run_id, status, message)
     return state_of(status, message)
 
 
-def _ended(place: Place, step: str, _: object) -> None:
-    place.ended(step)
+def _ended(orchestrator: Orchestrator, step: str, _: object) -> None:
+    orchestrator.ended(step)
 
 
 async def when_ready(
-    step: str, before: list[asyncio.Task[State[None] | None]], life: StageLife, place: Place
+    step: str, before: list[asyncio.Task[State[None] | None]], orchestrator: Orchestrator
 ) -> State[None] | None:
-    """A stage after all that it reads: not at all where something is in its way, again where that can help."""
+    """A step after all that it reads: not at all where something is in its way, again where that can help."""
     states = [await each for each in before]
     state = None
-    if obstacle := life.obstacle(step):
-        life.block(step, obstacle)
+    if obstacle := orchestrator.obstacle(step):
+        orchestrator.block(step, obstacle)
         return None
     for number in range(MAX_ATTEMPTS):
-        looks_up = step in place.in_store and number == 0
-        lent = nullcontext(None) if looks_up else place.machine.lend(resources_of(life.recipe, step))
+        only_reuse = step in orchestrator.in_store and number == 0
+        resources = resources_of(orchestrator.recipe, step)
+        lent = nullcontext(None) if only_reuse else orchestrator.machine.lend(resources)
         async with lent as share:
-            state = await stage(step, life.attempt(step), life, share, return_state=True, wait_for=states)  # type: ignore[misc]
-        if state.name != "Resumable" or life.stop.is_set():
+            request = await asyncio.to_thread(orchestrator.request, step, share, only_reuse=only_reuse)
+            if request is None:
+                return None
+            name = f"{step} · attempt {orchestrator.next_attempt(step)}"
+            attempt = stage.with_options(task_run_name=name)
+            state = await attempt(request, return_state=True, wait_for=states)  # type: ignore[misc]
+        if state.name != "Resumable" or orchestrator.stop.is_set():
             break
     return state
 
 
-@task(name="stage", task_run_name="{step} · attempt {attempt}", cache_policy=NO_CACHE, persist_result=False)
-async def stage(step: str, attempt: int, life: StageLife, share: Share | None) -> State[None]:
-    """One attempt at a stage, in a thread that waits for the stage's process; without a share it only looks the artifact up."""
-    async with progress_page(step, lambda: life.progress(step)):
-        record = await asyncio.to_thread(life.live, step, share, from_store=share is None)
-    return state_of(seen_by_prefect(life, record.status), told_of_stage(record))
+@task(name="stage", cache_policy=NO_CACHE, persist_result=False)
+async def stage(request: AttemptRequest) -> State[None]:
+    """One attempt at a step of a run that is open in this process, in a thread that waits for the computation."""
+    orchestrator = orchestrator_of(request.run_id)
+    assert orchestrator is not None, "the flow that orders the steps has it open"
+    async with progress_page(request.step, lambda: orchestrator.progress(request.step)):
+        record = await asyncio.to_thread(orchestrator.attempt, request)
+    return state_of(seen_by_prefect(orchestrator, record.status), told_of_stage(record))
 
 
-def seen_by_prefect(life: StageLife, status: str) -> str:
+def seen_by_prefect(orchestrator: Orchestrator, status: str) -> str:
     """What was cancelled in Prefect is shown there as cancelled; to us it is a run to go on with, like any other."""
-    return "cancelled" if life.cancelled and status == "resumable" else status
+    return "cancelled" if orchestrator.cancelled and status == "resumable" else status

@@ -264,6 +264,10 @@ class Store:
         make_folder(folder)
         return folder
 
+    def has_scratch(self, stage_key: str) -> bool:
+        """Whether attempts at the key have left something that no ``discard_scratch`` has removed."""
+        return (self._scratch / _checked(stage_key)).is_dir()
+
     def discard_scratch(self, stage_key: str) -> None:
         """Remove what the attempts shared, once the artifact is committed and its journal was sent."""
         self._discard(self._scratch / _checked(stage_key))

@@ -1,19 +1,20 @@
-"""From a step of a recipe to what its stage is handed: the work, the parts of its key, and the job."""
+"""From a step of a recipe to what is asked of an attempt at it: the work, the parts of its key, and the request."""
 
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flows.machine import Share, available_cpus
+from flows.machine import available_cpus
 from models.source_digest import source_digest
 from schemas.recipe.inputs import MODEL, Verifier
 from schemas.recipe.recipe import Recipe
 from schemas.recipe.rewards import Reward
 from schemas.recipe.stages import Gate, Resources, Stage
 from schemas.recipe.work import ImportModel, ImportVerifier, PrepareData, Work
-from schemas.records.job import StageJob
-from schemas.records.stage_key import key_parts
+from schemas.records.artifacts import Artifact
+from schemas.records.attempt import RUN_STAGE, AttemptRequest, Share
+from schemas.records.stage_key import key_parts, stage_key
 from schemas.source_files import VERIFIER_LIMIT, data_limit, hash_file
 from schemas.splits import is_alone, shares_of
 from schemas.steps import content_of, dependencies, reward_of
@@ -74,36 +75,46 @@ def key_parts_of(recipe: Recipe, step: str, inputs: Mapping[str, str]) -> dict[s
     )
 
 
-def job_for(
+def request_for(
     recipe: Recipe,
     step: str,
+    inputs: Mapping[str, Artifact],
     *,
     run_id: str,
-    attempt: int,
-    stage_key: str,
-    inputs: Mapping[str, Path],
-    scratch: Path,
-    output: Path,
-    threads: int,
-    source_sha256: str | None = None,
-) -> StageJob:
-    """One attempt at the step, as its process is handed it."""
-    return StageJob(
+    storage: str,
+    log: Path,
+    share: Share | None = None,
+    only_reuse: bool = False,
+    microbatch_size: int | None = None,
+    made_with: Mapping[str, str] | None = None,
+    function: str = RUN_STAGE,
+) -> AttemptRequest:
+    """One attempt at the step; ``inputs`` are role → artifact. The rest is told in ``AttemptRequest``.
+
+    Raises:
+        OSError, ValueError: a source outside cannot be read, or is not what the recipe says.
+    """
+    parts = key_parts_of(recipe, step, {role: artifact.digest for role, artifact in inputs.items()})
+    return AttemptRequest(
         run_id=run_id,
-        name=step,
-        attempt=attempt,
-        stage_key=stage_key,
-        seed=seed_of(recipe, step),
+        step=step,
+        stage_key=stage_key(parts),
+        key_parts=parts,
         work=work_of(recipe, step),
         generation=recipe.generation,
         chat=recipe.model.chat,
+        seed=seed_of(recipe, step),
         rewards=rewards_of(recipe, step),
-        inputs=dict(inputs),
         max_dropped=max_dropped_of(recipe, step),
-        source_sha256=source_sha256,
-        scratch=scratch,
-        output=output,
-        threads=threads,
+        inputs=dict(inputs),
+        storage=storage,
+        share=share,
+        only_reuse=only_reuse,
+        microbatch_size=microbatch_size,
+        hang_seconds=resources_of(recipe, step).hang_seconds,
+        made_with=dict(made_with or {}),
+        log=log,
+        function=function,
     )
 
 

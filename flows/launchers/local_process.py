@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from multiprocessing import forkserver
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerProcess
@@ -23,14 +24,14 @@ from types import ModuleType
 from flows.exit_codes import ExitCode, of_signal
 from flows.launchers import stage_process
 from flows.launchers.descendants import end_descendants
-from flows.launchers.stage_process import Cause, Failure
+from flows.launchers.launcher import StageFailed
 from flows.launchers.watchdog import Watchdog
-from flows.machine import Share, available_cpus, oom_kills
+from flows.machine import available_cpus, oom_kills
+from schemas.records.attempt import RUN_STAGE, Failure, Share
 from schemas.records.job import StageJob, StageResult
 from schemas.safe_text import without_secrets
 from tasks.training.scratch import PROGRESS
 
-RUN_STAGE = "tasks.stages.run_stage"
 OURS = Path(__file__).parents[2]
 """The folder that our packages were imported from."""
 
@@ -47,22 +48,6 @@ _stages: set[int] = set()
 """The processes of stages that have been started and not yet waited for; guarded by the lock."""
 
 
-class StageFailed(Exception):
-    """A stage's process ended without a result."""
-
-    def __init__(self, *, exit_code: int, cause: Cause, message: str, remedy: str, log: Path) -> None:
-        super().__init__(message)
-        self.exit_code = exit_code
-        """One of ``flows.exit_codes``."""
-        self.cause = cause
-        self.message = message
-        self.remedy = remedy
-        self.log = log
-
-    def __str__(self) -> str:
-        return f"{self.message}; {self.remedy} ({self.log})"
-
-
 def warm_up() -> None:
     """Start the fork server and return at once; it loads its libraries while other things start."""
     with _multiprocessing_lock, _environment_of_children():
@@ -70,64 +55,71 @@ def warm_up() -> None:
         forkserver.ensure_running()
 
 
-def launch(
-    job: StageJob,
-    *,
-    log: Path,
-    share: Share | None = None,
-    stop: threading.Event | None = None,
-    on_poll: Callable[[], None] | None = None,
-    stage: str = RUN_STAGE,
-    grace: float = GRACE_SECONDS,
-    hang_seconds: float | None = None,
-) -> StageResult:
-    """Run one attempt at a stage in a fresh process and wait for it.
+@dataclass(frozen=True)
+class LocalProcess:
+    """A ``Launcher``: a fresh child process of this machine for each attempt."""
 
-    Args:
-        job: what to do; ``job.json``, ``result.json`` and ``failure.json`` lie in ``attempt_folder(job)``.
-        log: receives all that the process prints, appended.
-        share: CPUs and GPUs that it may use; None: all of the machine's. ``job.threads`` wins for torch.
-        stop: when set, the process is asked to save and stop, and killed ``grace`` seconds later.
-        on_poll: called about five times a second while the process runs, in the calling thread.
-        stage: dotted name of the function ``StageJob -> StageResult``.
-        hang_seconds: without a progress report, after which the stacks of the process go to the log and it is
-            killed; None: never.
+    grace: float = GRACE_SECONDS
+    """Seconds that a stage which is asked to stop may take to save its state."""
 
-    Raises:
-        StageFailed: the process ended without a result.
-    """
-    attempt = attempt_folder(job)
-    attempt.mkdir(parents=True, exist_ok=True)
-    log.parent.mkdir(parents=True, exist_ok=True)
-    for left_over in ("result.json", "failure.json"):
-        (attempt / left_over).unlink(missing_ok=True)
-    stage_process.write_whole(attempt / "job.json", job.model_dump_json(indent=2))
+    def launch(
+        self,
+        job: StageJob,
+        *,
+        log: Path,
+        share: Share | None = None,
+        stop: threading.Event | None = None,
+        on_poll: Callable[[], None] | None = None,
+        function: str = RUN_STAGE,
+        hang_seconds: float | None = None,
+    ) -> StageResult:
+        """Run one attempt at a stage in a fresh process and wait for it.
 
-    threads = job.threads or (share.cpus if share else available_cpus())
-    environment = {"CUDA_VISIBLE_DEVICES": ",".join(share.gpus)} if share else {}
-    oom_kills_before = oom_kills()
-    process = _start(attempt / "job.json", log, stage, threads, environment)
-    watchdog = Watchdog(job.scratch / PROGRESS, hang_seconds=hang_seconds)
-    try:
-        stopped, hung = _wait(
-            process, stop=stop, on_poll=on_poll, grace=grace, complaint=watchdog.complaint, log=log
+        Args:
+            job: what to do; ``job.json``, ``result.json`` and ``failure.json`` lie in ``attempt_folder(job)``.
+            log: receives all that the process prints, appended.
+            share: CPUs and GPUs that it may use; None: all of the machine's. ``job.threads`` wins for torch.
+            stop: when set, the process is asked to save and stop, and killed ``grace`` seconds later.
+            on_poll: called about five times a second while the process runs, in the calling thread.
+            function: dotted name of the function ``StageJob -> StageResult``.
+            hang_seconds: without a progress report, after which the stacks of the process go to the log and it is
+                killed; None: never.
+
+        Raises:
+            StageFailed: the process ended without a result.
+        """
+        attempt = attempt_folder(job)
+        attempt.mkdir(parents=True, exist_ok=True)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        for left_over in ("result.json", "failure.json"):
+            (attempt / left_over).unlink(missing_ok=True)
+        stage_process.write_whole(attempt / "job.json", job.model_dump_json(indent=2))
+
+        threads = job.threads or (share.cpus if share else available_cpus())
+        environment = {"CUDA_VISIBLE_DEVICES": ",".join(share.gpus)} if share else {}
+        oom_kills_before = oom_kills()
+        process = _start(attempt / "job.json", log, function, threads, environment)
+        watchdog = Watchdog(job.scratch / PROGRESS, hang_seconds=hang_seconds)
+        try:
+            stopped, hung = _wait(
+                process, stop=stop, on_poll=on_poll, grace=self.grace, complaint=watchdog.complaint, log=log
+            )
+        finally:
+            _kill_group(process)
+        status = _exit_status(process)
+
+        if status == ExitCode.OK and (attempt / "result.json").exists():
+            return StageResult.model_validate_json((attempt / "result.json").read_bytes())
+        failure = _failure(
+            attempt / "failure.json",
+            status,
+            log=log,
+            stopped=stopped,
+            hung=hung,
+            out_of_memory=oom_kills() > oom_kills_before,
         )
-    finally:
-        _kill_group(process)
-    status = _exit_status(process)
-
-    if status == ExitCode.OK and (attempt / "result.json").exists():
-        return StageResult.model_validate_json((attempt / "result.json").read_bytes())
-    failure = _failure(
-        attempt / "failure.json",
-        status,
-        log=log,
-        stopped=stopped,
-        hung=hung,
-        out_of_memory=oom_kills() > oom_kills_before,
-    )
-    told = {**failure.model_dump(), "message": without_secrets(failure.message)}
-    raise StageFailed(**told, log=log)
+        masked = failure.model_copy(update={"message": without_secrets(failure.message)})
+        raise StageFailed(masked, log=log)
 
 
 def attempt_folder(job: StageJob) -> Path:
@@ -172,10 +164,12 @@ def _start(
         else:
             return process
     raise StageFailed(
-        exit_code=ExitCode.INTERNAL,
-        cause="internal",
-        message="the process that stages are forked from ends as soon as it is started",
-        remedy="`python -c 'import flows.launchers.forkserver'` shows why",
+        Failure(
+            exit_code=ExitCode.INTERNAL,
+            cause="internal",
+            message="the process that stages are forked from ends as soon as it is started",
+            remedy="`python -c 'import flows.launchers.forkserver'` shows why",
+        ),
         log=log,
     )
 

@@ -19,7 +19,6 @@ from contextlib import suppress
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import (
-    Literal,
     NoReturn,
     TextIO,
     cast,
@@ -29,12 +28,10 @@ from flows.exit_codes import ExitCode
 from flows.launchers.descendants import adopt_descendants, end_descendants
 from flows.launchers.disk_faults import is_disk_fault
 from flows.launchers.safe_stream import SafeStream
-from schemas.frozen import Frozen
+from schemas.records.attempt import Failure
 from schemas.records.job import StageJob, StageResult
 from schemas.safe_text import servers_secrets, without_secrets
 from tasks.training import preemption
-
-Cause = Literal["refused", "diverged", "preempted", "memory", "storage", "killed", "hung", "internal"]
 
 NO_MEMORY = (
     "DefaultCPUAllocator: can't allocate memory",
@@ -49,15 +46,6 @@ _MESSAGE_CHARACTERS = 300
 
 PR_SET_PDEATHSIG = 1
 """From ``linux/prctl.h``."""
-
-
-class Failure(Frozen):
-    """Why a stage's process ended without a result."""
-
-    exit_code: int
-    cause: Cause
-    message: str
-    remedy: str
 
 
 def main(job_file: Path, log: Path, stage: str, threads: int, environment: Mapping[str, str]) -> NoReturn:

@@ -8,20 +8,16 @@ from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 
-from flows.attempts.stage_life import StageLife
 from flows.commands.console import Screen, show_end, show_plan
 from flows.commands.own_commands import program
 from flows.exit_codes import ExitCode
-from flows.launchers.local_process import RUN_STAGE, warm_up
-from flows.machine import this_machine
+from flows.launchers.local_process import warm_up
+from flows.machine import refuse_what_does_not_fit
+from flows.open_runs import opened
+from flows.orchestrator import Orchestrator
 from flows.prefect_server import server as servers
 from flows.runs.next_steps import after_closed_gates
-from flows.runs.planning import (
-    cautions,
-    needs_work,
-    plan,
-    refuse_drift,
-)
+from flows.runs.planning import PlannedStep, cautions, in_store, needs_work, plan, refuse_drift
 from flows.runs.publishing import publish
 from flows.runs.resolving import ChosenRates
 from flows.runs.run import (
@@ -32,7 +28,7 @@ from flows.runs.run import (
 )
 from flows.runs.summary import model_folders, samples_heading, snippet_for
 from ledger.run_ledger import Ledger
-from schemas.recipe.recipe import Recipe
+from schemas.records.attempt import RUN_STAGE
 from storage.store import Store
 
 QUIET = {
@@ -69,27 +65,28 @@ def execute(
         flows.prefect_server.server.ServerUnavailable: the Prefect server does not answer.
     """
     workspace, recipe = run.workspace, run.record.recipe
-    store = Store(workspace.store)
-    steps = plan(recipe, store, read_runs(workspace))
-    heading = f"{recipe.recipe} · run {run.record.run_id}"
-    show_plan(screen.console, steps, heading=heading, warnings=cautions(recipe, steps), chosen=chosen)
-    if strict:
-        refuse_drift(steps)
+    steps = planned(run, screen, strict=strict, chosen=chosen)
+    shown_before = len(run.record.prefect_flow_run_ids)
+    lost = None
     with Ledger(None, workspace.root, recipe.recipe) as ledger:
-        life = StageLife(run, store=store, ledger=ledger, watcher=screen, stage_function=stage_function)
-        life.begin()
-        shown_before = len(run.record.prefect_flow_run_ids)
-        lost = None
+        orchestrator = Orchestrator(
+            run,
+            store=Store(workspace.store),
+            ledger=ledger,
+            watcher=screen,
+            in_store=in_store(steps),
+            stage_function=stage_function,
+        )
+        orchestrator.begin()
         try:
-            with screen.live():
+            with opened(orchestrator), screen.live():
                 if needs_work(steps):
-                    in_store = {step.name for step in steps if step.action == "reuse"}
-                    lost = _order(life, in_store, verbose=verbose)
+                    lost = _order(orchestrator, strict=strict, verbose=verbose)
                 else:
-                    _verify(life)
-                    _close_left_open(life)
+                    _verify(orchestrator)
+                    _close_left_open(orchestrator)
         finally:
-            life.end()
+            orchestrator.end()
         for step, stage in run.record.stages.items():
             screen.samples(stage.samples, heading=samples_heading(run.record, step))
         in_prefect = len(run.record.prefect_flow_run_ids) > shown_before
@@ -104,6 +101,17 @@ def execute(
     if lost is not None:
         raise lost
     return run.record
+
+
+def planned(run: Run, screen: Screen, *, strict: bool, chosen: ChosenRates | None) -> list[PlannedStep]:
+    """What the run would do with each step, shown; see ``execute``."""
+    recipe = run.record.recipe
+    steps = plan(recipe, Store(run.workspace.store), read_runs(run.workspace))
+    heading = f"{recipe.recipe} · run {run.record.run_id}"
+    show_plan(screen.console, steps, heading=heading, warnings=cautions(recipe, steps), chosen=chosen)
+    if strict:
+        refuse_drift(steps)
+    return steps
 
 
 def exit_code(record: RunRecord) -> int:
@@ -121,36 +129,39 @@ def exit_code(record: RunRecord) -> int:
     }[record.status]
 
 
-def _verify(life: StageLife) -> None:
+def _verify(orchestrator: Orchestrator) -> None:
     """Everything is in the store: check it again, judge it, record it. Neither Prefect nor a child is started."""
-    for step in life.inputs:
-        if obstacle := life.obstacle(step):
-            life.block(step, obstacle)
+    for step in orchestrator.inputs:
+        if obstacle := orchestrator.obstacle(step):
+            orchestrator.block(step, obstacle)
         else:
-            life.live(step)
-    for publication in life.recipe.publish:
-        publish(publication, life)
+            request = orchestrator.request(step)
+            if request is not None:
+                orchestrator.attempt(request)
+    for publication in orchestrator.recipe.publish:
+        publish(publication, orchestrator)
 
 
-def _order(life: StageLife, in_store: Collection[str], *, verbose: bool) -> servers.ServerUnavailable | None:
+def _order(orchestrator: Orchestrator, *, strict: bool, verbose: bool) -> servers.ServerUnavailable | None:
     """Have Prefect order the stages; what is returned is why Prefect does not know yet how the run ended."""
-    _refuse_what_does_not_fit(life.recipe)
-    earlier = life.run.record.prefect_flow_run_ids
+    refuse_what_does_not_fit(orchestrator.recipe)
+    earlier = orchestrator.run.record.prefect_flow_run_ids
     try:
-        with ordering(life.run.workspace.root, verbose=verbose):
-            from flows.pipeline import Place, order
+        with ordering(orchestrator.run.workspace.root, verbose=verbose):
+            from flows.pipeline import order
 
-            asyncio.run(order(life, Place(this_machine(), in_store)))
+            record = orchestrator.run.record
+            asyncio.run(order(orchestrator, recipe=record.source, overrides=record.overrides, strict=strict))
     except Exception as error:  # whatever it is: once the run has ended, it concerns Prefect's page alone
-        if not _has_ended(life.run, earlier):
+        if not _has_ended(orchestrator.run, earlier):
             raise
-        if _close_left_open(life):
-            life.watcher.say(
+        if _close_left_open(orchestrator):
+            orchestrator.watcher.say(
                 "  the Prefect server stopped answering, and now knows how the run ended", "yellow"
             )
             return None
         return servers.ServerUnavailable(
-            f"{str(error).partition(';')[0]}; the run has ended all the same ({life.run.outcome()}), and what it made is "
+            f"{str(error).partition(';')[0]}; the run has ended all the same ({orchestrator.run.outcome()}), and what it made is "
             "kept: run the same command again when the server answers, and Prefect hears of it"
         )
     return None
@@ -162,14 +173,14 @@ def _has_ended(run: Run, earlier: Collection[str]) -> bool:
     return any(each.status is not None and each.flow_run_id not in earlier for each in open_runs)
 
 
-def _close_left_open(life: StageLife) -> bool:
+def _close_left_open(orchestrator: Orchestrator) -> bool:
     """Tell Prefect how earlier flow runs of the workspace ended, where it would show them as running for ever.
 
     True where nothing of this run is left open. A server that does not answer within its patience is left alone.
     """
-    workspace = life.run.workspace
+    workspace = orchestrator.run.workspace
     others = (record for record in read_runs(workspace) if not is_driven(workspace, record.run_id))
-    left = [each for record in (life.run.record, *others) for each in record.open_flow_runs]
+    left = [each for record in (orchestrator.run.record, *others) for each in record.open_flow_runs]
     if not left:
         return True
     server = servers.server_name(workspace.root)
@@ -180,10 +191,10 @@ def _close_left_open(life: StageLife) -> bool:
             with servers.prefect_server(workspace.root):
                 from flows.prefect_server.flow_runs import close_left_open
 
-                asyncio.run(close_left_open(life.run, server=server))
+                asyncio.run(close_left_open(orchestrator.run, server=server))
         except servers.ServerUnavailable:
             return False
-    return not life.run.record.open_flow_runs
+    return not orchestrator.run.record.open_flow_runs
 
 
 @contextmanager
@@ -211,16 +222,6 @@ def ordering(workspace: Path, *, verbose: bool) -> Iterator[str]:
             ) from error
     finally:
         server.stop()
-
-
-def _refuse_what_does_not_fit(recipe: Recipe) -> None:
-    """ValueError for a stage that asks for more GPUs than there are, before any other begins."""
-    machine = this_machine()
-    for name, stage in recipe.stages.items():
-        try:
-            machine.share_of(stage.resources)
-        except ValueError as error:
-            raise ValueError(f"stages.{name}.{error}") from None
 
 
 def _pages(run: Run, ledger: Ledger, *, in_prefect: bool) -> Mapping[str, str]:

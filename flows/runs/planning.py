@@ -16,7 +16,7 @@ from flows.attempts.jobs import (
     work_of,
 )
 from flows.attempts.provenance import drift, provenance
-from flows.machine import Share, available_cpus
+from flows.machine import available_cpus
 from flows.runs.run import RunRecord, StageRecord
 from ledger.operations import Input
 from ledger.sameness import compared_with_itself, remark_on
@@ -24,6 +24,7 @@ from schemas.checks.few_prompts import few_prompts
 from schemas.checks.warnings import warnings
 from schemas.recipe.recipe import Recipe
 from schemas.records.artifacts import Artifact
+from schemas.records.attempt import Share
 from schemas.records.stage_key import differences, stage_key
 from schemas.records.verdicts import Verdict, judge_artifact
 from schemas.steps import dependencies, order
@@ -121,6 +122,11 @@ def refuse_drift(steps: Sequence[PlannedStep]) -> None:
 def damage(steps: Sequence[PlannedStep]) -> dict[str, tuple[str, ...]]:
     """Step → what is wrong with the artifact that the store has for it."""
     return {step.name: step.damage for step in steps if step.damage}
+
+
+def in_store(steps: Sequence[PlannedStep]) -> set[str]:
+    """Steps whose artifact is there."""
+    return {step.name for step in steps if step.action == "reuse"}
 
 
 def needs_work(steps: Sequence[PlannedStep]) -> bool:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from models.model_width import UnknownWidth, hidden_size
-from schemas.loading.recipe_file import load_recipe
+from schemas.loading.recipe_file import load_recipe, parse_recipe
 from schemas.recipe.learning_rates import unset_rates, with_learning_rates
 from schemas.recipe.recipe import Recipe
 from schemas.sweep import Plan
@@ -21,6 +21,11 @@ def load_resolved(source: str, overrides: Sequence[str]) -> tuple[Recipe, Chosen
         ValueError: a rate is left to the model, which does not say how wide it is.
     """
     return resolve_rates(load_recipe(source, overrides))
+
+
+def load_resolved_text(text: str, overrides: Sequence[str]) -> tuple[Recipe, ChosenRates]:
+    """The same of a recipe's text; its relative paths start at the current folder."""
+    return resolve_rates(parse_recipe(text, overrides=overrides))
 
 
 def resolve_rates(recipe: Recipe) -> tuple[Recipe, ChosenRates]:

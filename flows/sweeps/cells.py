@@ -3,14 +3,11 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
-from flows import pipeline
-from flows.attempts.stage_life import StageLife
 from flows.machine import Machine
 from schemas.sweep import Cell
 
-Drive = Callable[[Cell, Callable[[StageLife, set[str]], Awaitable[None]]], Awaitable[None]]
-"""Opens a cell's run, has its stages ordered by what it is given, and closes the run. The set is of the steps whose
-artifact is in the store."""
+Drive = Callable[[Cell, Machine, Callable[[str], None]], Awaitable[None]]
+"""Opens a cell's run on a machine, has its steps ordered, and closes the run; calls back for each step that is over."""
 
 
 async def run_cells(
@@ -37,12 +34,9 @@ async def run_cells(
             if not waited_for:
                 shared_is_over.set()
 
-        async def order(life: StageLife, in_store: set[str]) -> None:
-            await pipeline.order(life, pipeline.Place(machine, in_store, ended))
-
         async with slots:
             try:
-                await drive(cell, order)
+                await drive(cell, machine, ended)
             finally:
                 shared_is_over.set()
 

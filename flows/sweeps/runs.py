@@ -3,7 +3,6 @@
 import asyncio
 import json
 from collections.abc import (
-    Awaitable,
     Callable,
     Mapping,
     Sequence,
@@ -14,11 +13,13 @@ from typing import Any
 
 from rich.console import Console
 
-from flows.attempts.stage_life import StageLife
 from flows.commands.console import Screen
 from flows.exit_codes import ExitCode
+from flows.machine import Machine
+from flows.open_runs import opened
+from flows.orchestrator import Orchestrator
 from flows.runs.execution import execute, exit_code
-from flows.runs.planning import PlannedStep, plan
+from flows.runs.planning import PlannedStep, in_store, plan
 from flows.runs.run import (
     RunRecord,
     StageRecord,
@@ -101,7 +102,7 @@ class SweepRuns:
         self._stages: dict[str, Mapping[str, StageRecord]] = {}
         self._failed: dict[str, tuple[str, int]] = {}
         """Stage key → the run in which it failed, and its exit code."""
-        self._lives: set[StageLife] = set()
+        self._running: set[Orchestrator] = set()
         self._stopped = False
         self._adding = asyncio.Lock()
         any_recipe = next(iter(swept.recipes.values()))
@@ -117,8 +118,10 @@ class SweepRuns:
         with drive(self.workspace, cell.recipe, source=self._named(cell)) as run:
             return execute(run, Screen(Console(quiet=True)))
 
-    async def drive(self, cell: Cell, order: Callable[[StageLife, set[str]], Awaitable[None]]) -> None:
-        """Open the cell's run, have its stages ordered, close it, and add its row."""
+    async def drive(self, cell: Cell, machine: Machine, ended: Callable[[str], None]) -> None:
+        """Open the cell's run on the sweep's machine, have its steps ordered, close it, and add its row."""
+        from flows.pipeline import order
+
         if self._stopped:
             return
         steps = await asyncio.to_thread(plan, cell.recipe, self._store, ())
@@ -129,32 +132,37 @@ class SweepRuns:
             drive(self.workspace, cell.recipe, source=self._named(cell)) as run,
             Ledger(None, self.workspace.root, cell.recipe.recipe) as ledger,
         ):
-            life = StageLife(
+            orchestrator = Orchestrator(
                 run,
                 store=self._store,
                 ledger=ledger,
                 watcher=CellView(cell.name, self.screen, self._failed),
+                machine=machine,
+                in_store=in_store(steps),
+                ended=ended,
                 stage_function=self._stage_function,
             )
-            life.begin()
-            self._lives.add(life)
+            orchestrator.begin()
+            self._running.add(orchestrator)
             if self._stopped:  # by a signal, in another thread
-                life.request_stop()
+                orchestrator.request_stop()
             try:
-                await order(life, {step.name for step in steps if step.action == "reuse"})
+                with opened(orchestrator):
+                    recipe = cell.recipe.model_dump_json(indent=1, exclude_unset=True)
+                    await order(orchestrator, recipe=recipe, overrides=(), strict=False)
             except BaseException:
-                life.request_stop()
+                orchestrator.request_stop()
                 raise
             finally:
-                self._lives.discard(life)
-                await asyncio.to_thread(life.end)
+                self._running.discard(orchestrator)
+                await asyncio.to_thread(orchestrator.end)
         await self._add(cell, row_of(cell, run.record, self.swept.sweep), run.record.stages)
 
     def request_stop(self) -> None:
         """Ask the running stages of all runs to save their state and end; begin no other run."""
         self._stopped = True
-        for life in tuple(self._lives):
-            life.request_stop()
+        for orchestrator in tuple(self._running):
+            orchestrator.request_stop()
 
     def _already_failed(self, cell: Cell, steps: Sequence[PlannedStep]) -> Row | None:
         """A row for a cell that would only fail again at a stage that it shares."""

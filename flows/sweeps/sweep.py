@@ -14,7 +14,6 @@ from contextvars import copy_context
 from pathlib import Path
 
 from flows.commands.console import Screen
-from flows.launchers.local_process import RUN_STAGE
 from flows.machine import Machine, this_machine
 from flows.runs.execution import ordering
 from flows.runs.planning import needs_work, plan, refuse_drift
@@ -23,6 +22,7 @@ from flows.runs.run import Workspace, read_runs
 from flows.stopping import first_error
 from flows.sweeps.runs import SweepEnd, SweepRuns, finished_run
 from schemas.checks.warnings import warnings
+from schemas.records.attempt import RUN_STAGE
 from schemas.steps import dependencies
 from schemas.sweep import Cell, Plan, reached
 from storage.durable_files import make_folder

@@ -7,10 +7,10 @@ from pathlib import Path
 from fake_work import WEIGHTS, workspace_of
 from fake_work import run_stage as run_fake
 
-from flows.launchers import local_process as launch
+import schemas.records.attempt
 from schemas.records.job import StageJob, StageResult
 
-launch.RUN_STAGE = "fake_sweep.run_stage"
+schemas.records.attempt.RUN_STAGE = "fake_sweep.run_stage"
 forkserver.set_forkserver_preload = lambda modules: None  # fake stages need no torch, which takes seconds
 
 

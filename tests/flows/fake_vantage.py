@@ -2,9 +2,9 @@
 
 from multiprocessing import forkserver
 
-import flows.launchers.local_process
+import schemas.records.attempt
 
-flows.launchers.local_process.RUN_STAGE = "fake_work.run_stage"
+schemas.records.attempt.RUN_STAGE = "fake_work.run_stage"
 forkserver.set_forkserver_preload = lambda modules: (
     None
 )  # fake stages need no torch, which takes seconds to load

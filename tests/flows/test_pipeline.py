@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from lives import events, pace
+from orchestrated import events, pace
 from real_runs import (
     Starter,
     prefect_at,
@@ -57,7 +57,14 @@ def test_a_recipe_runs_once_and_is_then_only_verified(
 
     flow_run, task_runs = prefect_shows(record.prefect_flow_run_ids[0])
     assert (flow_run.name, flow_run.state_name) == (record.run_id, "Completed")
-    assert flow_run.parameters == {"run_id": record.run_id, "life": "<StageLife>", "place": "<Place>"}
+    assert flow_run.parameters == {
+        "recipe": str(recipe_file),
+        "overrides": [],
+        "workspace": str(workspace.root),
+        "run_id": record.run_id,
+        "strict": False,
+    }
+    assert set(flow_run.tags) == {"recipe:fake", f"run:{record.run_id}"}
     assert task_runs == {f"{step} · attempt 1": "Completed" for step in record.stages}
     assert '"metric": "pair_accuracy"' in pages()["gates"]
     assert not list(Path(os.environ["PREFECT_HOME"]).glob("storage/**/*")), (

@@ -6,7 +6,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from lives import live_all, lives
+from orchestrated import attempt_all, orchestrated
 
 from flows.attempts.dataset_check import check_dataset
 from flows.exit_codes import ExitCode
@@ -81,14 +81,14 @@ def test_a_stage_whose_rows_break_a_rule_fails_and_commits_nothing(
 ) -> None:
     recipe = tmp_path / "pairs.yaml"
     recipe.write_text(RECIPE)
-    with lives(workspace, recipe) as life:
-        life.stage_function = "fake_work.collect_equal_sides"
-        stages = live_all(life)
+    with orchestrated(workspace, recipe) as orchestrator:
+        orchestrator.stage_function = "fake_work.collect_equal_sides"
+        stages = attempt_all(orchestrator)
     assert (stages["pairs"].status, stages["pairs"].exit_code) == ("failed", ExitCode.BAD_INPUT)
     reason = str(stages["pairs"].reason)
     assert "pairs: train.parquet: preferences: 2 of 2 rows are unusable" in reason
     assert "chosen equals rejected" in reason
-    assert str(life.log_of("pairs")) in reason
+    assert str(orchestrator.log_of("pairs")) in reason
     assert stages["pairs"].digest is None
-    assert life.store.inspect(str(stages["pairs"].stage_key)).ref is None
+    assert orchestrator.store.inspect(str(stages["pairs"].stage_key)).ref is None
     assert (stages["dpo"].status, stages["dpo"].reason) == ("blocked", "reads pairs, which is failed")

@@ -1,25 +1,28 @@
-"""From a recipe's step to what its process is handed."""
+"""From a recipe's step to what an attempt at it is asked."""
 
 import hashlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from flows.attempts.jobs import (
-    job_for,
     key_parts_of,
     max_dropped_of,
+    request_for,
     resources_of,
     seed_of,
     threads_of,
     work_of,
 )
-from flows.machine import Share
 from schemas.kinds import KINDS
 from schemas.loading.recipe_file import load_recipe
 from schemas.recipe.recipe import Recipe
+from schemas.records.artifacts import PolicyCheckpoint
+from schemas.records.attempt import AttemptRequest, Share
 from schemas.records.stage_key import stage_key
 from schemas.source_files import SourceTooLarge
+from schemas.steps import dependencies
 
 
 @pytest.fixture
@@ -41,55 +44,45 @@ def test_every_step_has_its_work(recipe: Recipe) -> None:
     assert set(kinds.values()) <= set(KINDS)
 
 
-def test_a_job_carries_what_its_stage_reads_and_no_more(recipe: Recipe, tmp_path: Path) -> None:
-    job = job_for(
-        recipe,
-        "value",
-        run_id="r",
-        attempt=2,
-        stage_key="0" * 64,
-        inputs={"policy": tmp_path},
-        scratch=tmp_path,
-        output=tmp_path,
-        threads=1,
-    )
-    assert set(job.rewards) == {"main"}
-    assert (job.seed, job.attempt, job.threads) == (17, 2, 1)
-    assert job.model_validate_json(job.model_dump_json()) == job
-    assert (
-        job_for(
-            recipe,
-            "sft",
-            run_id="r",
-            attempt=1,
-            stage_key="0" * 64,
-            inputs={},
-            scratch=tmp_path,
-            output=tmp_path,
-            threads=1,
-        ).rewards
-        == {}
+def policy(stage_key: str = "0" * 64) -> PolicyCheckpoint:
+    digest = "a" * 64
+    return PolicyCheckpoint(
+        uri=f"objects/{digest}", digest=digest, stage_key=stage_key, parents={}, tokenizer_digest=digest
     )
 
 
-def test_a_job_has_the_recipes_rules_of_text(recipe_file: Path, tmp_path: Path) -> None:
+def request(recipe: Recipe, step: str, folder: Path, **options: Any) -> AttemptRequest:
+    inputs = dict.fromkeys(dependencies(recipe)[step], policy())
+    return request_for(
+        recipe, step, inputs, run_id="r", storage=str(folder), log=folder / "log.txt", **options
+    )
+
+
+def test_a_request_carries_what_its_stage_reads_and_no_more(recipe: Recipe, tmp_path: Path) -> None:
+    asked = request(recipe, "value", tmp_path, share=Share(cpus=1, gpus=("3",)), microbatch_size=2)
+    assert set(asked.rewards) == {"main"}
+    assert (asked.seed, asked.microbatch_size, asked.share) == (17, 2, Share(cpus=1, gpus=("3",)))
+    assert asked.inputs == dict.fromkeys(
+        ["policy", "init", "reference", "prompts", "reward.main.0"], policy()
+    )
+    assert asked.stage_key == stage_key(asked.key_parts)
+    assert request(recipe, "sft", tmp_path).rewards == {}
+
+
+@pytest.mark.parametrize("step", ["model", "data.prompts", "sft", "reward", "value", "policy", "evaluation"])
+def test_a_request_is_the_same_after_a_journey_as_json(recipe: Recipe, step: str, tmp_path: Path) -> None:
+    asked = request(recipe, step, tmp_path)
+    assert AttemptRequest.model_validate_json(asked.model_dump_json()) == asked
+
+
+def test_a_request_has_the_recipes_rules_of_text(recipe_file: Path, tmp_path: Path) -> None:
     """Chat template, lengths and temperature: what turns text into ids, and what every stage samples at."""
     changes = ["model.chat=false", "generation.temperature=0.7", "generation.max_prompt_tokens=33"]
     recipe = load_recipe(recipe_file, changes)
-    job = job_for(
-        recipe,
-        "sft",
-        run_id="r",
-        attempt=1,
-        stage_key="0" * 64,
-        inputs={},
-        scratch=tmp_path,
-        output=tmp_path,
-        threads=1,
-    )
-    assert job.chat is False
-    assert job.generation == recipe.generation
-    assert (job.generation.temperature, job.generation.max_prompt_tokens) == (0.7, 33)
+    asked = request(recipe, "sft", tmp_path)
+    assert asked.chat is False
+    assert asked.generation == recipe.generation
+    assert (asked.generation.temperature, asked.generation.max_prompt_tokens) == (0.7, 33)
 
 
 def test_a_stages_own_seed_wins(recipe_file: Path) -> None:

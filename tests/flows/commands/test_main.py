@@ -9,7 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from lives import live_all, lives
+from orchestrated import attempt_all, orchestrated
 from typer.testing import CliRunner
 
 from flows.commands.main import app, summary
@@ -34,9 +34,9 @@ def vantage(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 @pytest.fixture
 def finished(workspace: Workspace, recipe_file: Path) -> Workspace:
     """A workspace in which the recipe has run."""
-    with lives(workspace, recipe_file) as life:
-        live_all(life)
-        life.run.update(status=life.run.outcome())
+    with orchestrated(workspace, recipe_file) as orchestrator:
+        attempt_all(orchestrator)
+        orchestrator.run.update(status=orchestrator.run.outcome())
     return workspace
 
 

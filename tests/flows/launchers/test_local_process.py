@@ -15,16 +15,16 @@ import pytest
 
 from flows.exit_codes import ExitCode
 from flows.launchers import local_process as launching
+from flows.launchers.launcher import StageFailed
 from flows.launchers.local_process import (
-    StageFailed,
+    LocalProcess,
     attempt_folder,
     last_line,
-    launch,
     warm_up,
 )
-from flows.machine import Share
 from schemas.recipe.inputs import Generation, Model
 from schemas.recipe.work import ImportModel
+from schemas.records.attempt import Share
 from schemas.records.job import StageJob, StageResult
 
 ROOT = Path(__file__).parents[3]
@@ -53,8 +53,14 @@ def job_in(folder: Path, **changes: object) -> StageJob:
     return job.model_copy(update=changes)
 
 
-def run_fake(folder: Path, stage: str, **options: object) -> StageResult:
-    return launch(job_in(folder), log=folder / "log.txt", stage=f"fake_stages.{stage}", **options)  # type: ignore[arg-type]
+def run_fake(folder: Path, stage: str, *, grace: float = 20.0, **options: object) -> StageResult:
+    launcher = LocalProcess(grace=grace)
+    return launcher.launch(
+        job_in(folder),
+        log=folder / "log.txt",
+        function=f"fake_stages.{stage}",
+        **options,  # type: ignore[arg-type]
+    )
 
 
 def wait_for(condition: Callable[[], object], seconds: float = 300.0) -> None:
@@ -94,7 +100,7 @@ class TestResult:
         assert result.samples[0]["orchestrator_modules"] == []
 
     def test_what_a_stage_says_of_itself_is_in_the_log_with_the_time(self, tmp_path: Path) -> None:
-        launch(job_in(tmp_path), log=tmp_path / "log.txt", stage="fake_stages.log_lines")
+        LocalProcess().launch(job_in(tmp_path), log=tmp_path / "log.txt", function="fake_stages.log_lines")
         log = (tmp_path / "log.txt").read_text()
         assert re.fullmatch(r"\d\d:\d\d:\d\d train: 1016 rows\n", log), "and nothing else"
 
@@ -112,7 +118,7 @@ class TestResult:
     def test_job_and_result_lie_in_the_attempts_folder(self, tmp_path: Path) -> None:
         job = job_in(tmp_path, attempt=3)
 
-        result = launch(job, log=tmp_path / "log.txt", stage="fake_stages.tell")
+        result = LocalProcess().launch(job, log=tmp_path / "log.txt", function="fake_stages.tell")
 
         assert attempt_folder(job) == tmp_path / "scratch" / "attempt-3"
         assert StageJob.model_validate_json((attempt_folder(job) / "job.json").read_bytes()) == job
@@ -133,7 +139,11 @@ class TestResult:
 
         def run(seed: int) -> float | None:
             job = job_in(folders[seed], seed=seed)
-            return launch(job, log=folders[seed] / "log.txt", stage="fake_stages.tell").metrics["seed"]
+            return (
+                LocalProcess()
+                .launch(job, log=folders[seed] / "log.txt", function="fake_stages.tell")
+                .metrics["seed"]
+            )
 
         with ThreadPoolExecutor(6) as pool:
             assert list(pool.map(run, range(6))) == [0, 1, 2, 3, 4, 5]
@@ -177,8 +187,8 @@ class TestShare:
     def test_gives_torch_its_threads_and_cuda_its_devices(self, tmp_path: Path) -> None:
         job = job_in(tmp_path, threads=None)
 
-        result = launch(
-            job, log=tmp_path / "log.txt", stage="fake_stages.tell", share=Share(cpus=2, gpus=("0", "3"))
+        result = LocalProcess().launch(
+            job, log=tmp_path / "log.txt", function="fake_stages.tell", share=Share(cpus=2, gpus=("0", "3"))
         )
 
         assert result.metrics["threads"] == 2
@@ -209,7 +219,7 @@ class TestFailure:
         with pytest.raises(StageFailed) as failed:
             run_fake(tmp_path, stage)
 
-        assert (failed.value.exit_code, failed.value.cause, failed.value.message) == (
+        assert (failed.value.failure.exit_code, failed.value.failure.cause, failed.value.failure.message) == (
             exit_code,
             cause,
             message,
@@ -231,14 +241,14 @@ class TestFailure:
         with pytest.raises(StageFailed, match=message) as failed:
             run_fake(tmp_path, stage)
 
-        assert (failed.value.exit_code, failed.value.cause) == (ExitCode.STORAGE, "storage")
-        assert failed.value.remedy.startswith("make room")
+        assert (failed.value.failure.exit_code, failed.value.failure.cause) == (ExitCode.STORAGE, "storage")
+        assert failed.value.failure.remedy.startswith("make room")
 
     def test_that_nobody_foresaw_names_the_log_and_its_last_line(self, tmp_path: Path) -> None:
         with pytest.raises(StageFailed) as failed:
             run_fake(tmp_path, "break_down")
 
-        assert failed.value.exit_code == ExitCode.INTERNAL
+        assert failed.value.failure.exit_code == ExitCode.INTERNAL
         assert failed.value.log == tmp_path / "log.txt"
         assert "last line of the log: KeyError: 'no such thing'" in str(failed.value)
         assert str(tmp_path / "log.txt") in str(failed.value)
@@ -248,7 +258,7 @@ class TestFailure:
         with pytest.raises(StageFailed, match=r"ended with status 134; last line of the log: \S") as failed:
             run_fake(tmp_path, "crash")
 
-        assert failed.value.exit_code == ExitCode.INTERNAL
+        assert failed.value.failure.exit_code == ExitCode.INTERNAL
         assert "Fatal Python error: Aborted" in (tmp_path / "log.txt").read_text()
 
     def test_of_a_process_killed_from_outside_may_be_retried(
@@ -258,7 +268,7 @@ class TestFailure:
         with pytest.raises(StageFailed, match="killed from outside") as failed:
             run_fake(tmp_path, "be_killed")
 
-        assert (failed.value.exit_code, failed.value.cause) == (ExitCode.RESUME, "killed")
+        assert (failed.value.failure.exit_code, failed.value.failure.cause) == (ExitCode.RESUME, "killed")
 
     def test_of_a_process_that_the_kernel_killed_for_memory_says_memory(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -268,7 +278,10 @@ class TestFailure:
         with pytest.raises(StageFailed, match="memory ran out") as failed:
             run_fake(tmp_path, "be_killed")
 
-        assert (failed.value.exit_code, failed.value.cause) == (ExitCode.OUT_OF_MEMORY, "memory")
+        assert (failed.value.failure.exit_code, failed.value.failure.cause) == (
+            ExitCode.OUT_OF_MEMORY,
+            "memory",
+        )
 
     def test_of_the_fork_server_itself_may_be_retried_and_the_next_stage_gets_a_new_one(
         self, tmp_path: Path
@@ -280,7 +293,7 @@ class TestFailure:
         with pytest.raises(StageFailed) as failed:
             run_fake(tmp_path, "save_when_asked", on_poll=kill_its_fork_server)
 
-        assert failed.value.exit_code == ExitCode.RESUME
+        assert failed.value.failure.exit_code == ExitCode.RESUME
         assert run_fake(tmp_path, "tell").metrics["seed"] == 17
 
     def test_of_a_fork_server_that_never_lives_is_told_after_three_tries(
@@ -294,7 +307,7 @@ class TestFailure:
 
         monkeypatch.setattr(launching.ForkServerProcess, "start", refuse)
         with pytest.raises(
-            StageFailed, match=r"forked from ends as soon as it is started; .*flows\.forkserver"
+            StageFailed, match=r"forked from ends as soon as it is started; .*flows\.launchers\.forkserver"
         ):
             run_fake(tmp_path, "tell")
         assert len(tries) == 3
@@ -311,7 +324,7 @@ class TestStop:
         with pytest.raises(StageFailed, match="saved at step 3") as failed:
             run_fake(tmp_path, "save_when_asked", stop=stop, on_poll=stop_when_it_works)
 
-        assert (failed.value.exit_code, failed.value.cause) == (ExitCode.RESUME, "preempted")
+        assert (failed.value.failure.exit_code, failed.value.failure.cause) == (ExitCode.RESUME, "preempted")
         assert (tmp_path / "scratch" / "checkpoint").read_text() == "step 3"
 
     def test_set_before_the_process_could_listen_still_reaches_it(self, tmp_path: Path) -> None:
@@ -334,7 +347,7 @@ class TestStop:
                 grace=0.5,
             )
 
-        assert failed.value.exit_code == ExitCode.RESUME
+        assert failed.value.failure.exit_code == ExitCode.RESUME
         wait_for(lambda: not any(is_alive(int(pid)) for pid in working.read_text().split()))
 
     def test_an_error_of_the_caller_leaves_no_process(self, tmp_path: Path) -> None:
@@ -357,7 +370,7 @@ class TestHang:
         ) as failed:
             run_fake(tmp_path, "never_listen", hang_seconds=2.0)
 
-        assert (failed.value.exit_code, failed.value.cause) == (ExitCode.HUNG, "hung")
+        assert (failed.value.failure.exit_code, failed.value.failure.cause) == (ExitCode.HUNG, "hung")
         log = (tmp_path / "log.txt").read_text()
         assert "vantage: no progress for 2 s; where its threads stand:" in log
         assert re.search(r'File ".*fake_stages\.py", line \d+ in never_listen', log)
@@ -379,15 +392,15 @@ class TestHang:
 ORCHESTRATOR = """
 import sys, threading
 from pathlib import Path
-sys.path += [{root!r}, {here!r}]
-from test_launch import job_in
-from flows.launchers.local_process import launch, warm_up
+sys.path += [{root!r}, {here!r}, {fakes!r}]
+from test_local_process import job_in
+from flows.launchers.local_process import LocalProcess, warm_up
 folder = Path({folder!r})
 (folder / "main-ran").open("a").write("x")
 warm_up()
 # From a thread that is not the main one, as the pipeline does.
-options = dict(log=folder / "log.txt", stage="fake_stages.{stage}")
-thread = threading.Thread(target=launch, args=(job_in(folder),), kwargs=options)
+options = dict(log=folder / "log.txt", function="fake_stages.{stage}")
+thread = threading.Thread(target=LocalProcess().launch, args=(job_in(folder),), kwargs=options)
 thread.start()
 thread.join()
 """
@@ -397,7 +410,11 @@ def start_orchestrator(folder: Path, stage: str) -> subprocess.Popen[bytes]:
     """As ``python -m`` in a folder of the user, which comes first on the path."""
     (folder / "orchestrator.py").write_text(
         ORCHESTRATOR.format(
-            root=str(ROOT), here=str(Path(__file__).parents[1]), folder=str(folder), stage=stage
+            root=str(ROOT),
+            here=str(Path(__file__).parent),
+            fakes=str(Path(__file__).parents[1]),
+            folder=str(folder),
+            stage=stage,
         )
     )
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lives import events, pace
+from orchestrated import events, pace
 from real_runs import (
     Starter,
     prefect_at,

@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from lives import live_all, lives
+from orchestrated import attempt_all, orchestrated
 from typer.testing import CliRunner
 
 from flows.commands.main import app
@@ -18,10 +18,10 @@ from storage.sealed_folders import seal
 @pytest.fixture
 def finished(workspace: Workspace, recipe_file: Path) -> tuple[Workspace, str]:
     """A workspace and the run that made everything in it."""
-    with lives(workspace, recipe_file) as life:
-        live_all(life)
-        life.run.update(status="completed")
-    return workspace, life.run.record.run_id
+    with orchestrated(workspace, recipe_file) as orchestrator:
+        attempt_all(orchestrator)
+        orchestrator.run.update(status="completed")
+    return workspace, orchestrator.run.record.run_id
 
 
 def call(*arguments: str) -> tuple[int, str, str]:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lives import live_all, lives
+from orchestrated import attempt_all, orchestrated
 
 from flows.runs.evidence import contradictions
 from flows.runs.run import Workspace, read_run
@@ -14,10 +14,10 @@ from flows.runs.status import look
 
 @pytest.fixture
 def finished(workspace: Workspace, recipe_file: Path) -> tuple[Workspace, str]:
-    with lives(workspace, recipe_file) as life:
-        live_all(life)
-        life.run.update(status=life.run.outcome())
-    return workspace, life.run.record.run_id
+    with orchestrated(workspace, recipe_file) as orchestrator:
+        attempt_all(orchestrator)
+        orchestrator.run.update(status=orchestrator.run.outcome())
+    return workspace, orchestrator.run.record.run_id
 
 
 def told(workspace: Workspace, run_id: str) -> list[str]:
@@ -74,10 +74,10 @@ def test_a_pass_of_a_model_compared_with_itself_is_not_borne_out(
 ) -> None:
     workspace.root.mkdir(parents=True, exist_ok=True)
     (workspace.root / "idle.txt").write_text("policy")
-    with lives(workspace, recipe_file) as life:
-        live_all(life)
-        life.run.update(status=life.run.outcome())
-    run_id = life.run.record.run_id
+    with orchestrated(workspace, recipe_file) as orchestrator:
+        attempt_all(orchestrator)
+        orchestrator.run.update(status=orchestrator.run.outcome())
+    run_id = orchestrator.run.record.run_id
     assert told(workspace, run_id) == []
     edit(workspace, run_id, "evaluation", "verdicts", 0, "passed", value=True)
     assert len(told(workspace, run_id)) == 1

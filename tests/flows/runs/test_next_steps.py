@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from lives import live_all, lives
+from orchestrated import attempt_all, orchestrated
 
 from flows.runs.next_steps import _just_met, after_closed_gates
 from flows.runs.run import RunRecord, Workspace, read_runs
@@ -22,9 +22,9 @@ SETS = ("stages.value.gate.at_least=0.9",)
 @pytest.fixture
 def closed(workspace: Workspace, recipe_file: Path) -> RunRecord:
     """A run whose critic (0.4) did not pass its gate (0.9)."""
-    with lives(workspace, recipe_file, *SETS) as life:
-        live_all(life)
-        life.run.update(status=life.run.outcome(), source=str(recipe_file), overrides=SETS)
+    with orchestrated(workspace, recipe_file, *SETS) as orchestrator:
+        attempt_all(orchestrator)
+        orchestrator.run.update(status=orchestrator.run.outcome(), source=str(recipe_file), overrides=SETS)
     return read_runs(workspace)[0]
 
 
@@ -47,8 +47,8 @@ def test_it_names_the_fields_what_is_reused_and_what_runs_again(
 
 
 def test_no_closed_gate_no_advice(workspace: Workspace, recipe_file: Path) -> None:
-    with lives(workspace, recipe_file) as life:
-        live_all(life)
+    with orchestrated(workspace, recipe_file) as orchestrator:
+        attempt_all(orchestrator)
     assert after_closed_gates(read_runs(workspace)[0], workspace.root) == []
 
 

@@ -5,12 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from lives import (
-    events,
-    live_all,
-    lives,
-    pace,
-)
+from orchestrated import attempt, attempt_all, events, orchestrated, pace
 
 from flows.runs.planning import (
     Drifted,
@@ -51,9 +46,9 @@ def actions(steps: dict[str, PlannedStep], names: Sequence[str] = STEPS) -> list
 
 
 def run_all(workspace: Workspace, recipe: Path, *overrides: str, until: str | None = None) -> None:
-    with lives(workspace, recipe, *overrides) as life:
-        live_all(life, until=until)
-        life.run.update(status=life.run.outcome())
+    with orchestrated(workspace, recipe, *overrides) as orchestrator:
+        attempt_all(orchestrator, until=until)
+        orchestrator.run.update(status=orchestrator.run.outcome())
 
 
 def test_in_an_empty_workspace_the_first_steps_run_and_the_rest_waits(
@@ -231,11 +226,15 @@ def test_a_verifiers_file_that_has_gone_is_an_error_that_names_it(
 
 def test_an_interrupted_stage_is_resumed_at_its_checkpoint(workspace: Workspace, recipe_file: Path) -> None:
     pace(workspace, 0.4)
-    with lives(workspace, recipe_file) as life:
-        live_all(life, until="sft")
-        life.watcher.progressed = lambda step, report: life.stop.set() if report.step >= 5 else None  # type: ignore[method-assign]
-        assert life.live("sft").status == "resumable"
-        saved_at = int(str(life.run.record.stages["sft"].reason).split("after step ")[1].split(";")[0])
+    with orchestrated(workspace, recipe_file) as orchestrator:
+        attempt_all(orchestrator, until="sft")
+        orchestrator.watcher.progressed = lambda step, report: (
+            orchestrator.stop.set() if report.step >= 5 else None
+        )  # type: ignore[method-assign]
+        assert attempt(orchestrator, "sft").status == "resumable"
+        saved_at = int(
+            str(orchestrator.run.record.stages["sft"].reason).split("after step ")[1].split(";")[0]
+        )
     step = planned(workspace, recipe_file)["sft"]
     assert (step.action, step.at_step) == ("resume", saved_at)
     assert step.said == f"resume at {saved_at}"
@@ -243,10 +242,10 @@ def test_an_interrupted_stage_is_resumed_at_its_checkpoint(workspace: Workspace,
 
 
 def test_a_stage_that_failed_says_so(workspace: Workspace, recipe_file: Path) -> None:
-    with lives(workspace, recipe_file) as life:
-        live_all(life, until="sft")
-        life.stage_function = "fake_work.refuse"
-        life.live("sft")
+    with orchestrated(workspace, recipe_file) as orchestrator:
+        attempt_all(orchestrator, until="sft")
+        orchestrator.stage_function = "fake_work.refuse"
+        attempt(orchestrator, "sft")
     step = planned(workspace, recipe_file)["sft"]
     assert (step.action, step.reasons) == ("run", ("failed before",))
 

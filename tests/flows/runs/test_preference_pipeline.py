@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from lives import live_all, lives
+from orchestrated import attempt_all, orchestrated
 
-from flows.attempts.stage_life import StageLife
 from flows.launchers.local_process import RUN_STAGE
+from flows.orchestrator import Orchestrator
 from flows.runs.planning import plan
 from flows.runs.publishing import publish
 from flows.runs.run import StageRecord, Workspace, read_runs
@@ -67,38 +67,38 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def lived(
     tmp_path_factory: pytest.TempPathFactory, ledger_database: str, recipe: Path
-) -> Iterator[tuple[StageLife, dict[str, StageRecord]]]:
+) -> Iterator[tuple[Orchestrator, dict[str, StageRecord]]]:
     """All steps of the recipe, lived once, and its models published."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MLFLOW_TRACKING_URI", ledger_database)
         patch.setenv("OMP_NUM_THREADS", "1")
         workspace = Workspace(tmp_path_factory.mktemp("pairs") / "workspace")
-        with lives(workspace, recipe) as life:
-            life.stage_function = RUN_STAGE
-            stages = live_all(life)
-            for publication in life.recipe.publish:
-                publish(publication, life)
-            life.run.update(status=life.run.outcome())
-            yield life, stages
+        with orchestrated(workspace, recipe) as orchestrator:
+            orchestrator.stage_function = RUN_STAGE
+            stages = attempt_all(orchestrator)
+            for publication in orchestrator.recipe.publish:
+                publish(publication, orchestrator)
+            orchestrator.run.update(status=orchestrator.run.outcome())
+            yield orchestrator, stages
 
 
 def test_every_stage_completes_and_measures_what_the_page_says(
-    lived: tuple[StageLife, dict[str, StageRecord]],
+    lived: tuple[Orchestrator, dict[str, StageRecord]],
 ) -> None:
-    life, stages = lived
+    orchestrator, stages = lived
     assert {name: stage.status for name, stage in stages.items()} == dict.fromkeys(
-        life.inputs, "completed"
+        orchestrator.inputs, "completed"
     ), {name: stage.reason for name, stage in stages.items()}
     for name in ("imitated", "judged", "dpo", "best"):
-        assert set(stages[name].metrics) == measured_by(life.recipe.stages[name].kind), name
+        assert set(stages[name].metrics) == measured_by(orchestrator.recipe.stages[name].kind), name
     assert stages["judged"].verdicts[0].passed
 
 
 def test_collected_pairs_are_a_dataset_of_preferences_with_their_parents(
-    lived: tuple[StageLife, dict[str, StageRecord]],
+    lived: tuple[Orchestrator, dict[str, StageRecord]],
 ) -> None:
-    life, _ = lived
-    of = life.artifacts
+    orchestrator, _ = lived
+    of = orchestrator.artifacts
     for name, parents in {
         "imitated": {"policy": "sft", "demonstrations": "data.demonstrations"},
         "judged": {"policy": "sft", "prompts": "data.prompts", "reward.learned.0": "reward"},
@@ -107,20 +107,20 @@ def test_collected_pairs_are_a_dataset_of_preferences_with_their_parents(
         assert isinstance(artifact, Dataset)
         assert artifact.content == "preferences"
         assert artifact.parents == {role: of[step].digest for role, step in parents.items()}
-        files = {path.name for path in life.store.folder(artifact).iterdir()}
+        files = {path.name for path in orchestrator.store.folder(artifact).iterdir()}
         parquet = {"train.parquet", "validation.parquet", "test.parquet"}
         assert files == {*parquet, "report.json", "metrics.json", "manifest.json"}
-        assert files == {path.name for path in life.store.folder(of["data.prompts"]).iterdir()}
+        assert files == {path.name for path in orchestrator.store.folder(of["data.prompts"]).iterdir()}
         for split in ("train", "validation", "test"):
-            rows = read_rows(life.store.folder(artifact), split)
+            rows = read_rows(orchestrator.store.folder(artifact), split)
             assert len(rows) == artifact.metrics[f"{split}_rows"] > 0
 
 
 def test_what_learns_from_the_pairs_names_them_as_its_parent(
-    lived: tuple[StageLife, dict[str, StageRecord]],
+    lived: tuple[Orchestrator, dict[str, StageRecord]],
 ) -> None:
-    life, _ = lived
-    of = life.artifacts
+    orchestrator, _ = lived
+    of = orchestrator.artifacts
     assert of["reward"].parents == {"init": of["sft"].digest, "data": of["imitated"].digest}
     assert of["dpo"].parents == {
         "init": of["sft"].digest,
@@ -133,22 +133,24 @@ def test_what_learns_from_the_pairs_names_them_as_its_parent(
     assert of["dpo"].digest != of["sft"].digest
 
 
-def test_both_policies_are_published(lived: tuple[StageLife, dict[str, StageRecord]]) -> None:
-    life, _ = lived
-    assert life.watcher.lines[-2:] == [  # type: ignore[attr-defined]
+def test_both_policies_are_published(lived: tuple[Orchestrator, dict[str, StageRecord]]) -> None:
+    orchestrator, _ = lived
+    assert orchestrator.watcher.lines[-2:] == [  # type: ignore[attr-defined]
         "  published dpo as pairs-dpo@champion: version 1",
         "  published best as pairs-best: version 1",
     ]
 
 
 def test_a_second_run_would_reuse_everything_and_another_batch_size_collects_again(
-    lived: tuple[StageLife, dict[str, StageRecord]],
+    lived: tuple[Orchestrator, dict[str, StageRecord]],
 ) -> None:
-    life, _ = lived
-    runs = read_runs(life.run.workspace)
-    assert {step.action for step in plan(life.recipe, life.store, runs)} == {"reuse"}
-    judged = life.recipe.stages["judged"].model_copy(update={"batch_size": 128})
-    changed = life.recipe.model_copy(update={"stages": {**life.recipe.stages, "judged": judged}})
-    steps = {step.name: step for step in plan(changed, life.store, runs)}
+    orchestrator, _ = lived
+    runs = read_runs(orchestrator.run.workspace)
+    assert {step.action for step in plan(orchestrator.recipe, orchestrator.store, runs)} == {"reuse"}
+    judged = orchestrator.recipe.stages["judged"].model_copy(update={"batch_size": 128})
+    changed = orchestrator.recipe.model_copy(
+        update={"stages": {**orchestrator.recipe.stages, "judged": judged}}
+    )
+    steps = {step.name: step for step in plan(changed, orchestrator.store, runs)}
     assert {name for name, step in steps.items() if step.action != "reuse"} == {"judged", "dpo", "best"}
     assert steps["judged"].reasons == ("configuration.batch_size: 256 → 128",)

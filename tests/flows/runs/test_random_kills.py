@@ -10,12 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from lives import (
-    events,
-    live_all,
-    lives,
-    pace,
-)
+from orchestrated import attempt_all, events, orchestrated, pace
 
 from flows.runs.run import Workspace, read_runs
 from ledger.run_ledger import Ledger
@@ -29,16 +24,16 @@ from pathlib import Path
 
 forkserver.set_forkserver_preload = lambda modules: None  # fake stages need no torch
 
-from lives import live_all, lives
+from orchestrated import attempt_all, lives
 from flows.runs.run import Workspace
 from ledger.run_ledger import Ledger
 
 Ledger.warm_up = lambda ledger: None  # what it is told waits in the outbox; sending has tests of its own
 
-with lives(Workspace(Path(sys.argv[1])), Path(sys.argv[2])) as life:
+with orchestrated(Workspace(Path(sys.argv[1])), Path(sys.argv[2])) as orchestrator:
     print("begun", flush=True)
-    live_all(life)
-    life.run.update(status=life.run.outcome())
+    attempt_all(orchestrator)
+    orchestrator.run.update(status=orchestrator.run.outcome())
 """
 
 
@@ -65,8 +60,8 @@ def test_a_run_killed_twenty_times_at_random_ends_with_the_digests_of_one_that_n
     workspace: Workspace, recipe_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Ledger, "warm_up", lambda ledger: None)
-    with lives(Workspace(tmp_path / "whole"), recipe_file) as whole:
-        expected = {name: stage.digest for name, stage in live_all(whole).items()}
+    with orchestrated(Workspace(tmp_path / "whole"), recipe_file) as whole:
+        expected = {name: stage.digest for name, stage in attempt_all(whole).items()}
 
     pace(workspace, 0.3)  # twelve steps a stage: 18 seconds of work, and what every kill takes away
     chance = random.Random(7)

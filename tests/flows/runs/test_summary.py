@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from lives import live_all, lives
+from orchestrated import attempt_all, orchestrated
 from rich.console import Console
 
 from flows.commands.console import headline_of, show_end
@@ -50,9 +50,9 @@ def test_an_evaluation_shows_both_models_and_their_difference() -> None:
 @pytest.fixture
 def record(workspace: Workspace, recipe_file: Path) -> RunRecord:
     """A run of fake stages that has ended."""
-    with lives(workspace, recipe_file) as life:
-        live_all(life)
-        life.run.update(status=life.run.outcome())
+    with orchestrated(workspace, recipe_file) as orchestrator:
+        attempt_all(orchestrator)
+        orchestrator.run.update(status=orchestrator.run.outcome())
     return read_runs(workspace)[0]
 
 

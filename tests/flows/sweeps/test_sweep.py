@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import mean
 
 import pytest
-from lives import events, pace
+from orchestrated import events, pace
 from rich.console import Console
 from typer.testing import CliRunner
 

@@ -10,16 +10,11 @@ from typing import Any
 
 import pytest
 from fake_work import CHECKPOINT_EVERY, STEPS
-from lives import (
-    events,
-    live_all,
-    lives,
-    pace,
-)
+from orchestrated import attempt, attempt_all, events, orchestrated, pace
 
-from flows.attempts import stage_life
-from flows.attempts.stage_life import StageLife
 from flows.exit_codes import ExitCode
+from flows.launchers.local_process import LocalProcess
+from flows.orchestrator import Orchestrator
 from flows.runs.planning import plan
 from flows.runs.run import Workspace, read_run
 from ledger.run_ledger import Ledger
@@ -51,31 +46,31 @@ def kill_at(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, *, after: b
 
 
 def test_stages_are_made_once_and_reused_ever_after(workspace: Workspace, recipe_file: Path) -> None:
-    with lives(workspace, recipe_file) as life:
-        first = live_all(life)
-        life.run.update(status=life.run.outcome())
+    with orchestrated(workspace, recipe_file) as orchestrator:
+        first = attempt_all(orchestrator)
+        orchestrator.run.update(status=orchestrator.run.outcome())
     assert {stage.status for stage in first.values()} == {"completed"}
     assert Counter(line.split()[1] for line in events(workspace)) == {"started": 9, "finished": 9}
 
-    with lives(workspace, recipe_file) as life:
-        assert life.run.record.number == 2
-        second = live_all(life)
+    with orchestrated(workspace, recipe_file) as orchestrator:
+        assert orchestrator.run.record.number == 2
+        second = attempt_all(orchestrator)
     assert {stage.status for stage in second.values()} == {"reused"}
     assert len(events(workspace)) == 18
     assert {name: stage.digest for name, stage in second.items()} == {
         name: stage.digest for name, stage in first.items()
     }
-    assert len(told(workspace, life.run.record.run_id, "record_reuse")) == 9
+    assert len(told(workspace, orchestrator.run.record.run_id, "record_reuse")) == 9
     assert second["evaluation"].samples == ({"prompt": "1+1?", "baseline": "3", "candidate": "2"},)
 
 
 def test_a_switch_of_the_policy_changes_the_policy_and_what_reads_it(
     workspace: Workspace, recipe_file: Path
 ) -> None:
-    with lives(workspace, recipe_file) as life:
-        live_all(life)
-    with lives(workspace, recipe_file, "stages.policy.algorithm.clip_range_high=0.2") as life:
-        stages = live_all(life)
+    with orchestrated(workspace, recipe_file) as orchestrator:
+        attempt_all(orchestrator)
+    with orchestrated(workspace, recipe_file, "stages.policy.algorithm.clip_range_high=0.2") as orchestrator:
+        stages = attempt_all(orchestrator)
     assert {name for name, stage in stages.items() if stage.status == "completed"} == {"policy", "evaluation"}
     assert {name for name, stage in stages.items() if stage.status == "reused"} == set(stages) - {
         "policy",
@@ -87,28 +82,28 @@ def test_the_next_run_closes_what_a_dead_one_left_running(
     workspace: Workspace, recipe_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kill_at(monkeypatch, Store, "commit")
-    with pytest.raises(Killed), lives(workspace, recipe_file) as dead:
-        live_all(dead)
+    with pytest.raises(Killed), orchestrated(workspace, recipe_file) as dead:
+        attempt_all(dead)
     assert read_run(workspace, dead.run.record.run_id).stages["model"].status == "running"
 
-    with lives(workspace, recipe_file, "seed=5") as life:
+    with orchestrated(workspace, recipe_file, "seed=5") as orchestrator:
         record = read_run(workspace, dead.run.record.run_id)
-        [closed] = told(workspace, life.run.record.run_id, "close_run")
+        [closed] = told(workspace, orchestrator.run.record.run_id, "close_run")
     assert (record.status, record.stages["model"].status) == ("resumable", "resumable")
     assert record.stages["model"].reason == "the run's process died"
     assert record.stages["sft"].status == "waiting"
     assert (closed["run_id"], closed["reason"]) == (dead.run.record.run_id, "the run's process died")
 
-    with lives(workspace, recipe_file) as again:
+    with orchestrated(workspace, recipe_file) as again:
         assert again.run.record.run_id == dead.run.record.run_id, "the same command goes on with it"
-        assert {stage.status for stage in live_all(again).values()} <= {"completed", "reused"}
+        assert {stage.status for stage in attempt_all(again).values()} <= {"completed", "reused"}
 
 
 def test_a_closed_gate_keeps_what_depends_on_it_from_starting(
     workspace: Workspace, recipe_file: Path
 ) -> None:
-    with lives(workspace, recipe_file, "stages.value.gate.at_least=0.9") as life:
-        stages = live_all(life)
+    with orchestrated(workspace, recipe_file, "stages.value.gate.at_least=0.9") as orchestrator:
+        stages = attempt_all(orchestrator)
     assert stages["value"].status == "gate_closed"
     assert str(stages["value"].verdicts[0]) == "explained_variance 0.400 >= 0.9: CLOSED"
     assert stages["value"].digest is not None, "what the stage made is kept"
@@ -121,7 +116,7 @@ def test_a_closed_gate_keeps_what_depends_on_it_from_starting(
         "reads policy, which is blocked",
     )
     assert not any(line.startswith(("policy", "evaluation")) for line in events(workspace))
-    assert life.run.outcome() == "gate_closed"
+    assert orchestrator.run.outcome() == "gate_closed"
 
 
 def test_a_policy_that_learned_nothing_is_said_to_and_passes_no_gate_on_a_difference(
@@ -133,23 +128,23 @@ def test_a_policy_that_learned_nothing_is_said_to_and_passes_no_gate_on_a_differ
     nothing = "learned nothing: the best weights are those of sft"
     itself = "policy holds the weights of sft: a model is compared with itself"
     for status in ("completed", "reused"):
-        with lives(workspace, recipe_file) as life:
-            stages = live_all(life)
-            life.run.update(status=life.run.outcome())
+        with orchestrated(workspace, recipe_file) as orchestrator:
+            stages = attempt_all(orchestrator)
+            orchestrator.run.update(status=orchestrator.run.outcome())
         assert (stages["policy"].status, stages["policy"].remark) == (status, nothing)
         assert (stages["evaluation"].status, stages["evaluation"].remark) == ("gate_closed", itself)
         [verdict] = stages["evaluation"].verdicts
         assert (verdict.passed, verdict.reason) == (False, itself)
         assert stages["sft"].remark is stages["value"].remark is None
-    steps = {step.name: step for step in plan(life.recipe, life.store, [])}
+    steps = {step.name: step for step in plan(orchestrator.recipe, orchestrator.store, [])}
     assert nothing in steps["policy"].reasons
     assert any("CLOSED" in reason and itself in reason for reason in steps["evaluation"].reasons)
 
 
 def test_the_verdict_is_recorded_before_the_stage_ends(workspace: Workspace, recipe_file: Path) -> None:
-    with lives(workspace, recipe_file, "stages.value.gate.at_least=0.9") as life:
-        live_all(life)
-        run_id = life.run.record.run_id
+    with orchestrated(workspace, recipe_file, "stages.value.gate.at_least=0.9") as orchestrator:
+        attempt_all(orchestrator)
+        run_id = orchestrator.run.record.run_id
     path = workspace.folder(run_id) / "ledger" / "outbox.jsonl"
     operations = [json.loads(line) for line in path.read_text().splitlines()]
     of_value = [line for line in operations if line.get("stage") == "value"]
@@ -168,25 +163,25 @@ def test_the_verdict_is_recorded_before_the_stage_ends(workspace: Workspace, rec
 def test_a_moved_threshold_judges_again_and_makes_nothing_again(
     workspace: Workspace, recipe_file: Path
 ) -> None:
-    with lives(workspace, recipe_file, "stages.value.gate.at_least=0.9") as life:
-        live_all(life)
-    with lives(workspace, recipe_file, "stages.value.gate.at_least=0.35") as life:
-        stages = live_all(life)
+    with orchestrated(workspace, recipe_file, "stages.value.gate.at_least=0.9") as orchestrator:
+        attempt_all(orchestrator)
+    with orchestrated(workspace, recipe_file, "stages.value.gate.at_least=0.35") as orchestrator:
+        stages = attempt_all(orchestrator)
     assert stages["value"].status == "reused"
     assert stages["value"].verdicts[0].passed
     assert stages["policy"].status == "completed"
-    with lives(workspace, recipe_file, "stages.value.gate.at_least=0.9") as life:
-        stages = live_all(life)
+    with orchestrated(workspace, recipe_file, "stages.value.gate.at_least=0.9") as orchestrator:
+        stages = attempt_all(orchestrator)
     assert stages["value"].status == "gate_closed"
     assert stages["policy"].status == "blocked"
     assert sum(line.startswith("value started") for line in events(workspace)) == 1
 
 
 def test_a_gate_that_continues_only_records(workspace: Workspace, recipe_file: Path) -> None:
-    with lives(
+    with orchestrated(
         workspace, recipe_file, "stages.value.gate.at_least=0.9", "stages.value.gate.on_fail=continue"
-    ) as life:
-        stages = live_all(life)
+    ) as orchestrator:
+        stages = attempt_all(orchestrator)
     assert stages["value"].status == "completed"
     assert not stages["value"].verdicts[0].passed
     assert stages["evaluation"].status == "completed"
@@ -196,7 +191,7 @@ def test_a_gate_that_continues_only_records(workspace: Workspace, recipe_file: P
     "owner, method, after",
     [
         (Store, "commit", True),  # after the commit, before the run's own record is written
-        (StageLife, "_tell", False),  # after the commit, before the ledger is told of anything
+        (Orchestrator, "_report", False),  # after the commit, before the ledger is told of anything
         (Ledger, "finish_stage", False),  # before the ledger knows
         (Ledger, "finish_stage", True),  # the ledger knows, scratch is still there
     ],
@@ -209,16 +204,16 @@ def test_killed_after_the_commit_the_artifact_is_adopted_and_told_once(
     method: str,
     after: bool,
 ) -> None:
-    with lives(workspace, recipe_file) as life:
-        live_all(life, until="sft")
+    with orchestrated(workspace, recipe_file) as orchestrator:
+        attempt_all(orchestrator, until="sft")
         with monkeypatch.context() as patch:
             kill_at(patch, owner, method, after=after)
             with pytest.raises(Killed):
-                life.live("sft")
-        interrupted = life.run.record.run_id
-    with lives(workspace, recipe_file) as life:
-        assert life.run.record.run_id == interrupted
-        stages = live_all(life, until="reward")
+                attempt(orchestrator, "sft")
+        interrupted = orchestrator.run.record.run_id
+    with orchestrated(workspace, recipe_file) as orchestrator:
+        assert orchestrator.run.record.run_id == interrupted
+        stages = attempt_all(orchestrator, until="reward")
         key = stages["sft"].stage_key
         assert not (workspace.store / "scratch" / str(key)).exists()
     assert stages["sft"].status == "reused"
@@ -236,17 +231,17 @@ def test_killed_after_the_commit_the_artifact_is_adopted_and_told_once(
 def test_killed_between_commit_and_record_an_evaluation_keeps_what_it_would_have_shown(
     workspace: Workspace, recipe_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with lives(workspace, recipe_file) as life:
-        live_all(life, until="evaluation")
+    with orchestrated(workspace, recipe_file) as orchestrator:
+        attempt_all(orchestrator, until="evaluation")
         with monkeypatch.context() as patch:
             kill_at(patch, Store, "commit", after=True)
             with pytest.raises(Killed):
-                life.live("evaluation")
+                attempt(orchestrator, "evaluation")
     shown = ({"prompt": "1+1?", "baseline": "3", "candidate": "2"},)
     for _ in range(2):  # by the run that goes on, then by another that only reads what the first has kept
-        with lives(workspace, recipe_file) as life:
-            evaluation = live_all(life)["evaluation"]
-            life.run.update(status=life.run.outcome())
+        with orchestrated(workspace, recipe_file) as orchestrator:
+            evaluation = attempt_all(orchestrator)["evaluation"]
+            orchestrator.run.update(status=orchestrator.run.outcome())
         assert (evaluation.status, evaluation.samples) == ("reused", shown)
     assert sum(line.startswith("evaluation started") for line in events(workspace)) == 1
 
@@ -260,23 +255,23 @@ def allow(workspace: Workspace, file: str, text: str) -> None:
 def test_out_of_memory_a_stage_goes_on_once_with_half_the_micro_batch(
     workspace: Workspace, recipe_file: Path
 ) -> None:
-    with lives(workspace, recipe_file) as whole:
-        expected = live_all(whole, until="reward")["sft"].digest
+    with orchestrated(workspace, recipe_file) as whole:
+        expected = attempt_all(whole, until="reward")["sft"].digest
 
     other = Workspace(workspace.root.with_name("other"))
     allow(other, "memory.txt", "sft 32")
-    with lives(other, recipe_file) as life:
-        live_all(life, until="sft")
-        first = life.live("sft")
+    with orchestrated(other, recipe_file) as orchestrator:
+        attempt_all(orchestrator, until="sft")
+        first = attempt(orchestrator, "sft")
         assert (first.status, first.exit_code) == ("resumable", ExitCode.OUT_OF_MEMORY)
         assert first.reason == (
             "CUDA out of memory. Tried to allocate 64.00 MiB. GPU 0 is full.; attempt 2 goes on from step "
-            f"{CHECKPOINT_EVERY} with micro-batches of 32 in place of 64 ({life.log_of('sft')})"
+            f"{CHECKPOINT_EVERY} with micro-batches of 32 in place of 64 ({orchestrator.log_of('sft')})"
         )
-        second = life.live("sft")
+        second = attempt(orchestrator, "sft")
     assert (second.status, second.attempt, second.digest) == ("completed", 2, expected)
     told_first, told_second = (
-        line for line in told(other, life.run.record.run_id, "finish_stage") if line["stage"] == "sft"
+        line for line in told(other, orchestrator.run.record.run_id, "finish_stage") if line["stage"] == "sft"
     )
     assert (told_first["outcome"], told_first["reason"]) == ("resumable", first.reason)
     assert told_second["provenance"]["microbatch_size"] == "32 in place of 64: memory ran out"
@@ -287,26 +282,26 @@ def test_out_of_memory_again_a_stage_fails_with_what_a_person_can_do(
     workspace: Workspace, recipe_file: Path
 ) -> None:
     allow(workspace, "memory.txt", "sft 16")
-    with lives(workspace, recipe_file) as life:
-        live_all(life, until="sft")
-        assert life.live("sft").status == "resumable"
-        again = life.live("sft")
+    with orchestrated(workspace, recipe_file) as orchestrator:
+        attempt_all(orchestrator, until="sft")
+        assert attempt(orchestrator, "sft").status == "resumable"
+        again = attempt(orchestrator, "sft")
         assert (again.status, again.exit_code) == ("failed", ExitCode.OUT_OF_MEMORY)
         assert "set stages.sft.microbatch_size below 32, which changes no result" in str(again.reason)
-        assert str(life.log_of("sft")) in str(again.reason)
-    with lives(workspace, recipe_file) as life:  # the same command
-        assert life.attempt("sft") == 3
-        live_all(life, until="sft")
-        assert "in place of 32" in str(life.live("sft").reason), "the old size is not tried again"
-        assert life.live("sft").status == "completed"
+        assert str(orchestrator.log_of("sft")) in str(again.reason)
+    with orchestrated(workspace, recipe_file) as orchestrator:  # the same command
+        assert orchestrator.next_attempt("sft") == 3
+        attempt_all(orchestrator, until="sft")
+        assert "in place of 32" in str(attempt(orchestrator, "sft").reason), "the old size is not tried again"
+        assert attempt(orchestrator, "sft").status == "completed"
 
 
 def test_a_single_sequence_that_does_not_fit_is_not_tried_again(
     workspace: Workspace, recipe_file: Path
 ) -> None:
     allow(workspace, "memory.txt", "sft 0")
-    with lives(workspace, recipe_file, "stages.sft.microbatch_size=1") as life:
-        stage = live_all(life, until="reward")["sft"]
+    with orchestrated(workspace, recipe_file, "stages.sft.microbatch_size=1") as orchestrator:
+        stage = attempt_all(orchestrator, until="reward")["sft"]
     assert (stage.status, stage.attempt) == ("failed", 1)
     assert "not even one sequence at once fits" in str(stage.reason)
 
@@ -314,60 +309,60 @@ def test_a_single_sequence_that_does_not_fit_is_not_tried_again(
 def test_a_stage_that_hangs_is_killed_with_its_stacks_and_goes_on_once(
     workspace: Workspace, recipe_file: Path
 ) -> None:
-    with lives(workspace, recipe_file) as whole:
-        expected = live_all(whole, until="reward")["sft"].digest
+    with orchestrated(workspace, recipe_file) as whole:
+        expected = attempt_all(whole, until="reward")["sft"].digest
 
     other = Workspace(workspace.root.with_name("other"))
     allow(other, "hang.txt", "sft 1")
-    with lives(other, recipe_file, "stages.sft.resources.hang_seconds=8") as life:
-        live_all(life, until="sft")
-        first = life.live("sft")
+    with orchestrated(other, recipe_file, "stages.sft.resources.hang_seconds=8") as orchestrator:
+        attempt_all(orchestrator, until="sft")
+        first = attempt(orchestrator, "sft")
         assert (first.status, first.exit_code) == ("resumable", ExitCode.HUNG)
         assert first.reason == (
             "no progress for 8 s: the stage hung and was killed, and the log has the stacks of its threads; "
-            f"attempt 2 goes on from step {CHECKPOINT_EVERY} ({life.log_of('sft')})"
+            f"attempt 2 goes on from step {CHECKPOINT_EVERY} ({orchestrator.log_of('sft')})"
         )
-        assert 'fake_work.py", line' in life.log_of("sft").read_text()
-        assert " in hang\n" in life.log_of("sft").read_text()
-        second = life.live("sft")
+        assert 'fake_work.py", line' in orchestrator.log_of("sft").read_text()
+        assert " in hang\n" in orchestrator.log_of("sft").read_text()
+        second = attempt(orchestrator, "sft")
     assert (second.status, second.attempt, second.digest) == ("completed", 2, expected)
 
 
 def test_a_stage_that_hangs_twice_fails(workspace: Workspace, recipe_file: Path) -> None:
     allow(workspace, "hang.txt", "sft 9")
-    with lives(workspace, recipe_file, "stages.sft.resources.hang_seconds=1") as life:
-        live_all(life, until="sft")
-        assert life.live("sft").status == "resumable"
-        again = life.live("sft")
+    with orchestrated(workspace, recipe_file, "stages.sft.resources.hang_seconds=1") as orchestrator:
+        attempt_all(orchestrator, until="sft")
+        assert attempt(orchestrator, "sft").status == "resumable"
+        again = attempt(orchestrator, "sft")
     assert (again.status, again.exit_code, again.attempt) == ("failed", ExitCode.HUNG, 2)
     assert "raise its resources.hang_seconds" in str(again.reason)
 
 
-def stop_in_the_middle(life: StageLife, step: str) -> None:
+def stop_in_the_middle(orchestrator: Orchestrator, step: str) -> None:
     """Ask the run to stop once the step has shown some progress, however long that takes."""
-    while not any(name == step and done > 0 for name, done in life.watcher.seen):  # type: ignore[attr-defined]
+    while not any(name == step and done > 0 for name, done in orchestrator.watcher.seen):  # type: ignore[attr-defined]
         time.sleep(0.01)
-    life.request_stop()
+    orchestrator.request_stop()
 
 
 def test_a_stage_that_is_stopped_goes_on_from_its_checkpoint(workspace: Workspace, recipe_file: Path) -> None:
-    with lives(workspace, recipe_file) as whole:
-        expected = live_all(whole, until="reward")["sft"].digest
+    with orchestrated(workspace, recipe_file) as whole:
+        expected = attempt_all(whole, until="reward")["sft"].digest
 
     other = Workspace(workspace.root.with_name("other"))
     pace(other, 0.5)
-    with lives(other, recipe_file) as life:
-        live_all(life, until="sft")
-        threading.Thread(target=stop_in_the_middle, args=(life, "sft"), daemon=True).start()
-        stage = life.live("sft")
+    with orchestrated(other, recipe_file) as orchestrator:
+        attempt_all(orchestrator, until="sft")
+        threading.Thread(target=stop_in_the_middle, args=(orchestrator, "sft"), daemon=True).start()
+        stage = attempt(orchestrator, "sft")
         assert (stage.status, stage.exit_code) == ("resumable", ExitCode.RESUME)
         assert "stopped after step" in str(stage.reason)
-        assert life.obstacle("reward") == "the run was stopped"
-        assert life.block("reward", "the run was stopped").status == "resumable"
+        assert orchestrator.obstacle("reward") == "the run was stopped"
+        assert orchestrator.block("reward", "the run was stopped").status == "resumable"
     pace(other, 0.0)
-    with lives(other, recipe_file) as life:
-        assert life.attempt("sft") == 2
-        stage = live_all(life, until="reward")["sft"]
+    with orchestrated(other, recipe_file) as orchestrator:
+        assert orchestrator.next_attempt("sft") == 2
+        stage = attempt_all(orchestrator, until="reward")["sft"]
     assert (stage.status, stage.attempt, stage.digest) == ("completed", 2, expected)
 
 
@@ -375,29 +370,29 @@ def test_metrics_reach_the_ledger_up_to_the_committed_checkpoint_only(
     workspace: Workspace, recipe_file: Path
 ) -> None:
     pace(workspace, 0.25)
-    with lives(workspace, recipe_file) as life:
-        live_all(life, until="sft")
-        running = threading.Thread(target=life.live, args=("sft",))
+    with orchestrated(workspace, recipe_file) as orchestrator:
+        attempt_all(orchestrator, until="sft")
+        running = threading.Thread(target=attempt, args=(orchestrator, "sft"))
         running.start()
         deadline = time.monotonic() + 60
-        while not (rows := told(workspace, life.run.record.run_id, "log_metrics")):
+        while not (rows := told(workspace, orchestrator.run.record.run_id, "log_metrics")):
             assert time.monotonic() < deadline
             time.sleep(0.02)
         steps = {row[3] for line in rows for row in line["rows"]}
-        life.stop.set()
+        orchestrator.stop.set()
         running.join()
     assert steps
     assert max(steps) % 4 == 0, "checkpoints are at every fourth step"
 
 
 def test_a_damaged_artifact_is_made_again_loudly(workspace: Workspace, recipe_file: Path) -> None:
-    with lives(workspace, recipe_file) as life:
-        stages = live_all(life, until="reward")
+    with orchestrated(workspace, recipe_file) as orchestrator:
+        stages = attempt_all(orchestrator, until="reward")
         (workspace.store / "objects" / str(stages["sft"].digest) / "weights.txt").write_text("flipped")
-        life.run.update(status="completed")
-    with lives(workspace, recipe_file) as life:
-        again = live_all(life, until="reward")
-        assert any("sft" in line and "damaged" in line for line in life.watcher.lines)  # type: ignore[attr-defined]
+        orchestrator.run.update(status="completed")
+    with orchestrated(workspace, recipe_file) as orchestrator:
+        again = attempt_all(orchestrator, until="reward")
+        assert any("sft" in line and "damaged" in line for line in orchestrator.watcher.lines)  # type: ignore[attr-defined]
     assert (again["sft"].status, again["sft"].digest) == ("completed", stages["sft"].digest)
     assert again["model"].status == "reused"
 
@@ -406,50 +401,50 @@ def test_a_step_that_only_looks_its_artifact_up_computes_nothing(
     workspace: Workspace, recipe_file: Path
 ) -> None:
     """It was given no share of the machine; what was lost meanwhile is made by an attempt that has one."""
-    with lives(workspace, recipe_file) as life:
-        stages = live_all(life, until="reward")
+    with orchestrated(workspace, recipe_file) as orchestrator:
+        stages = attempt_all(orchestrator, until="reward")
         (workspace.store / "objects" / str(stages["sft"].digest) / "weights.txt").write_text("flipped")
-        life.run.update(status="completed")
-    with lives(workspace, recipe_file) as life:
-        live_all(life, until="sft")
+        orchestrator.run.update(status="completed")
+    with orchestrated(workspace, recipe_file) as orchestrator:
+        attempt_all(orchestrator, until="sft")
         computed = events(workspace)
-        lost = life.live("sft", from_store=True)
+        lost = attempt(orchestrator, "sft", only_reuse=True)
         assert (lost.status, events(workspace)) == ("resumable", computed)
         assert lost.reason == "its artifact was lost after the run was planned"
-        again = life.live("sft")
+        again = attempt(orchestrator, "sft")
     assert (again.status, again.digest) == ("completed", stages["sft"].digest)
 
 
 def test_a_failed_stage_names_its_cause_and_its_log(workspace: Workspace, recipe_file: Path) -> None:
-    with lives(workspace, recipe_file) as life:
-        life.stage_function = "fake_work.refuse"
-        stages = live_all(life)
+    with orchestrated(workspace, recipe_file) as orchestrator:
+        orchestrator.stage_function = "fake_work.refuse"
+        stages = attempt_all(orchestrator)
     assert (stages["model"].status, stages["model"].exit_code) == ("failed", ExitCode.BAD_INPUT)
     assert "row 7 has no prompt" in str(stages["model"].reason)
-    assert str(life.log_of("model")) in str(stages["model"].reason)
+    assert str(orchestrator.log_of("model")) in str(stages["model"].reason)
     assert stages["sft"].status == "blocked"
-    assert life.run.outcome() == "failed"
+    assert orchestrator.run.outcome() == "failed"
 
 
 def test_an_error_of_our_own_fails_its_stage_alone(workspace: Workspace, recipe_file: Path) -> None:
     source = recipe_file.with_name("rows.jsonl")
     source.write_text('{"prompt": "1+1?", "response": "2"}\n')
-    with lives(workspace, recipe_file, f"data.demonstrations.source={source}") as life:
+    with orchestrated(workspace, recipe_file, f"data.demonstrations.source={source}") as orchestrator:
         source.unlink()
-        stages = live_all(life)
+        stages = attempt_all(orchestrator)
     assert stages["data.demonstrations"].status == "failed"
     assert "rows.jsonl" in str(stages["data.demonstrations"].reason)
-    assert "Traceback" in life.log_of("data.demonstrations").read_text()
+    assert "Traceback" in orchestrator.log_of("data.demonstrations").read_text()
     assert stages["data.preferences"].status == "completed"
 
 
 def test_two_runs_at_once_make_each_artifact_once(workspace: Workspace, recipe_file: Path) -> None:
     pace(workspace, 0.05)
-    with lives(workspace, recipe_file) as one, lives(workspace, recipe_file) as other:
+    with orchestrated(workspace, recipe_file) as one, orchestrated(workspace, recipe_file) as other:
         assert one.run.record.run_id != other.run.record.run_id
         threads = [
-            threading.Thread(target=live_all, args=(life,), kwargs={"until": "value"})
-            for life in (one, other)
+            threading.Thread(target=attempt_all, args=(orchestrator,), kwargs={"until": "value"})
+            for orchestrator in (one, other)
         ]
         for thread in threads:
             thread.start()
@@ -457,7 +452,7 @@ def test_two_runs_at_once_make_each_artifact_once(workspace: Workspace, recipe_f
             thread.join()
         made = Counter(line.split()[0] for line in events(workspace) if line.split()[1] == "started")
         assert made["sft"] == made["reward"] == made["model"] == 1
-        statuses = sorted(life.run.record.stages["sft"].status for life in (one, other))
+        statuses = sorted(orchestrator.run.record.stages["sft"].status for orchestrator in (one, other))
         assert statuses == ["completed", "reused"]
         assert one.run.record.stages["reward"].digest == other.run.record.stages["reward"].digest
 
@@ -466,14 +461,14 @@ def test_what_changed_since_the_attempt_that_is_resumed_is_recorded(
     workspace: Workspace, recipe_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pace(workspace, 0.5)
-    with lives(workspace, recipe_file) as life:
-        live_all(life, until="sft")
-        threading.Thread(target=stop_in_the_middle, args=(life, "sft"), daemon=True).start()
-        assert life.live("sft").status == "resumable"
+    with orchestrated(workspace, recipe_file) as orchestrator:
+        attempt_all(orchestrator, until="sft")
+        threading.Thread(target=stop_in_the_middle, args=(orchestrator, "sft"), daemon=True).start()
+        assert attempt(orchestrator, "sft").status == "resumable"
     pace(workspace, 0.0)
-    monkeypatch.setattr("flows.attempts.stage_life.provenance", lambda kind, *, threads: {"torch": "9.0"})
-    with lives(workspace, recipe_file) as life:
-        stage = live_all(life, until="reward")["sft"]
+    monkeypatch.setattr("flows.attempts.run_attempt.provenance", lambda kind, *, threads: {"torch": "9.0"})
+    with orchestrated(workspace, recipe_file) as orchestrator:
+        stage = attempt_all(orchestrator, until="reward")["sft"]
     assert stage.provenance["resumed_across"].startswith("torch: 2.")
     assert stage.provenance["resumed_across"].endswith("→ 9.0")
 
@@ -484,21 +479,21 @@ def test_a_source_that_is_replaced_after_its_key_was_made_is_refused(
     verifier = recipe_file.with_name("mine.py")
     verifier.write_text("def verify(prompt, response, answer):\n    return True\n")
     overrides = (f"verifiers={{mine: {{source: {verifier}}}}}", "stages.evaluation.judge={verifier: mine}")
-    launch = stage_life.launch
+    launch = LocalProcess.launch
 
     def replaced_then_launched(*arguments: Any, **options: Any) -> Any:
         verifier.write_text("def verify(prompt, response, answer):\n    return False\n")
         return launch(*arguments, **options)
 
-    with lives(workspace, recipe_file, *overrides) as life:
-        live_all(life, until="verifiers.mine")
-        monkeypatch.setattr(stage_life, "launch", replaced_then_launched)
-        record = life.live("verifiers.mine")
+    with orchestrated(workspace, recipe_file, *overrides) as orchestrator:
+        attempt_all(orchestrator, until="verifiers.mine")
+        monkeypatch.setattr(LocalProcess, "launch", replaced_then_launched)
+        record = attempt(orchestrator, "verifiers.mine")
         assert record.status == "failed"
         assert record.exit_code == ExitCode.BAD_INPUT
         assert "has changed since the run was planned" in str(record.reason)
         assert "run the same command again" in str(record.reason)
-        assert life.live("verifiers.mine").status == "completed"
+        assert attempt(orchestrator, "verifiers.mine").status == "completed"
 
 
 def test_what_was_left_out_and_is_warned_of_is_in_the_record_and_again_when_it_is_reused(
@@ -517,10 +512,10 @@ def test_what_was_left_out_and_is_warned_of_is_in_the_record_and_again_when_it_i
         )
     )
     for status in ("completed", "reused"):
-        with lives(workspace, recipe_file) as life:
-            live_all(life, until="reward")
-            record = read_run(workspace, life.run.record.run_id)
-            life.run.update(status="completed")
+        with orchestrated(workspace, recipe_file) as orchestrator:
+            attempt_all(orchestrator, until="reward")
+            record = read_run(workspace, orchestrator.run.record.run_id)
+            orchestrator.run.update(status="completed")
         assert record.stages["sft"].status == status
         prepared, trained = record.stages["data.demonstrations"], record.stages["sft"]
         assert prepared.left_out == "12 of 200 rows dropped (not JSON: 10, repeats an earlier row: 2)"

@@ -1,15 +1,16 @@
-"""Lives of fake stages without Prefect: what the tests of several modules drive."""
+"""Runs of fake stages without Prefect: what the tests of several modules drive."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from flows.attempts.jobs import resources_of
-from flows.attempts.stage_life import StageLife
-from flows.machine import Machine, Share, available_cpus
+from flows.machine import Machine, available_cpus
+from flows.orchestrator import Orchestrator
 from flows.runs.resolving import load_resolved
 from flows.runs.run import StageRecord, Workspace, drive
 from ledger.run_ledger import Ledger
+from schemas.records.attempt import Share
 from storage.store import Store
 from tasks.training.progress import StageProgress
 
@@ -35,34 +36,42 @@ class Witness:
 
 
 @contextmanager
-def lives(workspace: Workspace, recipe: Path, *overrides: str) -> Iterator[StageLife]:
-    """The lives of a run of the recipe, as ``vantage run`` would make them."""
+def orchestrated(workspace: Workspace, recipe: Path, *overrides: str) -> Iterator[Orchestrator]:
+    """A run of the recipe, opened as ``vantage run`` opens it."""
     resolved, _ = load_resolved(str(recipe), overrides)
     with drive(workspace, resolved, source=str(recipe)) as run:
         ledger = Ledger(None, workspace.root, resolved.recipe)
-        life = StageLife(
+        orchestrator = Orchestrator(
             run,
             store=Store(workspace.store),
             ledger=ledger,
             watcher=Witness(),
             stage_function="fake_work.run_stage",
         )
-        life.begin()
-        yield life
+        orchestrator.begin()
+        yield orchestrator
 
 
-def live_all(life: StageLife, *, until: str | None = None) -> dict[str, StageRecord]:
+def attempt(
+    orchestrator: Orchestrator, step: str, share: Share | None = None, *, only_reuse: bool = False
+) -> StageRecord:
+    """One attempt at the step, from its request to its record."""
+    request = orchestrator.request(step, share, only_reuse=only_reuse)
+    return orchestrator.run.record.stages[step] if request is None else orchestrator.attempt(request)
+
+
+def attempt_all(orchestrator: Orchestrator, *, until: str | None = None) -> dict[str, StageRecord]:
     """Every step in order, as a run that has nothing to compute does it; up to and without ``until``."""
-    for step in life.inputs:
+    for step in orchestrator.inputs:
         if step == until:
             break
-        obstacle = life.obstacle(step)
+        obstacle = orchestrator.obstacle(step)
         if obstacle:
-            life.block(step, obstacle)
+            orchestrator.block(step, obstacle)
         else:
-            cpus, _ = Machine(cpus=available_cpus()).share_of(resources_of(life.recipe, step))
-            life.live(step, Share(cpus=cpus))
-    return life.run.record.stages
+            cpus, _ = Machine(cpus=available_cpus()).share_of(resources_of(orchestrator.recipe, step))
+            attempt(orchestrator, step, Share(cpus=cpus))
+    return orchestrator.run.record.stages
 
 
 def events(workspace: Workspace) -> list[str]:

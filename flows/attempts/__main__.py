@@ -1,0 +1,39 @@
+"""One attempt as a program, for a process or a machine that reaches the same storage.
+
+    python -m flows.attempts REQUEST.json OUTCOME.json
+
+SIGTERM asks the computation to save its state and end. The exit code is 0 where there is an artifact, else that of the
+failure; 75 where the attempt was stopped or was to compute nothing.
+"""
+
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+from flows.attempts.run_attempt import run_attempt
+from flows.exit_codes import ExitCode
+from schemas.records.attempt import AttemptOutcome, AttemptRequest
+
+
+def main(request_file: Path, outcome_file: Path) -> int:
+    """Make the attempt that one file asks for, and write its outcome to the other, whole."""
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    request = AttemptRequest.model_validate_json(request_file.read_bytes())
+    outcome = run_attempt(request, stop=stop)
+    new = outcome_file.with_name(f"{outcome_file.name}.new")
+    new.write_text(outcome.model_dump_json(indent=2), encoding="utf-8")
+    os.replace(new, outcome_file)
+    return _exit_code(outcome)
+
+
+def _exit_code(outcome: AttemptOutcome) -> int:
+    if outcome.artifact is not None:
+        return ExitCode.OK
+    return outcome.failure.exit_code if outcome.failure else ExitCode.RESUME
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), Path(sys.argv[2])))

@@ -1,0 +1,285 @@
+"""One attempt at a step: hold its stage key, find its artifact or compute it, commit it, say how it ended.
+
+The same wherever it is called: in the orchestrator's process, in another, on another machine that reaches the same
+storage. It knows neither Prefect nor MLflow, no gate and no run. Every line may be the last one before a kill: what the
+storage holds then is whole, and the same request goes on from it.
+"""
+
+import json
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+from flows.attempts.dataset_check import check_dataset
+from flows.attempts.jobs import threads_of
+from flows.attempts.micro_batches import in_micro_batches, rows_at_once
+from flows.attempts.provenance import drift, provenance
+from flows.launchers.launcher import Launcher, StageFailed
+from flows.launchers.local_process import LocalProcess, result_left
+from flows.launchers.stage_process import explain
+from schemas.kinds import KINDS, MODELS
+from schemas.recipe.work import PrepareData
+from schemas.records.artifacts import Artifact
+from schemas.records.attempt import AttemptBegun, AttemptOutcome, AttemptRequest
+from schemas.records.job import StageJob, StageResult
+from schemas.safe_text import without_secrets
+from storage.storage import Storage, open_storage
+from storage.store import Locked
+from tasks.training.scratch import read_committed
+
+_PATIENCE_SECONDS = 1.0
+"""How long another holder of the stage key is waited for before asking whether a stop was requested."""
+
+
+class Observer(Protocol):
+    """Whoever follows an attempt while it goes on; called in the thread of ``run_attempt``."""
+
+    def waits(self, holder: str) -> None:
+        """Somebody else works on the stage key."""
+
+    def damaged(self, problem: str) -> None:
+        """A stored artifact is damaged, and is made again."""
+
+    def begun(self, begun: AttemptBegun) -> None:
+        """A computation begins; it does not before this returns."""
+
+    def polled(self) -> None:
+        """The computation goes on; called a few times a second."""
+
+
+class Unobserved:
+    """An ``Observer`` that does nothing."""
+
+    def waits(self, holder: str) -> None: ...
+    def damaged(self, problem: str) -> None: ...
+    def begun(self, begun: AttemptBegun) -> None: ...
+    def polled(self) -> None: ...
+
+
+class _Stopped(Exception):
+    """A stop was requested before anything began."""
+
+
+def run_attempt(
+    request: AttemptRequest,
+    *,
+    observer: Observer | None = None,
+    stop: threading.Event | None = None,
+    storage: Storage | None = None,
+    launcher: Launcher | None = None,
+) -> AttemptOutcome:
+    """Make one attempt; whatever goes wrong is in the outcome.
+
+    Args:
+        request: what to do.
+        observer: told of what happens meanwhile; None: nobody.
+        stop: when set, a computation saves its state and ends, and none begins.
+        storage: what ``request.storage`` names, where the caller has it open already.
+        launcher: where to compute; None: in a child process of this machine.
+    """
+    attempt = _Attempt(
+        request,
+        observer or Unobserved(),
+        stop or threading.Event(),
+        storage or open_storage(request.storage),
+        launcher or LocalProcess(),
+    )
+    began = time.monotonic()
+    try:
+        with attempt.exclusive():
+            outcome = attempt.reuse() or attempt.make()
+    except _Stopped:
+        outcome = AttemptOutcome(status="stopped")
+    except Exception as error:  # one attempt that fails must not take those beside it along
+        outcome = attempt.failed(error)
+    return outcome.model_copy(update={"seconds": time.monotonic() - began})
+
+
+class _Attempt:
+    """The parts of ``run_attempt``, which share the request and what is known of the computation so far."""
+
+    def __init__(
+        self,
+        request: AttemptRequest,
+        observer: Observer,
+        stop: threading.Event,
+        storage: Storage,
+        launcher: Launcher,
+    ) -> None:
+        self.request = request
+        self.observer = observer
+        self.stop = stop
+        self.storage = storage
+        self.launcher = launcher
+        self.begun: AttemptBegun | None = None
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Be the only one who works on the key; _Stopped if a stop is requested while another does."""
+        told: set[str] = set()
+
+        def tell(holder: str) -> None:
+            if holder not in told:
+                told.add(holder)
+                self.observer.waits(holder)
+
+        key, holder = self.request.stage_key, f"run {self.request.run_id}"
+        with ExitStack() as held:
+            while not self.stop.is_set():
+                turn = self.storage.exclusive(key, holder=holder, on_wait=tell, timeout=_PATIENCE_SECONDS)
+                try:
+                    held.enter_context(turn)
+                except Locked:
+                    continue
+                yield
+                return
+            raise _Stopped
+
+    def reuse(self) -> AttemptOutcome | None:
+        """The artifact that the storage has for the key, every file of it checked; damage is told, never used."""
+        key = self.request.stage_key
+        found = self.storage.lookup(key)
+        for problem in found.damage:
+            self.observer.damaged(problem)
+        ref = found.ref
+        if ref is None:
+            return AttemptOutcome(status="absent") if self.request.only_reuse else None
+        left = self.storage.has_scratch(key)
+        result = result_left(self.storage.scratch_folder(key), ref.attempt) if left else None
+        return AttemptOutcome(
+            status="reused",
+            attempt=ref.attempt,
+            artifact=ref.artifact,
+            provenance=ref.provenance,
+            made_by=ref.run_id,
+            unreported=left and ref.run_id == self.request.run_id,
+            samples=result.samples if result else (),
+            dropped=self._dropped(ref.artifact),
+        )
+
+    def make(self) -> AttemptOutcome:
+        """Compute, and commit what was made."""
+        request, key = self.request, self.request.stage_key
+        number = self.storage.next_attempt(key)
+        scratch = self.storage.scratch_folder(key)
+        self.begun = AttemptBegun(attempt=number, provenance=self._provenance(scratch), scratch=scratch)
+        self.observer.begun(self.begun)
+        job = self._job(number, scratch)
+        result = self.launcher.launch(
+            job,
+            log=request.log,
+            share=request.share,
+            stop=self.stop,
+            on_poll=self.observer.polled,
+            function=request.function,
+            hang_seconds=request.hang_seconds,
+        )
+        if (content := KINDS[job.work.kind].content) is not None:
+            check_dataset(job.output, content, step=request.step)
+        artifact = self.storage.commit(
+            job.output,
+            stage_key=key,
+            attempt=number,
+            run_id=request.run_id,
+            description=_description(request, result),
+            key_parts=request.key_parts,
+            provenance=self.begun.provenance,
+        )
+        return AttemptOutcome(
+            status="made",
+            attempt=number,
+            artifact=artifact,
+            provenance=self.begun.provenance,
+            made_by=request.run_id,
+            samples=result.samples,
+            dropped=self._dropped(artifact),
+        )
+
+    def failed(self, error: Exception) -> AttemptOutcome:
+        """Why there is no result; an error of ours leaves its traceback in the log."""
+        if isinstance(error, StageFailed):
+            failure = error.failure
+        else:
+            failure = explain(error)
+            self._log_traceback(error)
+        if self.begun is None:
+            return AttemptOutcome(status="failed", failure=failure)
+        committed_step, _ = read_committed(self.begun.scratch)
+        return AttemptOutcome(
+            status="failed",
+            attempt=self.begun.attempt,
+            provenance=self.begun.provenance,
+            committed_step=committed_step,
+            failure=failure,
+        )
+
+    def _job(self, number: int, scratch: Path) -> StageJob:
+        request = self.request
+        return StageJob(
+            run_id=request.run_id,
+            name=request.step,
+            attempt=number,
+            stage_key=request.stage_key,
+            seed=request.seed,
+            work=in_micro_batches(request.work, request.microbatch_size),
+            generation=request.generation,
+            chat=request.chat,
+            rewards=request.rewards,
+            inputs={role: self.storage.folder(artifact) for role, artifact in request.inputs.items()},
+            max_dropped=request.max_dropped,
+            source_sha256=request.key_parts["inputs"].get("source"),
+            scratch=scratch,
+            output=self.storage.staging_folder(request.stage_key, number),
+            threads=threads_of(request.share),
+        )
+
+    def _provenance(self, scratch: Path) -> dict[str, str]:
+        """What the computation is about to be made with, and how that differs from the one that it goes on from."""
+        request = self.request
+        present = provenance(request.work.kind, threads=threads_of(request.share))
+        committed_step, _ = read_committed(scratch)
+        changed = drift(request.made_with, present) if committed_step and request.made_with else []
+        if changed:
+            present["resumed_across"] = "; ".join(changed)
+        if request.microbatch_size:
+            asked = rows_at_once(request.work, request.inputs)
+            present["microbatch_size"] = f"{request.microbatch_size} in place of {asked}: memory ran out"
+        return present
+
+    def _dropped(self, artifact: Artifact) -> dict[str, int]:
+        report = self.storage.folder(artifact) / "report.json"
+        if artifact.kind != "dataset" or not report.is_file():
+            return {}
+        reasons: dict[str, int] = json.loads(report.read_text()).get("dropped", {})
+        return reasons
+
+    def _log_traceback(self, error: Exception) -> None:
+        log = self.request.log
+        with suppress(OSError):  # a disk that is full holds up nothing here
+            log.parent.mkdir(parents=True, exist_ok=True)
+            with log.open("a") as file:
+                file.write(without_secrets("".join(traceback.format_exception(error))))
+
+
+def _description(request: AttemptRequest, result: StageResult) -> dict[str, Any]:
+    """What the artifact says of itself, by the kind of work that made it."""
+    row = KINDS[request.work.kind]
+    own: dict[str, Any] = {}
+    if isinstance(request.work, PrepareData):
+        own["content"] = request.work.content
+    elif row.content is not None:
+        own["content"] = row.content
+    elif row.makes in MODELS:
+        own["tokenizer_digest"] = result.tokenizer_digest
+    parents = {role: artifact.digest for role, artifact in request.inputs.items()}
+    return {
+        "kind": row.makes,
+        "parents": parents,
+        "metrics": result.metrics,
+        "uncertainty": result.uncertainty,
+        **own,
+    }

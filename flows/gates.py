@@ -1,0 +1,21 @@
+"""What a step's gates say of its artifact: judged first, enforced by the order of steps."""
+
+from collections.abc import Mapping
+
+from flows.attempts.jobs import gates_of
+from ledger.operations import Input
+from ledger.sameness import compared_with_itself
+from schemas.recipe.recipe import Recipe
+from schemas.records.artifacts import Artifact
+from schemas.records.verdicts import Verdict, judge_artifact
+
+
+def judge(recipe: Recipe, step: str, artifact: Artifact, inputs: Mapping[str, Input]) -> tuple[Verdict, ...]:
+    """A verdict for each of the step's gates."""
+    equal = compared_with_itself(inputs)
+    return tuple(judge_artifact(gate, artifact, equal=equal) for gate in gates_of(recipe, step))
+
+
+def are_closed(verdicts: tuple[Verdict, ...]) -> bool:
+    """Whether what depends on the step must not start."""
+    return any(not verdict.passed and verdict.on_fail == "stop" for verdict in verdicts)
