@@ -1,0 +1,134 @@
+"""The flow started from Prefect's own API, with nothing but JSON: as its run form, a deployment or a schedule would."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from orchestrated import events
+from real_runs import prefect_shows
+
+from flows.runs.run import Workspace, read_runs
+
+ROOT = Path(__file__).parents[2]
+
+Start = Callable[[dict[str, Any]], str]
+
+
+@pytest.fixture
+def start(prefect_url: str) -> Start:
+    """Create a flow run of a deployment with these parameters, have Prefect's engine run it; returns its id."""
+
+    def run(parameters: dict[str, Any]) -> str:
+        from prefect.client.orchestration import get_client
+        from prefect.utilities.callables import parameter_schema
+
+        from flows.pipeline import pipeline
+
+        with get_client(sync_client=True) as client:
+            deployment = client.create_deployment(
+                client.create_flow(pipeline),
+                "from the form",
+                entrypoint="fake_flow.pipeline",
+                path=str(ROOT),
+                parameter_openapi_schema=parameter_schema(pipeline).model_dump(),
+                enforce_parameter_schema=True,
+            )
+            flow_run_id: UUID = client.create_flow_run_from_deployment(deployment, parameters=parameters).id
+        environment = {
+            **os.environ,
+            "PREFECT__FLOW_RUN_ID": str(flow_run_id),
+            "PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(__file__).parent)]),
+        }
+        done = subprocess.run(
+            [sys.executable, "-m", "prefect.engine", str(flow_run_id)],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=200,
+        )
+        assert "Traceback" not in done.stdout + done.stderr, done.stderr
+        return str(flow_run_id)
+
+    return run
+
+
+def test_a_recipe_by_name_of_its_file(workspace: Workspace, recipe_file: Path, start: Start) -> None:
+    overrides = ["stages.value.gate.at_least=0.2"]
+    flow_run_id = start(
+        {"recipe": str(recipe_file), "overrides": overrides, "workspace": str(workspace.root)}
+    )
+    [record] = read_runs(workspace)
+    assert (record.status, record.source, record.overrides) == ("completed", str(recipe_file), (*overrides,))
+    assert record.prefect_flow_run_ids == (flow_run_id,)
+    # Prefect records the end after the flow has returned: the next run in the workspace finds it recorded.
+    assert [(each.flow_run_id, each.status) for each in record.open_flow_runs] == [(flow_run_id, "completed")]
+    flow_run, task_runs = prefect_shows(flow_run_id)
+    assert (flow_run.name, flow_run.state_name) == (record.run_id, "Completed")
+    assert set(flow_run.tags) == {"recipe:fake", f"run:{record.run_id}"}
+    assert task_runs == {f"{step} · attempt 1": "Completed" for step in record.stages}
+
+
+def test_a_recipe_as_a_text_and_then_its_run_by_id(
+    workspace: Workspace, recipe_file: Path, start: Start
+) -> None:
+    text = recipe_file.read_text().replace("seed: 17", "seed: 23")
+    (workspace.root).mkdir()
+    (workspace.root / "refuse.txt").write_text("policy")
+    first = start({"recipe": text, "workspace": str(workspace.root)})
+    [record] = read_runs(workspace)
+    assert (record.status, record.recipe.seed) == ("failed", 23)
+    flow_run, _ = prefect_shows(first)
+    assert flow_run.state_name == "Failed"
+    assert "row 7 has no prompt" in flow_run.state.message
+
+    (workspace.root / "refuse.txt").unlink()
+    again = start({"recipe": "fake", "workspace": str(workspace.root), "run_id": record.run_id})
+    [record] = read_runs(workspace)
+    assert record.status == "completed"
+    assert record.prefect_flow_run_ids == (first, again)
+    assert [each.flow_run_id for each in record.open_flow_runs] == [again]
+    assert sum(line.startswith("sft started") for line in events(workspace)) == 1
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"recipe": "quickstrat"}, "is neither a file nor a built-in recipe"),
+        ({"recipe": "recipe: x\nstages: {a: {kind: sfft}}\n"}, "'sfft'"),
+        ({"recipe": "quickstart", "run_id": "0007-fake-abcdef"}, "there is no run 0007-fake-abcdef"),
+    ],
+)
+def test_what_is_refused_is_told_in_the_state(
+    workspace: Workspace, start: Start, parameters: dict[str, str], message: str
+) -> None:
+    flow_run_id = start({**parameters, "workspace": str(workspace.root)})
+    from prefect.client.orchestration import get_client
+
+    with get_client(sync_client=True) as client:
+        state = client.read_flow_run(UUID(flow_run_id)).state
+    assert state is not None
+    assert (state.name, message in str(state.message)) == ("Failed", True), state.message
+
+
+def test_the_form_asks_for_plain_values() -> None:
+    from prefect.utilities.callables import parameter_schema
+
+    from flows.pipeline import pipeline
+
+    schema = parameter_schema(pipeline)
+    assert schema.required == ["recipe"]
+    types = {name: each.get("type") or [any_of["type"] for any_of in each["anyOf"]]
+             for name, each in schema.properties.items()}  # fmt: skip
+    assert types == {
+        "recipe": "string",
+        "overrides": ["array", "null"],
+        "workspace": "string",
+        "run_id": ["string", "null"],
+        "strict": "boolean",
+    }
+    assert all(each.get("description") for each in schema.properties.values())
