@@ -31,7 +31,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from flows.attempts.jobs import gates_of
-from flows.commands.doctor import Finding
+from flows.commands.findings import Finding
 from flows.runs.planning import PlannedStep
 from flows.runs.resolving import ChosenRates
 from flows.runs.run import GOOD, RunRecord, StageRecord

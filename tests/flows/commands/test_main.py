@@ -12,7 +12,8 @@ import pytest
 from orchestrated import attempt_all, orchestrated
 from typer.testing import CliRunner
 
-from flows.commands.main import app, summary
+from flows.commands.main import app
+from flows.commands.run import summary
 from flows.exit_codes import MEANINGS, ExitCode
 from flows.runs.run import Workspace, read_runs
 

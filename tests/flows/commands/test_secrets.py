@@ -72,7 +72,7 @@ def test_an_address_that_is_wrong_is_told_without_its_login(
     workspace: Workspace, recipe_file: Path, variable: str
 ) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", "from flows import servers; servers.ANSWER_SECONDS = 0.5; from flows.commands.main import main; main()",
+        [sys.executable, "-c", "from flows.prefect_server import server; server.ANSWER_SECONDS = 0.5; from flows.commands.main import main; main()",
          "run", str(recipe_file), "--workspace", str(workspace.root)],
         env={**os.environ, "PYTHONPATH": str(ROOT), "PREFECT_API_URL": "http://127.0.0.1:1/api",
              variable: "http://ann:canary-of-it@127.0.0.1:1/api"},

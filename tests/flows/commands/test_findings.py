@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.commands.doctor import (
+from flows.commands.findings import (
     Finding,
     _name_clashes,
     _processes,
@@ -57,7 +57,7 @@ def test_a_folder_with_the_name_of_a_package_is_noticed(
 
 
 def test_a_package_that_is_not_ours_is_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flows.commands.doctor.OURS", tmp_path)
+    monkeypatch.setattr("flows.commands.findings.OURS", tmp_path)
     assert next(_name_clashes()).verdict == "broken"
 
 
@@ -92,7 +92,7 @@ def test_children_that_cannot_load_our_packages_are_broken(
 ) -> None:
     (tmp_path / "flows").mkdir()
     (tmp_path / "flows" / "__init__.py").write_text("raise RuntimeError('not ours')")
-    monkeypatch.setattr("flows.commands.doctor.OURS", tmp_path)
+    monkeypatch.setattr("flows.commands.findings.OURS", tmp_path)
     finding = _processes()
     assert finding.verdict == "broken"
     assert "not ours" in finding.message

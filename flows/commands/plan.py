@@ -1,0 +1,52 @@
+"""``vantage plan``: what a run would do with each stage, and why."""
+
+import typer
+
+from flows.commands.app import DEFAULT_WORKSPACE, AsJson, Folder, Set, Source, Strict, Verbose
+from flows.commands.output import explained, print_json, warn, workspace_at
+from flows.exit_codes import ExitCode
+
+
+def plan(
+    recipe: Source,
+    overrides: Set = None,
+    workspace: Folder = DEFAULT_WORKSPACE,
+    as_json: AsJson = False,
+    strict: Strict = False,
+    verbose: Verbose = False,
+) -> None:
+    """Say for each stage whether it would be reused, resumed or run, and why. Changes nothing."""
+    with explained(verbose):
+        from flows.commands.console import open_console, show_plan
+        from flows.runs.planning import cautions, damage, refuse_drift
+        from flows.runs.planning import plan as plan_steps
+        from flows.runs.resolving import load_resolved
+        from flows.runs.run import damaged_runs, read_runs
+        from storage.store import Store
+
+        resolved, chosen = load_resolved(recipe, overrides or [])
+        place = workspace_at(workspace)
+        store = Store(place.store) if place.store.is_dir() else None
+        warn(damaged_runs(place))
+        steps = plan_steps(resolved, store, read_runs(place))
+        if as_json:
+            told = [step.as_json() for step in steps]
+            shown = {
+                "recipe": resolved.recipe,
+                "steps": told,
+                "warnings": cautions(resolved, steps),
+                "chosen": chosen,
+            }
+            print_json(shown)
+        else:
+            show_plan(
+                open_console(),
+                steps,
+                heading=f"{resolved.recipe} · {place.root}",
+                warnings=cautions(resolved, steps),
+                chosen=chosen,
+            )
+        if strict:
+            refuse_drift(steps)
+        if damage(steps):
+            raise typer.Exit(ExitCode.STORAGE)

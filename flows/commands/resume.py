@@ -1,0 +1,28 @@
+"""``vantage resume``: one run, from the recipe that it was started with."""
+
+from typing import Annotated
+
+import typer
+
+from flows.commands.app import DEFAULT_WORKSPACE, RUN_HELP, AsJson, Folder, Strict, Verbose, complete_run
+from flows.commands.output import explained, warn, workspace_at
+from flows.commands.run import execute_and_exit
+
+
+def resume(
+    run_id: Annotated[str, typer.Argument(metavar="RUN", help=RUN_HELP, autocompletion=complete_run)],
+    workspace: Folder = DEFAULT_WORKSPACE,
+    as_json: AsJson = False,
+    strict: Strict = False,
+    verbose: Verbose = False,
+) -> None:
+    """Go on with one run, whatever its status, from the recipe that it was started with."""
+    with explained(verbose):
+        from flows.runs.run import damaged_runs, drive_again
+        from flows.runs.run_ids import find_run
+
+        place = workspace_at(workspace)
+        run_id = find_run(place, run_id)
+        warn(damaged_runs(place), but=run_id)
+        with drive_again(place, run_id) as taken:
+            execute_and_exit(taken, as_json=as_json, strict=strict, verbose=verbose)

@@ -1,0 +1,58 @@
+"""``vantage run``: a recipe from its start, or from where its run was left."""
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from flows.commands.app import DEFAULT_WORKSPACE, AsJson, Folder, Set, Source, Strict, Verbose
+from flows.commands.output import explained, print_json, workspace_at
+
+if TYPE_CHECKING:
+    from flows.runs.resolving import ChosenRates
+    from flows.runs.run import Run, RunRecord
+
+
+def run(
+    recipe: Source,
+    overrides: Set = None,
+    workspace: Folder = DEFAULT_WORKSPACE,
+    as_json: AsJson = False,
+    strict: Strict = False,
+    verbose: Verbose = False,
+) -> None:
+    """Run a recipe, or go on with its unfinished run; what is already made is reused."""
+    with explained(verbose):
+        from flows.runs.resolving import load_resolved
+        from flows.runs.run import drive
+
+        resolved, chosen = load_resolved(recipe, overrides or [])
+        with drive(workspace_at(workspace), resolved, source=recipe, overrides=overrides or ()) as started:
+            execute_and_exit(started, as_json=as_json, strict=strict, verbose=verbose, chosen=chosen)
+
+
+def execute_and_exit(
+    run: "Run", *, as_json: bool, strict: bool, verbose: bool, chosen: "ChosenRates | None" = None
+) -> None:
+    """Drive a run, print how it ended, and end the process with the code that says so."""
+    from flows.commands.console import Screen, open_console
+    from flows.runs.execution import execute, exit_code
+
+    # With --json, people read standard error.
+    screen = Screen(open_console(sys.stderr if as_json else sys.stdout))
+    record = execute(run, screen, strict=strict, verbose=verbose, chosen=chosen)
+    if as_json:
+        print_json(summary(record))
+    raise typer.Exit(exit_code(record))
+
+
+def summary(record: "RunRecord") -> dict[str, Any]:
+    """What `run --json` prints as its last line."""
+    return {
+        "run_id": record.run_id,
+        "status": record.status,
+        "stages": {
+            name: stage.model_dump(mode="json", include={"status", "stage_key", "digest", "metrics"})
+            for name, stage in record.stages.items()
+        },
+    }
