@@ -1,4 +1,4 @@
-"""One run's steps, one attempt at a time: what is asked of an attempt, and what run.json and the ledger hear of it.
+"""One run's steps, one attempt at a time: which can start, what an attempt is asked, what follows from its outcome.
 
 Nothing here knows who orders the steps (``flows.pipeline`` has Prefect do it).
 """
@@ -9,33 +9,28 @@ import traceback
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-from flows.attempts.jobs import request_for, work_of
+from flows.attempts.jobs import request_for
 from flows.attempts.run_attempt import run_attempt
-from flows.gates import are_closed, judge
 from flows.launchers.launcher import Launcher
 from flows.launchers.stage_process import explain
 from flows.machine import Machine, this_machine
+from flows.recording import Recording
 from flows.retry import Retries
 from flows.runs.origin import origin
-from flows.runs.run import GOOD, Run, RunError, StageRecord, dead_runs, read_run, read_runs
-from flows.watching import Watcher, feed, journal_entries
-from ledger.operations import Input, StageOutcome
+from flows.runs.run import GOOD, Run, StageRecord, dead_runs, read_runs
+from flows.watching import Watcher
 from ledger.run_ledger import Ledger
-from ledger.sameness import remark_on
 from schemas.records.artifacts import Artifact
 from schemas.records.attempt import (
     RUN_STAGE,
-    AttemptBegun,
     AttemptOutcome,
     AttemptRequest,
     Share,
 )
-from schemas.records.metric_warnings import left_out, warnings_of
-from schemas.safe_text import safe_text, without_secrets
+from schemas.safe_text import without_secrets
 from schemas.steps import dependencies, order
-from storage.store import Locked, Store
+from storage.store import Store
 from tasks.training.progress import StageProgress, read_progress
 from tasks.training.scratch import PROGRESS
 
@@ -92,6 +87,9 @@ class Orchestrator:
         self.stage_function = stage_function
         self._launcher = launcher
         self._retries = Retries(self.recipe)
+        self._recording = Recording(
+            run, store=store, ledger=ledger, watcher=watcher, inputs=self.inputs, artifacts=self.artifacts
+        )
         known = run.record.stages
         waiting = {"status": "waiting", "reason": None, "exit_code": None, "seconds": 0.0, "verdicts": ()}
         run.update(
@@ -153,7 +151,9 @@ class Orchestrator:
 
     def block(self, step: str, reason: str) -> StageRecord:
         """Record that the step did not start."""
-        return self._end(step, status="resumable" if self.stop.is_set() else "blocked", reason=reason)
+        return self._recording.ended(
+            step, status="resumable" if self.stop.is_set() else "blocked", reason=reason
+        )
 
     # One attempt
 
@@ -204,22 +204,25 @@ class Orchestrator:
         try:
             outcome = run_attempt(
                 request,
-                observer=_AttemptRecorder(self, request),
+                observer=self._recording.observer(request),
                 stop=self.stop,
                 storage=self.store,
                 launcher=self._launcher,
             )
             if outcome.artifact is not None:
-                return self._succeeded(request, outcome, outcome.artifact)
+                self.artifacts[step] = outcome.artifact
+                return self._recording.succeeded(request, outcome, outcome.artifact)
         except Exception as error:  # of ours, or of a disk that takes no record
             self._log_traceback(step, error)
             outcome = AttemptOutcome(
                 status="failed", failure=explain(error), seconds=time.monotonic() - began
             )
         if outcome.status == "stopped":
-            return self._end(step, status="resumable", reason="the run was stopped before the stage began")
+            return self._recording.ended(
+                step, status="resumable", reason="the run was stopped before the stage began"
+            )
         if outcome.status == "absent":
-            return self._end(
+            return self._recording.ended(
                 step, status="resumable", reason="its artifact was lost after the run was planned"
             )
         return self._failed(step, outcome)
@@ -233,120 +236,11 @@ class Orchestrator:
         key = self.run.record.stages[step].stage_key
         return read_progress(self.store.root / "scratch" / key / PROGRESS) if key else None
 
-    # What is recorded
-
-    def _succeeded(self, request: AttemptRequest, outcome: AttemptOutcome, artifact: Artifact) -> StageRecord:
-        """Gates are judged and their verdicts recorded before anything follows from them; the ledger hears the rest."""
-        step, reused = request.step, outcome.status == "reused"
-        self.artifacts[step] = artifact
-        inputs = self.ledger_inputs(step)
-        told = self.ledger_fields(request)
-        if outcome.unreported:  # this run made it, and was killed before it had told everything
-            self.ledger.open_stage(step, attempt=outcome.attempt or 1, **told)
-        elif reused:
-            self.ledger.record_reuse(step, artifact=artifact, folder=self.store.folder(artifact), **told)
-        verdicts = judge(self.recipe, step, artifact, inputs)
-        closed = are_closed(verdicts)
-        if verdicts:
-            self.ledger.record_verdicts(step, verdicts)
-        known = self.run.record.stages[step]
-        stage = StageRecord(
-            status="gate_closed" if closed else "reused" if reused else "completed",
-            attempt=known.attempt,
-            stage_key=request.stage_key,
-            digest=artifact.digest,
-            metrics=artifact.metrics,
-            remark=remark_on(artifact, inputs),
-            left_out=left_out(artifact.metrics, outcome.dropped),
-            warnings=warnings_of(artifact.metrics),
-            verdicts=verdicts,
-            seconds=0.0 if reused else outcome.seconds,
-            key_parts=request.key_parts,
-            provenance=outcome.provenance,
-            samples=self._samples(request.stage_key, outcome),
-            microbatch_size=known.microbatch_size,
-        )
-        self.run.set_stage(step, stage)
-        if outcome.unreported or not reused:
-            self._report(request, outcome, artifact, "gate_closed" if closed else "completed")
-        self.watcher.ended(step, stage)
-        return stage
-
-    def _report(
-        self,
-        request: AttemptRequest,
-        outcome: AttemptOutcome,
-        artifact: Artifact,
-        stage_outcome: StageOutcome,
-    ) -> None:
-        """Tell the ledger the rest of the metrics and the artifact; the scratch folder is not needed after that."""
-        step, key = request.step, request.stage_key
-        self.ledger.send_metrics(step, journal_entries(self.store.scratch_folder(key)))
-        self.ledger.finish_stage(
-            step,
-            stage_outcome,
-            artifact=artifact,
-            folder=self.store.folder(artifact),
-            provenance=outcome.provenance,
-        )
-        # Whoever holds the key by now may compute there: then it is theirs to remove.
-        with (
-            suppress(Locked),
-            self.store.exclusive(key, holder=f"run {self.run.record.run_id}", timeout=0.0),
-        ):
-            self.store.discard_scratch(key)
-
     def _failed(self, step: str, outcome: AttemptOutcome) -> StageRecord:
-        """Record why the step has no result, and whether another attempt follows."""
-        assert outcome.failure is not None
-        stage = self.run.record.stages[step]
-        retry = self._retries.after(
-            step, outcome, microbatch_size=stage.microbatch_size, inputs=self._read(step)
-        )
-        if retry.microbatch_size != stage.microbatch_size:
-            self.run.update_stage(step, microbatch_size=retry.microbatch_size)
-        reason = safe_text(f"{outcome.failure.message}; {retry.remedy} ({self.log_of(step)})")
-        if stage.status == "running":
-            self.ledger.finish_stage(step, retry.status, reason=reason)
-        return self._end(
-            step,
-            status=retry.status,
-            reason=reason,
-            exit_code=outcome.failure.exit_code,
-            seconds=outcome.seconds,
-        )
-
-    def _end(self, step: str, **changes: Any) -> StageRecord:
-        self.run.update_stage(step, **changes)
-        stage = self.run.record.stages[step]
-        self.watcher.ended(step, stage)
-        return stage
-
-    def ledger_inputs(self, step: str) -> dict[str, Input]:
-        """Role → stage and artifact that the step reads."""
-        return {
-            role: Input(stage=read, artifact=self.artifacts[read]) for role, read in self.inputs[step].items()
-        }
-
-    def ledger_fields(self, request: AttemptRequest) -> dict[str, Any]:
-        """What the ledger records of every stage, made or reused."""
-        work = work_of(self.recipe, request.step)
-        return {
-            "kind": work.kind,
-            "stage_key": request.stage_key,
-            "params": work.model_dump(mode="json"),
-            "inputs": self.ledger_inputs(request.step),
-            "source_sha256": request.key_parts["inputs"].get("source"),
-        }
-
-    def _samples(self, key: str, outcome: AttemptOutcome) -> tuple[dict[str, Any], ...]:
-        """The texts of the outcome, or those that the run which made the artifact has kept."""
-        if outcome.status == "reused" and outcome.made_by is not None:
-            with suppress(RunError):
-                stages = read_run(self.run.workspace, outcome.made_by).stages.values()
-                if kept := next((stage.samples for stage in stages if stage.stage_key == key), ()):
-                    return kept
-        return outcome.samples
+        """Record why the step has no result, and what is tried next."""
+        size = self.run.record.stages[step].microbatch_size
+        retry = self._retries.after(step, outcome, microbatch_size=size, inputs=self._read(step))
+        return self._recording.failed(step, outcome, retry, log=self.log_of(step))
 
     def _read(self, step: str) -> dict[str, Artifact]:
         """Role → artifact that the step reads, as far as they are there."""
@@ -366,42 +260,3 @@ class Orchestrator:
             log.parent.mkdir(parents=True, exist_ok=True)
             with log.open("a") as file:
                 file.write(without_secrets("".join(traceback.format_exception(error))))
-
-
-class _AttemptRecorder:
-    """The observer of one attempt: what happens in it goes to the run's record, the ledger and the watcher."""
-
-    def __init__(self, orchestrator: Orchestrator, request: AttemptRequest) -> None:
-        self._orchestrator = orchestrator
-        self._request = request
-        self._feed: Callable[[], None] = lambda: None
-
-    def waits(self, holder: str) -> None:
-        step = self._request.step
-        self._orchestrator.watcher.say(f"  {step}: waits for {holder}, which makes the same artifact", "dim")
-
-    def damaged(self, problem: str) -> None:
-        self._orchestrator.watcher.say(
-            f"  {self._request.step}: the stored artifact is damaged and made again: {problem}", "red"
-        )
-
-    def begun(self, begun: AttemptBegun) -> None:
-        request, orchestrator = self._request, self._orchestrator
-        record = StageRecord(
-            status="running",
-            attempt=begun.attempt,
-            stage_key=request.stage_key,
-            key_parts=request.key_parts,
-            provenance=begun.provenance,
-            microbatch_size=request.microbatch_size,
-        )
-        orchestrator.run.set_stage(request.step, record)
-        fields = orchestrator.ledger_fields(request)
-        orchestrator.ledger.open_stage(request.step, attempt=begun.attempt, **fields)
-        orchestrator.watcher.started(request.step, begun.attempt)
-        self._feed = feed(
-            request.step, begun.scratch, watcher=orchestrator.watcher, ledger=orchestrator.ledger
-        )
-
-    def polled(self) -> None:
-        self._feed()

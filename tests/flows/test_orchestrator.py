@@ -15,6 +15,7 @@ from orchestrated import attempt, attempt_all, events, orchestrated, pace
 from flows.exit_codes import ExitCode
 from flows.launchers.local_process import LocalProcess
 from flows.orchestrator import Orchestrator
+from flows.recording import Recording
 from flows.runs.planning import plan
 from flows.runs.run import Workspace, read_run
 from ledger.run_ledger import Ledger
@@ -191,7 +192,7 @@ def test_a_gate_that_continues_only_records(workspace: Workspace, recipe_file: P
     "owner, method, after",
     [
         (Store, "commit", True),  # after the commit, before the run's own record is written
-        (Orchestrator, "_report", False),  # after the commit, before the ledger is told of anything
+        (Recording, "_report", False),  # after the commit, before the ledger is told of anything
         (Ledger, "finish_stage", False),  # before the ledger knows
         (Ledger, "finish_stage", True),  # the ledger knows, scratch is still there
     ],

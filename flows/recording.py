@@ -1,0 +1,203 @@
+"""What run.json, the ledger and whoever looks at the run hear of its attempts."""
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from flows.attempts.jobs import work_of
+from flows.gates import are_closed, judge
+from flows.retry import Retry
+from flows.runs.run import Run, RunError, StageRecord, read_run
+from flows.watching import Watcher, feed, journal_entries
+from ledger.operations import Input, StageOutcome
+from ledger.run_ledger import Ledger
+from ledger.sameness import remark_on
+from schemas.records.artifacts import Artifact
+from schemas.records.attempt import AttemptBegun, AttemptOutcome, AttemptRequest
+from schemas.records.metric_warnings import left_out, warnings_of
+from schemas.safe_text import safe_text
+from storage.store import Locked, Store
+
+
+class Recording:
+    """The records of one run's attempts."""
+
+    def __init__(
+        self,
+        run: Run,
+        *,
+        store: Store,
+        ledger: Ledger,
+        watcher: Watcher,
+        inputs: Mapping[str, Mapping[str, str]],
+        artifacts: Mapping[str, Artifact],
+    ) -> None:
+        """Hold where records go.
+
+        Args:
+            run: whose run.json is written.
+            store: where artifacts lie.
+            ledger: what MLflow is told goes here.
+            watcher: who looks at the run.
+            inputs: step → role → step that it reads.
+            artifacts: step → what it has made; the caller adds to it.
+        """
+        self.run = run
+        self.recipe = run.record.recipe
+        self.store = store
+        self.ledger = ledger
+        self.watcher = watcher
+        self._inputs = inputs
+        self._artifacts = artifacts
+
+    def observer(self, request: AttemptRequest) -> "AttemptObserver":
+        """Who follows an attempt for run.json, the ledger and the watcher."""
+        return AttemptObserver(self, request)
+
+    def succeeded(self, request: AttemptRequest, outcome: AttemptOutcome, artifact: Artifact) -> StageRecord:
+        """Gates are judged and their verdicts recorded before anything follows from them; the ledger hears the rest."""
+        step, reused = request.step, outcome.status == "reused"
+        inputs = self.ledger_inputs(step)
+        told = self.ledger_fields(request)
+        if outcome.unreported:  # this run made it, and was killed before it had told everything
+            self.ledger.open_stage(step, attempt=outcome.attempt or 1, **told)
+        elif reused:
+            self.ledger.record_reuse(step, artifact=artifact, folder=self.store.folder(artifact), **told)
+        verdicts = judge(self.recipe, step, artifact, inputs)
+        closed = are_closed(verdicts)
+        if verdicts:
+            self.ledger.record_verdicts(step, verdicts)
+        known = self.run.record.stages[step]
+        stage = StageRecord(
+            status="gate_closed" if closed else "reused" if reused else "completed",
+            attempt=known.attempt,
+            stage_key=request.stage_key,
+            digest=artifact.digest,
+            metrics=artifact.metrics,
+            remark=remark_on(artifact, inputs),
+            left_out=left_out(artifact.metrics, outcome.dropped),
+            warnings=warnings_of(artifact.metrics),
+            verdicts=verdicts,
+            seconds=0.0 if reused else outcome.seconds,
+            key_parts=request.key_parts,
+            provenance=outcome.provenance,
+            samples=self._samples(request.stage_key, outcome),
+            microbatch_size=known.microbatch_size,
+        )
+        self.run.set_stage(step, stage)
+        if outcome.unreported or not reused:
+            self._report(request, outcome, artifact, "gate_closed" if closed else "completed")
+        self.watcher.ended(step, stage)
+        return stage
+
+    def _report(
+        self,
+        request: AttemptRequest,
+        outcome: AttemptOutcome,
+        artifact: Artifact,
+        stage_outcome: StageOutcome,
+    ) -> None:
+        """Tell the ledger the rest of the metrics and the artifact; the scratch folder is not needed after that."""
+        step, key = request.step, request.stage_key
+        self.ledger.send_metrics(step, journal_entries(self.store.scratch_folder(key)))
+        self.ledger.finish_stage(
+            step,
+            stage_outcome,
+            artifact=artifact,
+            folder=self.store.folder(artifact),
+            provenance=outcome.provenance,
+        )
+        # Whoever holds the key by now may compute there: then it is theirs to remove.
+        with (
+            suppress(Locked),
+            self.store.exclusive(key, holder=f"run {self.run.record.run_id}", timeout=0.0),
+        ):
+            self.store.discard_scratch(key)
+
+    def failed(self, step: str, outcome: AttemptOutcome, retry: Retry, *, log: object) -> StageRecord:
+        """Why the step has no result, and whether another attempt follows; ``log`` is named to the reader."""
+        assert outcome.failure is not None, "recorded only of an attempt that failed"
+        stage = self.run.record.stages[step]
+        if retry.microbatch_size != stage.microbatch_size:
+            self.run.update_stage(step, microbatch_size=retry.microbatch_size)
+        reason = safe_text(f"{outcome.failure.message}; {retry.remedy} ({log})")
+        if stage.status == "running":
+            self.ledger.finish_stage(step, retry.status, reason=reason)
+        return self.ended(
+            step,
+            status=retry.status,
+            reason=reason,
+            exit_code=outcome.failure.exit_code,
+            seconds=outcome.seconds,
+        )
+
+    def ended(self, step: str, **changes: Any) -> StageRecord:
+        """The step is over without an artifact."""
+        self.run.update_stage(step, **changes)
+        stage = self.run.record.stages[step]
+        self.watcher.ended(step, stage)
+        return stage
+
+    def ledger_inputs(self, step: str) -> dict[str, Input]:
+        """Role → stage and artifact that the step reads."""
+        return {
+            role: Input(stage=read, artifact=self._artifacts[read])
+            for role, read in self._inputs[step].items()
+        }
+
+    def ledger_fields(self, request: AttemptRequest) -> dict[str, Any]:
+        """What the ledger records of every stage, made or reused."""
+        work = work_of(self.recipe, request.step)
+        return {
+            "kind": work.kind,
+            "stage_key": request.stage_key,
+            "params": work.model_dump(mode="json"),
+            "inputs": self.ledger_inputs(request.step),
+            "source_sha256": request.key_parts["inputs"].get("source"),
+        }
+
+    def _samples(self, key: str, outcome: AttemptOutcome) -> tuple[dict[str, Any], ...]:
+        """The texts of the outcome, or those that the run which made the artifact has kept."""
+        if outcome.status == "reused" and outcome.made_by is not None:
+            with suppress(RunError):
+                stages = read_run(self.run.workspace, outcome.made_by).stages.values()
+                if kept := next((stage.samples for stage in stages if stage.stage_key == key), ()):
+                    return kept
+        return outcome.samples
+
+
+class AttemptObserver:
+    """Follows one attempt: what happens in it goes to run.json, the ledger and the watcher."""
+
+    def __init__(self, recording: Recording, request: AttemptRequest) -> None:
+        self._recording = recording
+        self._request = request
+        self._feed: Callable[[], None] = lambda: None
+
+    def waits(self, holder: str) -> None:
+        step = self._request.step
+        self._recording.watcher.say(f"  {step}: waits for {holder}, which makes the same artifact", "dim")
+
+    def damaged(self, problem: str) -> None:
+        self._recording.watcher.say(
+            f"  {self._request.step}: the stored artifact is damaged and made again: {problem}", "red"
+        )
+
+    def begun(self, begun: AttemptBegun) -> None:
+        request, recording = self._request, self._recording
+        record = StageRecord(
+            status="running",
+            attempt=begun.attempt,
+            stage_key=request.stage_key,
+            key_parts=request.key_parts,
+            provenance=begun.provenance,
+            microbatch_size=request.microbatch_size,
+        )
+        recording.run.set_stage(request.step, record)
+        fields = recording.ledger_fields(request)
+        recording.ledger.open_stage(request.step, attempt=begun.attempt, **fields)
+        recording.watcher.started(request.step, begun.attempt)
+        self._feed = feed(request.step, begun.scratch, watcher=recording.watcher, ledger=recording.ledger)
+
+    def polled(self) -> None:
+        self._feed()
