@@ -9,6 +9,7 @@ an architecture without that class, is the trunk as `AutoModel` reads it, with t
 import copy
 import json
 import math
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -49,29 +50,78 @@ about 1, so its weights have this over √H."""
 Role = Literal["reward", "value"]
 
 
-class ScalarModel(nn.Module):
-    """head(backbone(tokens)) − score_shift at every position."""
+@dataclass(frozen=True, eq=False)
+class LanguageHead:
+    """The output head of the policy whose trunk a reward model took."""
 
-    def __init__(self, backbone: PreTrainedModel, head: nn.Linear, *, score_shift: float = 0.0) -> None:
+    frozen: OutputHead
+    """As it was when it was loaded."""
+    is_tied: bool
+    """Whether its matrix is the trunk's embeddings, which train."""
+
+    def on(self, backbone: PreTrainedModel) -> OutputHead:
+        """The head as the trunk has it now; to be called within a forward pass that reads the trunk's weights."""
+        if not self.is_tied:
+            return self.frozen
+        weight = backbone.get_input_embeddings().weight
+        assert isinstance(weight, Tensor), "a table"
+        return replace(self.frozen, weight=weight)
+
+
+class ScalarModel(nn.Module):
+    """head(backbone(tokens)) − score_shift at every position.
+
+    Weights are read in `forward` alone: sharding (FSDP2) gathers them for a module's own forward pass only.
+    """
+
+    def __init__(
+        self,
+        backbone: PreTrainedModel,
+        head: nn.Linear,
+        *,
+        score_shift: float = 0.0,
+        language_head: LanguageHead | None = None,
+    ) -> None:
         super().__init__()
         self.backbone = backbone
         self.head = head
         self.score_shift = score_shift
+        self.language_head = language_head
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, positions: Tensor) -> Tensor:
-        """Scalars (B, P) in float32 at `positions` (B, P) of right-padded `input_ids` (B, L)."""
-        return self.read(self.hidden(input_ids, attention_mask), positions)
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.backbone.device
 
-    def hidden(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Hidden states (B, L, H) of the trunk."""
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        positions: Tensor,
+        language: Sequences | None = None,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Scalars (B, P) in float32 at `positions` (B, P) of right-padded `input_ids` (B, L).
+
+        With `language`, the first N of these sequences, also the language head's log-probabilities (N, T) of their
+        responses, from the same pass.
+        """
         output = self.backbone(input_ids=input_ids, attention_mask=attention_mask, use_cache=False)
         hidden: Tensor = output.last_hidden_state
-        return hidden
+        at_positions = hidden.gather(1, positions[:, :, None].expand(-1, -1, hidden.shape[-1]))
+        scalars = read_scalars(at_positions, self.head) - self.score_shift
+        return scalars if language is None else (scalars, self._logprobs(hidden, language))
 
-    def read(self, hidden: Tensor, positions: Tensor) -> Tensor:
-        """Scalars (B, P) in float32 that the head reads from hidden states (B, L, H) at `positions` (B, P)."""
-        hidden = hidden.gather(1, positions[:, :, None].expand(-1, -1, hidden.shape[-1]))
-        return read_scalars(hidden, self.head) - self.score_shift
+    def _logprobs(self, hidden: Tensor, sequences: Sequences) -> Tensor:
+        assert self.language_head is not None, "loaded with one"
+        places = sequences.response_mask.nonzero(as_tuple=True)
+        chosen_hidden = hidden[: len(sequences)][places[0], sequences.response_positions[places]]
+        logprobs = token_logprobs(
+            chosen_hidden,
+            sequences.response_ids[places],
+            self.language_head.on(self.backbone),
+            temperature=1.0,
+        ).logprobs
+        return logprobs.new_zeros(sequences.response_mask.shape).index_put(places, logprobs)
 
 
 def scores(model: ScalarModel, sequences: Sequences) -> Tensor:
@@ -85,20 +135,25 @@ def scores(model: ScalarModel, sequences: Sequences) -> Tensor:
 
 
 def scores_and_logprobs(
-    model: ScalarModel, sequences: Sequences, language_head: OutputHead, *, rows: slice
+    model: ScalarModel, sequences: Sequences, *, first_rows: int
 ) -> tuple[Tensor, Tensor]:
-    """The score (B,) of each response, and log-probabilities (N, T) of the responses of `rows`, in one pass.
+    """The score (B,) of each response, and log-probabilities (N, T) of the first N responses, in one pass.
 
     Raises:
         ValueError: a response has no token.
     """
-    hidden = model.hidden(sequences.input_ids, sequences.attention_mask)
-    mask, ids = sequences.response_mask[rows], sequences.response_ids[rows]
-    places = mask.nonzero(as_tuple=True)
-    chosen_hidden = hidden[rows][places[0], sequences.response_positions[rows][places]]
-    logprobs = token_logprobs(chosen_hidden, ids[places], language_head, temperature=1.0).logprobs
-    spread = logprobs.new_zeros(mask.shape).index_put(places, logprobs)
-    return model.read(hidden, _last_positions(sequences))[:, 0], spread
+    rows = slice(0, first_rows)
+    language = Sequences(
+        input_ids=sequences.input_ids[rows],
+        attention_mask=sequences.attention_mask[rows],
+        response_ids=sequences.response_ids[rows],
+        response_mask=sequences.response_mask[rows],
+        prompt_lengths=sequences.prompt_lengths[rows],
+    )
+    scalars, logprobs = model(
+        sequences.input_ids, sequences.attention_mask, _last_positions(sequences), language
+    )
+    return scalars[:, 0], logprobs
 
 
 def _last_positions(sequences: Sequences) -> Tensor:
@@ -140,9 +195,7 @@ def reward_from_policy(folder: Path, *, seed: int, dtype: torch.dtype = torch.fl
     return ScalarModel(backbone, _fresh_head(backbone, seed=seed, bias=False)).eval()
 
 
-def reward_with_language_head(
-    folder: Path, *, seed: int, device: torch.device
-) -> tuple[ScalarModel, OutputHead]:
+def reward_with_language_head(folder: Path, *, seed: int, device: torch.device) -> ScalarModel:
     """As `reward_from_policy`, on a device, with the policy's output head for a language-modelling loss beside.
 
     A head that is tied to the embeddings is the trunk's own and trains with it; any other stays as it is.
@@ -151,9 +204,10 @@ def reward_with_language_head(
         UnsafeModel: see `models.folders.check_folder`.
     """
     policy = load_policy(folder, device=device)
-    backbone = trunk(policy)
-    reward = ScalarModel(backbone, _fresh_head(backbone, seed=seed, bias=False)).to(device).eval()
-    return reward, output_head(policy)
+    backbone, head = trunk(policy), output_head(policy)
+    language_head = LanguageHead(head, is_tied=head.weight is policy.get_input_embeddings().weight)
+    scalar_head = _fresh_head(backbone, seed=seed, bias=False)
+    return ScalarModel(backbone, scalar_head, language_head=language_head).to(device).eval()
 
 
 def value_from_policy(folder: Path, *, seed: int, dtype: torch.dtype = torch.float32) -> ScalarModel:

@@ -20,6 +20,7 @@ from tasks.rollout.rollouts import (
 )
 from tasks.rollout.sampler_check import compare_with_sampler
 from tasks.rollout.selection import Selection
+from tasks.training import ranks
 from tasks.training.attempt import Attempt
 from tasks.training.likelihood import accumulate_nll
 from tasks.training.measured import uncertainty_of, values_of
@@ -150,11 +151,11 @@ def update(
 def describe(scored: Scored, best: Tensor) -> dict[str, float]:
     """What the samples were like, before the update, and how much better the kept ones score."""
     lengths, ended = scored.sampled.sequences.lengths, scored.sampled.ended
-    terms = {f"score_mean_{name}": term.mean().item() for name, term in scored.scores.by_term.items()}
-    return {
-        "score_mean": scored.scores.total.mean().item(),
-        "best_score_mean": scored.scores.total[best].mean().item(),
-        **terms,
-        "response_length_mean": lengths.float().mean().item(),
-        "truncated_share": (~ended).float().mean().item(),
+    measured = {
+        "score_mean": scored.scores.total,
+        "best_score_mean": scored.scores.total[best],
+        **{f"score_mean_{name}": term for name, term in scored.scores.by_term.items()},
+        "response_length_mean": lengths.float(),
+        "truncated_share": (~ended).float(),
     }
+    return {name: ranks.mean(values) for name, values in measured.items()}

@@ -20,7 +20,7 @@ from tasks.data.encoding_counts import comparison_metrics
 from tasks.data.examples import Completions, codec_of, read_completions
 from tasks.data.splits import TEST, TRAIN, VALIDATION
 from tasks.rewards.model_scores import TokenizersDiffer
-from tasks.training import progress
+from tasks.training import progress, ranks
 from tasks.training.attempt import Attempt
 from tasks.training.data_order import order_of
 from tasks.training.measured import uncertainty_of, values_of
@@ -115,6 +115,7 @@ def accumulate_preferences(
 ) -> tuple[dict[str, float], int]:
     """Add the gradient of the minibatch's mean loss, micro-batch by micro-batch; returns its metrics and tokens."""
     sums, loss_sum, num_tokens = MetricSums(), 0.0, 0
+    num_pairs = ranks.total(float(len(indices)))
     for rows in chunks(len(indices), work.microbatch_size):
         batch = pairs.batch(indices[rows]).to(models.policy.device)
         logprobs = pair_logprobs(models, batch, precision=work.precision)
@@ -124,7 +125,7 @@ def accumulate_preferences(
             logprobs.ref_chosen,
             logprobs.ref_rejected,
             beta=work.beta,
-            denominator=float(len(indices)),
+            denominator=num_pairs,
         )
         preference.loss.backward()
         # Only watched: when it rises while the pairs are learnt, chosen responses become unlikely too
@@ -134,7 +135,7 @@ def accumulate_preferences(
         loss_sum += preference.loss.item()
         num_tokens += int(batch.attention_mask.sum())
     means = {CURVES.get(name, name): mean for name, mean in sums.means().items()}
-    return {"loss": loss_sum, **means}, num_tokens
+    return {"loss": ranks.total(loss_sum), **means}, num_tokens
 
 
 def pair_logprobs(models: Models, batch: Sequences, *, precision: Precision) -> PairLogprobs:

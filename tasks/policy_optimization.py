@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from algorithms.advantages import monte_carlo_returns
@@ -42,6 +43,7 @@ from tasks.rollout.rollouts import (
 )
 from tasks.rollout.sampler_check import compare_with_sampler
 from tasks.rollout.selection import Selection
+from tasks.training import ranks
 from tasks.training.attempt import Attempt
 from tasks.training.data_order import DataOrder
 from tasks.training.measured import uncertainty_of, values_of
@@ -99,7 +101,7 @@ def run(job: StageJob) -> StageResult:
             metrics |= describe(rollout, estimates, gathered.filled, algorithm, state, gathered.moments)
             metrics |= gathered.gap
             if gathered.greedy is not None:
-                metrics["greedy_score_mean"] = gathered.greedy.scores.total.mean().item()
+                metrics["greedy_score_mean"] = ranks.mean(gathered.greedy.scores.total)
 
             # 4. Update the KL coefficients
             state["batches"] += gathered.filled.rounds
@@ -256,7 +258,7 @@ def sample_rollout(job: StageJob, models: RolloutModels, prompts: Prompts, *, fi
         )
     scored = draw(0)
     uniform = uniform_groups(scored.scores.weighted_sum, samples_per_prompt=group)
-    return Filled(scored=scored, rounds=1, uniform_share=uniform.float().mean().item())
+    return Filled(scored=scored, rounds=1, uniform_share=ranks.mean(uniform.float()))
 
 
 def sample_greedy(
@@ -285,8 +287,8 @@ def scaled_greedy(
 
 def updated_moments(before: dict[str, Any], scored: Scored, algorithm: Algorithm) -> RunningMoments:
     """The moments of all scores so far, a rollout's included before it is scaled by them."""
-    moments = RunningMoments(**before)
-    return moments if algorithm.reward_scaling == "none" else moments.update(scored.scores.total)
+    moments, scores = RunningMoments(**before), ranks.gathered(scored.scores.total)
+    return moments if algorithm.reward_scaling == "none" else moments.update(scores)
 
 
 def updated_kl_penalty_coef(coef: float, measure_kl: Callable[[], float], algorithm: Algorithm) -> float:
@@ -302,7 +304,7 @@ def updated_kl_coef(kl_coef: float, rollout: Rollout, algorithm: Algorithm) -> f
         return kl_coef
     controller = ProportionalController(kl_coef, target=algorithm.kl_target, horizon=algorithm.kl_horizon)
     per_response = sequence_sums(rollout.log_ratios, rollout.sequences.response_mask)
-    return controller.update(per_response.mean().item(), num_sequences=len(per_response)).coef
+    return controller.update(ranks.mean(per_response), num_sequences=ranks.total(len(per_response))).coef
 
 
 def describe(
@@ -315,26 +317,28 @@ def describe(
 ) -> dict[str, float]:
     """What a rollout was like, before its updates, and the coefficients of its rewards."""
     mask = rollout.sequences.response_mask
-    advantages = estimates.advantages[estimates.policy_mask]
-    terms = {f"score_mean_{name}": term.mean().item() for name, term in rollout.scores.by_term.items()}
+    advantages = ranks.gathered(estimates.advantages[estimates.policy_mask])
+    terms = {f"score_mean_{name}": ranks.mean(term) for name, term in rollout.scores.by_term.items()}
     metrics = {
-        "score_mean": rollout.scores.total.mean().item(),
+        "score_mean": ranks.mean(rollout.scores.total),
         **terms,
-        "scaled_score_mean": rollout.scaled_scores.mean().item(),
-        "reward_mean": sequence_sums(rollout.rewards, mask).mean().item(),
-        "kl_to_reference": sequence_sums(rollout.log_ratios, mask).mean().item(),
+        "scaled_score_mean": ranks.mean(rollout.scaled_scores),
+        "reward_mean": ranks.mean(sequence_sums(rollout.rewards, mask)),
+        "kl_to_reference": ranks.mean(sequence_sums(rollout.log_ratios, mask)),
         "kl_coef": state["kl_coef"],
         "advantage_mean": advantages.mean().item(),
         "advantage_std": advantages.std(correction=0).item(),
-        "positive_share": estimates.is_positive.float().mean().item(),
-        "response_length_mean": rollout.sequences.lengths.float().mean().item(),
-        "truncated_share": (~rollout.sampled.ended).float().mean().item(),
+        "positive_share": ranks.mean(estimates.is_positive.float()),
+        "response_length_mean": ranks.mean(rollout.sequences.lengths.float()),
+        "truncated_share": ranks.mean((~rollout.sampled.ended).float()),
         "uniform_group_share": filled.uniform_share,
         "sampling_rounds": filled.rounds,
     }
     if estimates.old_values is not None:
         returns = monte_carlo_returns(rollout.rewards, mask, gamma=algorithm.gamma)
-        metrics["explained_variance"] = explained_variance(estimates.old_values, returns, mask)
+        values, of_returns = (ranks.gathered(each[mask])[None] for each in (estimates.old_values, returns))
+        valid = torch.ones_like(values, dtype=torch.bool)
+        metrics["explained_variance"] = explained_variance(values, of_returns, valid)
     if algorithm.reward_scaling != "none":
         metrics |= {"reward_moments_mean": moments.mean, "reward_moments_std": moments.std}
     if algorithm.kl_penalty_coef:

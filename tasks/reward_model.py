@@ -28,7 +28,6 @@ from models.heads import (
     scores,
     scores_and_logprobs,
 )
-from models.output_head import OutputHead
 from schemas.recipe.stages import RewardModelling
 from schemas.records.job import StageJob, StageResult
 from tasks.data.encoding_counts import comparison_metrics
@@ -41,7 +40,7 @@ from tasks.data.examples import (
     read_rankings,
 )
 from tasks.data.splits import TEST, TRAIN, VALIDATION
-from tasks.training import progress
+from tasks.training import progress, ranks
 from tasks.training.attempt import Attempt
 from tasks.training.data_order import order_of
 from tasks.training.measured import uncertainty_of, values_of
@@ -69,7 +68,7 @@ def run(job: StageJob) -> StageResult:
 
     # 1. The policy's trunk with a fresh head, and every pair or ranking as ids
     codec = codec_of(job, "init")
-    reward, language_head = reward_with_language_head(
+    reward = reward_with_language_head(
         job.inputs["init"], seed=derive_seed(stage_seed(job), "init"), device=device
     )
     train, validation, test = (read_preferences(job, split, codec) for split in (TRAIN, VALIDATION, TEST))
@@ -85,9 +84,7 @@ def run(job: StageJob) -> StageResult:
         job, total=num_steps, modules={"reward": reward}, optimizers={"reward": optimizer}
     ) as attempt:
         for step in attempt.remaining():
-            metrics, num_tokens = accumulate_preferences(
-                reward, language_head, train, order.batch(step), work
-            )
+            metrics, num_tokens = accumulate_preferences(reward, train, order.batch(step), work)
             metrics |= update_weights(optimizer, reward, work, step=step, total_steps=num_steps)
             attempt.finish_step(metrics, num_tokens=num_tokens, headline="loss")
 
@@ -120,7 +117,6 @@ def read_preferences(job: StageJob, split: str, codec: Codec) -> Completions | R
 
 def accumulate_preferences(
     reward: ScalarModel,
-    language_head: OutputHead,
     preferences: Completions | Rankings,
     indices: Sequence[int],
     work: RewardModelling,
@@ -128,7 +124,7 @@ def accumulate_preferences(
     """Add the gradient of the minibatch's mean loss, micro-batch by micro-batch; returns its metrics and tokens."""
     if isinstance(preferences, Rankings):
         return accumulate_rankings(reward, preferences, indices, work)
-    return accumulate_pairs(reward, language_head, preferences, indices, work)
+    return accumulate_pairs(reward, preferences, indices, work)
 
 
 def measure_preferences(
@@ -142,7 +138,6 @@ def measure_preferences(
 
 def accumulate_pairs(
     reward: ScalarModel,
-    language_head: OutputHead,
     pairs: Completions,
     indices: Sequence[int],
     work: RewardModelling,
@@ -152,14 +147,15 @@ def accumulate_pairs(
     The margin is each pair's own, where the data has margins. A micro-batch counts pairs.
     """
     sums, loss_sum, num_tokens = MetricSums(), 0.0, 0
-    num_pairs = float(len(indices))
-    num_chosen_tokens = float(sum(len(pairs.response_ids["chosen"][index]) for index in indices))
+    num_pairs = ranks.total(float(len(indices)))
+    chosen_lengths = (len(pairs.response_ids["chosen"][index]) for index in indices)
+    num_chosen_tokens = ranks.total(float(sum(chosen_lengths)))
     for rows in chunks(len(indices), work.microbatch_size):
-        batch = pairs.batch(indices[rows]).to(reward.head.weight.device)
+        batch = pairs.batch(indices[rows]).to(reward.device)
         chosen_rows = slice(0, len(batch) // 2)
         with autocast(work.precision, batch.input_ids.device):
             if work.lm_coef:
-                both, logprobs = scores_and_logprobs(reward, batch, language_head, rows=chosen_rows)
+                both, logprobs = scores_and_logprobs(reward, batch, first_rows=len(batch) // 2)
             else:
                 both, logprobs = scores(reward, batch), None
         chosen, rejected = both.chunk(2)
@@ -178,7 +174,7 @@ def accumulate_pairs(
         loss_sum += loss.item()
         num_tokens += int(batch.attention_mask.sum())
     means = {CURVES.get(name, name): mean for name, mean in sums.means().items()}
-    return {"loss": loss_sum, **means}, num_tokens
+    return {"loss": ranks.total(loss_sum), **means}, num_tokens
 
 
 def _margin(pairs: Completions, indices: Sequence[int], like: Tensor) -> Tensor | None:
@@ -194,9 +190,9 @@ def accumulate_rankings(
     """
     sums, loss_sum, num_tokens = MetricSums(), 0.0, 0
     score_sum, num_completions = 0.0, 0
-    num_prompts = float(rankable(*rankings.ranks_of(indices)))
+    num_prompts = ranks.total(float(rankable(*rankings.ranks_of(indices))))
     for rows in chunks(len(indices), work.microbatch_size):
-        batch = rankings.batch(indices[rows]).to(reward.head.weight.device)
+        batch = rankings.batch(indices[rows]).to(reward.device)
         with autocast(work.precision, batch.ranks.device):
             completion_scores = scores(reward, batch.sequences)
         preference = ranking_loss(completion_scores, batch.ranks, batch.group_ids, denominator=num_prompts)
@@ -207,7 +203,8 @@ def accumulate_rankings(
         num_completions += len(batch.sequences)
         num_tokens += int(batch.sequences.attention_mask.sum())
     means = {CURVES.get(name, name): mean for name, mean in sums.means().items()}
-    return {"loss": loss_sum, **means, "score_mean": score_sum / num_completions}, num_tokens
+    score_mean = ranks.total(score_sum) / ranks.total(num_completions)
+    return {"loss": ranks.total(loss_sum), **means, "score_mean": score_mean}, num_tokens
 
 
 @torch.no_grad()
@@ -220,7 +217,7 @@ def measure_rankings(reward: ScalarModel, rankings: Rankings, *, batch_size: int
     prompts, of_pairs = rankings.clusters(), []
     for rows in chunks(len(rankings), batch_size):
         progress.phase("measuring", rows.start, len(rankings))
-        batch = rankings.batch(range(len(rankings))[rows]).to(reward.head.weight.device)
+        batch = rankings.batch(range(len(rankings))[rows]).to(reward.device)
         completion_scores = scores(reward, batch.sequences)
         better, worse, prompt = untied_pairs(batch.ranks, batch.group_ids)
         pairs = measure(completion_scores[better], completion_scores[worse])
@@ -244,7 +241,7 @@ def measure_pairs(reward: ScalarModel, pairs: Completions, *, batch_size: int) -
     both = []
     for rows in chunks(len(pairs), batch_size):
         progress.phase("measuring", rows.start, len(pairs))
-        batch = pairs.batch(range(len(pairs))[rows]).to(reward.head.weight.device)
+        batch = pairs.batch(range(len(pairs))[rows]).to(reward.device)
         both.append(torch.stack(scores(reward, batch).chunk(2)).cpu())
     measured = measure(*torch.cat(both, dim=1))
     clusters = pairs.clusters()
@@ -261,6 +258,6 @@ def mean_score(reward: ScalarModel, examples: Completions, *, batch_size: int) -
     count = min(len(examples), CENTRE_ROWS)
     total = 0.0
     for rows in chunks(count, batch_size):
-        batch = examples.batch(range(count)[rows]).to(reward.head.weight.device)
+        batch = examples.batch(range(count)[rows]).to(reward.device)
         total += float(scores(reward, batch).double().sum())
     return total / count

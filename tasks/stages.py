@@ -1,13 +1,18 @@
 """From a job to the stage that does it, by the table of kinds."""
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from schemas.kinds import KINDS
 from schemas.records.job import StageJob, StageResult
 from tasks.training import progress
 from tasks.training.progress import Progress
 from tasks.training.scratch import PROGRESS
+from tasks.training.writer import writes_files
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +27,8 @@ def run_stage(job: StageJob) -> StageResult:
     log.info("%s (%s), attempt %d, seed %d", job.name, job.work.kind, job.attempt, job.seed)
     run = import_module(KINDS[job.work.kind].module).run
     try:
-        result: StageResult = run(job)
+        with _output_of_this_process(job) as own:
+            result: StageResult = run(own)
     finally:
         progress.end()
     for name, value in result.metrics.items():
@@ -30,3 +36,16 @@ def run_stage(job: StageJob) -> StageResult:
     files = [path for path in job.output.rglob("*") if path.is_file()]
     log.info("made %d files, %.1f MB", len(files), sum(path.stat().st_size for path in files) / 1e6)
     return result
+
+
+@contextmanager
+def _output_of_this_process(job: StageJob) -> Iterator[StageJob]:
+    """The job as it is; in a process that writes no files, with an output folder that is thrown away.
+
+    All ranks have to take part in gathering sharded weights, so all of them save; one folder becomes the artifact.
+    """
+    if writes_files():
+        yield job
+        return
+    with TemporaryDirectory(prefix="vantage-output-") as folder:
+        yield job.model_copy(update={"output": Path(folder)})

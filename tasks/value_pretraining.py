@@ -40,7 +40,7 @@ from tasks.rollout.rollouts import (
     shape,
 )
 from tasks.rollout.sampler_check import compare_with_sampler
-from tasks.training import progress
+from tasks.training import progress, ranks
 from tasks.training.attempt import Attempt
 from tasks.training.best_weights import keep_if_best
 from tasks.training.data_order import DataOrder
@@ -125,8 +125,8 @@ def run(job: StageJob) -> StageResult:
             attempt.finish_step(
                 {
                     **metrics,
-                    "score_mean": rollout.scores.total.mean().item(),
-                    "return_mean": returns[rollout.sequences.response_mask].mean().item(),
+                    "score_mean": ranks.mean(rollout.scores.total),
+                    "return_mean": ranks.mean(returns[rollout.sequences.response_mask]),
                 },
                 num_tokens=int(rollout.sequences.attention_mask.sum()),
                 headline="value_loss",
@@ -167,7 +167,7 @@ def sample_moments(job: StageJob, models: RolloutModels, prompts: Prompts) -> Ru
     scored = sample_and_score(
         models, prompts, order.batch(0), seed=derive_seed(stage_seed(job), "moments sampling")
     )
-    return RunningMoments().update(scored.scores.total)
+    return RunningMoments().update(ranks.gathered(scored.scores.total))
 
 
 def sample_held_out(job: StageJob, models: RolloutModels, moments: RunningMoments, split: str) -> HeldOut:
@@ -217,7 +217,7 @@ def accumulate_value_loss(
 ) -> dict[str, float]:
     """Add the gradient of one minibatch's value loss, micro-batch by micro-batch; returns its metrics."""
     sums, loss_sum = MetricSums(), 0.0
-    denominator = rollout.sequences.response_mask[rows].sum()
+    denominator = ranks.total(rollout.sequences.response_mask[rows].sum())
     for part in chunks(len(rows), work.microbatch_size):
         micro = rollout.sequences.select(rows[part])
         targets = returns[rows[part], : micro.response_ids.shape[1]]
@@ -227,7 +227,7 @@ def accumulate_value_loss(
         result.loss.backward()
         sums.add(result)
         loss_sum += result.loss.item()
-    return {"value_loss": loss_sum, "value_bias": sums.means()["value_bias"]}
+    return {"value_loss": ranks.total(loss_sum), "value_bias": sums.means()["value_bias"]}
 
 
 def diagnose(critic: ScalarModel, held_out: HeldOut, models: RolloutModels) -> ValueDiagnostics:

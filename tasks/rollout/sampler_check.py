@@ -1,9 +1,11 @@
 """Whether the policy that trains is, token by token, the one that sampled."""
 
+import torch
 from torch import Tensor
 
 from algorithms.diagnostics import sampler_gap
 from tasks.rollout.rollouts import Sampled
+from tasks.training import ranks
 from tasks.training.optimization import Precision
 
 MAX_SAMPLER_GAP: dict[Precision, float] = {"float32": 1e-3, "bfloat16": 0.1}
@@ -30,7 +32,9 @@ def compare_with_sampler(logprobs: Tensor, sampled: Sampled, *, precision: Preci
     Raises:
         SamplerDisagrees: the mean |Δ| is above what rounding allows, or no number.
     """
-    gap = sampler_gap(logprobs, sampled.sampler_logprobs, sampled.sequences.response_mask)
+    mask = sampled.sequences.response_mask
+    tokens, sampler_tokens = (ranks.gathered(each[mask]) for each in (logprobs, sampled.sampler_logprobs))
+    gap = sampler_gap(tokens[None], sampler_tokens[None], torch.ones_like(tokens[None], dtype=torch.bool))
     check_gap(
         "sampler_gap",
         gap.mean,

@@ -1,4 +1,4 @@
-"""The books of one attempt at a stage: metric journal, progress, in-stage checkpoints, and going on from them."""
+"""The checkpoints and logs of one attempt at a stage: metric journal, progress, and going on where an earlier one was."""
 
 import logging
 import time
@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from ledger.journal import Journal
 from schemas.records.job import StageJob
-from tasks.training import checkpoints, preemption
+from tasks.training import checkpoints, preemption, ranks
 from tasks.training.optimization import TrainingDiverged
 from tasks.training.progress import RUNNING, Progress
 from tasks.training.scratch import (
@@ -23,6 +23,7 @@ from tasks.training.scratch import (
     PROGRESS,
     write_committed,
 )
+from tasks.training.writer import writes_files
 
 log = logging.getLogger(__name__)
 
@@ -69,10 +70,10 @@ class Attempt:
         self._every = getattr(job.work, "checkpoint_every", total)
         self._scratch = job.scratch
         self._scratch.mkdir(parents=True, exist_ok=True)
-        self._journal = Journal(self._scratch / JOURNAL)
+        self._journal = Journal(self._scratch / JOURNAL) if writes_files() else None
         self._restore()
         self._saved_at = self.step
-        self._told: str = ""
+        self._summary: str = ""
         self._describe()
         self._progress = Progress(self._scratch / PROGRESS, total=total, phase=RUNNING)
         self._progress.update(self.step)
@@ -84,7 +85,8 @@ class Attempt:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._journal.close()
+        if self._journal is not None:
+            self._journal.close()
 
     def remaining(self) -> Iterator[int]:
         """The steps still to do; a checkpoint is saved between two of them when it is due, and after the last.
@@ -96,7 +98,8 @@ class Attempt:
         while self.step < self._total and not self._stopped:
             yield self.step
             self.step += 1
-            if preemption.requested():
+            self._stopped = ranks.any_rank(self._stopped)
+            if ranks.any_rank(preemption.requested()):
                 self._save_and_stop()
             is_last = self._stopped or self.step == self._total
             if is_last or self.step - self._saved_at >= self._every:
@@ -106,9 +109,14 @@ class Attempt:
     def unmoved(self) -> Iterator[None]:
         """Hold this while weights and state are as the step before left them: a request to stop need not wait then.
 
+        Several ranks go on to the end of their step together, or one would wait for what another does no more.
+
         Raises:
             Preempted: the process was asked to stop; everything up to the step before is saved.
         """
+        if ranks.world_size() > 1:
+            yield
+            return
         try:
             with preemption.at_once():
                 yield
@@ -134,11 +142,12 @@ class Attempt:
             raise TrainingDiverged(
                 f"{headline} is {metrics[headline]} at step {self.step}; lower the learning rate, or look at the data"
             )
-        tokens_per_second = self._speed.after(num_tokens)
-        self._told = f"{headline} {metrics[headline]:.4g}, {tokens_per_second:,.0f} tokens/s"
-        self._journal.append(
-            self.step + 1, {**metrics, "tokens_per_second": tokens_per_second}, time=time.time()
-        )
+        tokens_per_second = self._speed.after(ranks.total(num_tokens))
+        self._summary = f"{headline} {metrics[headline]:.4g}, {tokens_per_second:,.0f} tokens/s"
+        if self._journal is not None:
+            self._journal.append(
+                self.step + 1, {**metrics, "tokens_per_second": tokens_per_second}, time=time.time()
+            )
         self._progress.update(
             self.step + 1, metrics=metrics, headline=headline, tokens_per_second=tokens_per_second
         )
@@ -159,9 +168,9 @@ class Attempt:
             log.info("begins at step 0 of %d", self._total)
 
     def _restore(self) -> None:
-        found = checkpoints.latest(self._scratch / CHECKPOINTS)
+        found = self._latest()
         if found is None:
-            self._journal.truncate(0)
+            self._truncate_journal(0)
             return
         loaded = checkpoints.load(found, required=self._parts())
         if missing := sorted(self.state.keys() - loaded.state["stage"].keys()):
@@ -180,8 +189,21 @@ class Attempt:
         }
         self.state = loaded.state["stage"]
         self._stopped = loaded.state["stopped"]
-        self._journal.truncate(loaded.state["journal_offset"])
+        self._truncate_journal(loaded.state["journal_offset"])
         self.step = loaded.step
+
+    def _latest(self) -> checkpoints.Checkpoint | None:
+        """The newest intact checkpoint; the others look when the first rank has put damaged ones aside."""
+        if not writes_files():
+            ranks.wait()
+        found = checkpoints.latest(self._scratch / CHECKPOINTS)
+        if writes_files():
+            ranks.wait()
+        return found
+
+    def _truncate_journal(self, offset: int) -> None:
+        if self._journal is not None:
+            self._journal.truncate(offset)
 
     def _save_and_stop(self) -> NoReturn:
         if self.step > self._saved_at:
@@ -195,12 +217,14 @@ class Attempt:
         for name, optimizer in self._optimizers.items():
             named = self._modules[name].named_parameters()
             tensors |= checkpoints.optimizer_tensors(optimizer, named, part=f"{name}.optimizer")
-        offset = self._journal.sync()
-        state = {"stage": self.state, "stopped": self._stopped, "journal_offset": offset}
-        checkpoints.save(self._scratch / CHECKPOINTS, step=self.step, tensors=tensors, state=state)
-        write_committed(self._scratch, step=self.step, journal_offset=offset)
+        if self._journal is not None:
+            offset = self._journal.sync()
+            state = {"stage": self.state, "stopped": self._stopped, "journal_offset": offset}
+            checkpoints.save(self._scratch / CHECKPOINTS, step=self.step, tensors=tensors, state=state)
+            write_committed(self._scratch, step=self.step, journal_offset=offset)
+        ranks.wait()
         self._saved_at = self.step
-        log.info("step %d of %d: %s; saved", self.step, self._total, self._told)
+        log.info("step %d of %d: %s; saved", self.step, self._total, self._summary)
 
     def _parts(self) -> set[str]:
         trained = {f"{name}.weights" for name in self._modules}

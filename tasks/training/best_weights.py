@@ -4,6 +4,7 @@ import logging
 
 from torch import nn
 
+from tasks.training import ranks
 from tasks.training.attempt import Attempt, weights_of
 from tasks.training.measured import defined
 
@@ -19,6 +20,7 @@ def keep_if_best(
         metric: the name of what was measured, the higher the better.
         iteration: iterations done.
     """
+    measured = ranks.agreed(measured)
     best = attempt.state["best"]
     is_best = best is None or measured > best
     if is_best:

@@ -9,6 +9,7 @@ from algorithms.supervised_loss import token_nll
 from models.chunks import chunks
 from models.policy import PolicyModel
 from models.sequences import Sequences
+from tasks.training import ranks
 from tasks.training.optimization import Precision, autocast
 
 
@@ -37,7 +38,7 @@ def accumulate_nll(
         temperature: of the distribution that is to learn: 1 for demonstrations. What was sampled at another one is
             learnt at that one: else the policy would get a little sharper with every iteration, whatever its score.
     """
-    denominator = minibatch.response_mask.sum()
+    denominator = ranks.total(minibatch.response_mask.sum())
     total = 0.0
     logprobs = torch.zeros(minibatch.response_mask.shape, device=policy.device)
     for rows in chunks(len(minibatch), microbatch_size):
@@ -48,4 +49,4 @@ def accumulate_nll(
         (coef * loss).backward()
         total += loss.item()
         logprobs[rows, : of_micro.shape[1]] = of_micro.detach()
-    return Likelihood(nll=total, logprobs=logprobs)
+    return Likelihood(nll=ranks.total(total), logprobs=logprobs)

@@ -1,10 +1,11 @@
-"""Metrics of a whole minibatch, added up over its micro-batches and divided once."""
+"""Metrics of a whole minibatch, added up over its micro-batches and ranks and divided once."""
 
 from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
 from algorithms.metrics import SumCount, metrics_of
+from tasks.training import ranks
 
 
 class MetricSums:
@@ -19,8 +20,12 @@ class MetricSums:
             self._sums[name] = self._sums[name] + metric if name in self._sums else metric
 
     def means(self) -> dict[str, float]:
-        """The mean of each metric of which anything was counted."""
-        return {name: metric.mean() for name, metric in self._sums.items() if metric.count.item()}
+        """The mean, over all ranks, of each metric of which anything was counted."""
+        sums = {
+            name: SumCount(ranks.total(metric.sum), ranks.total(metric.count))
+            for name, metric in self._sums.items()
+        }
+        return {name: metric.mean() for name, metric in sums.items() if metric.count.item()}
 
 
 def means_of(steps: Sequence[dict[str, float]]) -> dict[str, float]:

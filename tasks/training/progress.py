@@ -14,6 +14,7 @@ from pathlib import Path
 
 from schemas.frozen import Frozen
 from storage.durable_files import show_file
+from tasks.training.writer import writes_files
 
 RUNNING = "running"
 """The phase of a stage between those that it names."""
@@ -137,7 +138,7 @@ class Progress:
 
     def _show(self) -> None:
         with self._showing:
-            if self._closed:
+            if self._closed or not writes_files():
                 return
             now = clock.monotonic()
             report = self._report

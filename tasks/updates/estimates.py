@@ -22,6 +22,7 @@ from schemas.recipe.algorithm import GROUPED, Algorithm
 from tasks.rewards.verifier_file import Verifier
 from tasks.rewards.verifiers import verdicts
 from tasks.rollout.rollouts import Rollout, sequence_sums
+from tasks.training import ranks
 
 _AGAINST_THE_GROUP = {
     "leave_one_out": leave_one_out,
@@ -68,9 +69,9 @@ def estimate(
     policy_mask = mask & rollout.sampled.ended[:, None] if algorithm.overlong_filter else mask
     ends = _ends(rollout, algorithm, final_values)
     advantages = _advantages(rollout, algorithm, old_values, ends, greedy_scores)
-    if algorithm.whiten_advantages and bool(policy_mask.any()):
+    if algorithm.whiten_advantages:
         # the mean and deviation are over the tokens that the loss is over
-        advantages = whiten(advantages, policy_mask)
+        advantages = _whitened(advantages, policy_mask)
     targets = None
     if old_values is not None:
         # decoupled GAE: a λ of its own for the critic, from the same values
@@ -131,11 +132,17 @@ def _advantages(
 
 def minibatch_advantages(advantages: Tensor, policy_mask: Tensor, algorithm: Algorithm) -> Tensor:
     """The advantages (b,T) of one whole minibatch, normalised and clipped as the switches say."""
-    if algorithm.normalise_advantages and bool(policy_mask.any()):
-        advantages = whiten(advantages, policy_mask)
+    if algorithm.normalise_advantages:
+        advantages = _whitened(advantages, policy_mask)
     if algorithm.advantage_clip is not None:
         advantages = advantages.clamp(-algorithm.advantage_clip, algorithm.advantage_clip)
     return advantages
+
+
+def _whitened(advantages: Tensor, policy_mask: Tensor) -> Tensor:
+    """Whitened over the masked tokens of all ranks; as they are where no rank has one."""
+    population = ranks.gathered(advantages[policy_mask])
+    return whiten(advantages, policy_mask, population=population) if len(population) else advantages
 
 
 def positive_responses(rollout: Rollout, algorithm: Algorithm, verifier: Verifier | None = None) -> Tensor:

@@ -24,6 +24,7 @@ from models.logprobs import LogProbs
 from models.sequences import Sequences
 from schemas.recipe.stages import PolicyOptimization
 from tasks.rollout.rollouts import Rollout
+from tasks.training import ranks
 from tasks.training.likelihood import accumulate_nll
 from tasks.training.metric_sums import MetricSums
 from tasks.training.optimization import TrainingDiverged, autocast
@@ -33,7 +34,7 @@ from tasks.updates.estimates import Estimates, minibatch_advantages
 
 @dataclass(frozen=True)
 class Minibatch:
-    """The rows of a rollout that one optimiser step learns from, with the denominators of all of them."""
+    """The rows of a rollout that one optimiser step learns from, with the denominators of those of all ranks."""
 
     rollout: Rollout
     estimates: Estimates
@@ -92,9 +93,9 @@ def minibatch_of(
         estimates=estimates,
         rows=rows,
         advantages=minibatch_advantages(estimates.advantages[rows], mask, algorithm),
-        policy_denominator=max(denominator, 1),  # all were filtered out: every sum is 0 too
-        num_tokens=int(rollout.sequences.response_mask[rows].sum()),
-        num_positive_tokens=int((mask & estimates.is_positive[rows, None]).sum()),
+        policy_denominator=max(ranks.total(denominator), 1),  # all were filtered out: every sum is 0 too
+        num_tokens=ranks.total(int(rollout.sequences.response_mask[rows].sum())),
+        num_positive_tokens=ranks.total(int((mask & estimates.is_positive[rows, None]).sum())),
     )
 
 
@@ -139,8 +140,9 @@ def accumulate_losses(
             float(predicted.entropy.detach()[micro.sequences.response_mask].sum()) / minibatch.num_tokens
         )
         losses["entropy"] = losses.get("entropy", 0.0) + mean_entropy
+    ptx_nll = {}
     if ptx is not None:
-        losses["ptx_nll"] = accumulate_nll(
+        ptx_nll["ptx_nll"] = accumulate_nll(
             networks.policy,
             ptx,
             temperature=1.0,
@@ -149,6 +151,7 @@ def accumulate_losses(
             coef=work.algorithm.ptx_coef,
         ).nll
 
+    losses = {name: ranks.total(loss_value) for name, loss_value in losses.items()} | ptx_nll
     for name, loss_value in losses.items():
         if not isfinite(loss_value):
             raise TrainingDiverged(f"{name} is {loss_value}; lower the learning rate, or look at the rollout")
@@ -287,4 +290,4 @@ def surrogate_and_old_kl(
         surrogate = surrogate_of(logprobs, micro, work)
         sums.add(surrogate)
         loss += surrogate.loss.item()
-    return loss, sums.means().get("approx_kl", 0.0)
+    return ranks.total(loss), sums.means().get("approx_kl", 0.0)

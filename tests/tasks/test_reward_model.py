@@ -57,9 +57,9 @@ def pairs(pipeline: Any) -> tuple[Any, Completions]:
 def gradient(
     job: Any, preferences: Completions | Rankings, *, count: int = 10, **changes: Any
 ) -> tuple[torch.Tensor, dict[str, float]]:
-    reward, language_head = reward_with_language_head(job.inputs["init"], seed=1, device=CPU)
+    reward = reward_with_language_head(job.inputs["init"], seed=1, device=CPU)
     work = job.work.model_copy(update=changes)
-    metrics, _ = accumulate_preferences(reward, language_head, preferences, list(range(count)), work)
+    metrics, _ = accumulate_preferences(reward, preferences, list(range(count)), work)
     return gradient_of(reward), metrics
 
 
@@ -83,7 +83,7 @@ def test_the_loss_is_the_sum_of_its_weighted_parts(pairs: tuple[Any, Completions
     """Bradley-Terry, centring and NLL worked out from scores and log-probabilities that other functions gave."""
     job, data = pairs
     _, metrics = gradient(job, data, centre_coef=0.1, lm_coef=0.5)
-    reward, _ = reward_with_language_head(job.inputs["init"], seed=1, device=CPU)
+    reward = reward_with_language_head(job.inputs["init"], seed=1, device=CPU)
     batch = data.batch(list(range(10)))
     with torch.no_grad():
         chosen, rejected = scores(reward, batch).double().chunk(2)
@@ -104,7 +104,7 @@ def test_without_coefficients_only_the_preference_moves_the_weights(pairs: tuple
     with_language, _ = gradient(job, data, lm_coef=0.5, centre_coef=0.0)
     head_size = plain.shape[0] - sum(
         p.numel()
-        for p in reward_with_language_head(job.inputs["init"], seed=1, device=CPU)[0].backbone.parameters()
+        for p in reward_with_language_head(job.inputs["init"], seed=1, device=CPU).backbone.parameters()
     )
     torch.testing.assert_close(with_language[-head_size:], plain[-head_size:])
     assert not torch.allclose(with_language[:-head_size], plain[:-head_size])
@@ -115,7 +115,7 @@ def test_pairs_without_margins_have_the_gradient_they_always_had(pairs: tuple[An
     job, data = pairs
     assert data.margins is None
     found, metrics = gradient(job, data, lm_coef=0.0, centre_coef=0.0)
-    reward, _ = reward_with_language_head(job.inputs["init"], seed=1, device=CPU)
+    reward = reward_with_language_head(job.inputs["init"], seed=1, device=CPU)
     chosen, rejected = scores(reward, data.batch(list(range(10)))).chunk(2)
     loss = bradley_terry(chosen, rejected, denominator=10.0).loss
     loss.backward()
@@ -137,7 +137,7 @@ def test_each_pair_must_be_won_by_its_own_margin(
         centre_coef=0.0,
         microbatch_size=microbatch_size,
     )
-    reward, _ = reward_with_language_head(job.inputs["init"], seed=1, device=CPU)
+    reward = reward_with_language_head(job.inputs["init"], seed=1, device=CPU)
     reward.double()
     chosen, rejected = scores(reward, data.batch(list(range(10)))).chunk(2)
     wanted = [chosen[n] - rejected[n] - margins[n] for n in range(10)]
@@ -154,7 +154,7 @@ def test_each_pair_must_be_won_by_its_own_margin(
 
 def test_held_out_pairs_are_measured_without_margins(pairs: tuple[Any, Completions]) -> None:
     job, data = pairs
-    reward, _ = reward_with_language_head(job.inputs["init"], seed=1, device=CPU)
+    reward = reward_with_language_head(job.inputs["init"], seed=1, device=CPU)
     measured = measure_preferences(reward, replace(data, margins=[5.0] * len(data)), batch_size=32)
     assert measured == measure_preferences(reward, data, batch_size=32)
 
@@ -224,7 +224,7 @@ def test_the_gradient_of_rankings_is_that_of_the_weighted_pairs_written_out(
     """Against float64 and plain loops; K = 3 with a tie among them. Micro-batches of any size change nothing."""
     job, data = rankings
     found, metrics = gradient(job, data, count=4, microbatch_size=microbatch_size)
-    reward, _ = reward_with_language_head(job.inputs["init"], seed=1, device=CPU)
+    reward = reward_with_language_head(job.inputs["init"], seed=1, device=CPU)
     reward.double()
     each = [alone(reward, data, prompt) for prompt in range(4)]
     gaps = [each[prompt][better] - each[prompt][worse] for prompt, better, worse, _ in WEIGHTED_PAIRS]
@@ -244,13 +244,13 @@ def test_the_gradient_of_rankings_is_that_of_the_weighted_pairs_written_out(
 
 def test_every_completion_goes_through_the_model_once(rankings: tuple[Any, Rankings]) -> None:
     job, data = rankings
-    reward, language_head = reward_with_language_head(job.inputs["init"], seed=1, device=CPU)
+    reward = reward_with_language_head(job.inputs["init"], seed=1, device=CPU)
     passed: list[int] = []
     reward.backbone.register_forward_pre_hook(
         lambda module, args, kwargs: passed.append(len(kwargs["input_ids"])), with_kwargs=True
     )
     work = job.work.model_copy(update={"microbatch_size": 2})
-    _, num_tokens = accumulate_preferences(reward, language_head, data, [0, 1, 2, 3], work)
+    _, num_tokens = accumulate_preferences(reward, data, [0, 1, 2, 3], work)
     assert passed == [5, 8]
     assert num_tokens == sum(
         len(data.prompt_ids[n]) + len(response) for n in range(4) for response in data.response_ids[n]
@@ -277,7 +277,7 @@ def test_held_out_rankings_are_measured_over_all_their_untied_pairs(
     rankings: tuple[Any, Rankings], batch_size: int
 ) -> None:
     job, data = rankings
-    reward, _ = reward_with_language_head(job.inputs["init"], seed=1, device=CPU)
+    reward = reward_with_language_head(job.inputs["init"], seed=1, device=CPU)
     measured = measure_preferences(reward, data, batch_size=batch_size)
     with torch.no_grad():
         each = [alone(reward.double(), data, prompt) for prompt in range(4)]

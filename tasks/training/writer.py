@@ -1,0 +1,11 @@
+"""Which process of a stage writes its files. No tensor library is needed to ask."""
+
+import os
+
+
+def writes_files() -> bool:
+    """Whether this process writes checkpoints, journal, progress and the artifact: the first of a stage's processes.
+
+    By the environment that launchers of several processes (torchrun, Ray Train) set; a process alone is the first.
+    """
+    return int(os.environ.get("RANK", "0")) == 0

@@ -1,0 +1,338 @@
+"""Every loss of the stages on the rows of one rank: its gradient, and what it reports.
+
+    python rank_losses.py MODEL RANK WORLD_SIZE RENDEZVOUS OUTPUT
+
+writes them as safetensors and JSON; ``test_ranks.py`` starts two of these and compares their sum with one process.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import distributed, nn
+
+from models.folders import load_policy, load_tokenizer
+from models.heads import ScalarModel, fresh_value_head, reward_with_language_head, value_from_policy
+from models.policy import PolicyModel
+from models.sequences import collate
+from schemas.recipe.algorithm import Algorithm
+from schemas.recipe.inputs import Generation
+from schemas.recipe.stages import (
+    DirectPreferenceOptimization,
+    PolicyOptimization,
+    RewardModelling,
+    ValuePretraining,
+)
+from tasks import dpo, reward_model, value_pretraining
+from tasks.data.examples import Codec, Completions, Rankings
+from tasks.rewards.scoring import Scorer, Scores
+from tasks.rollout.engine import load_engine
+from tasks.rollout.group_sampling import fill
+from tasks.rollout.rollout_models import RolloutModels
+from tasks.rollout.rollouts import Rollout, Sampled, Scored, build_rollout
+from tasks.training import ranks
+from tasks.training.attempt import Attempt
+from tasks.training.best_weights import keep_if_best
+from tasks.training.likelihood import accumulate_nll
+from tasks.training.writer import writes_files
+from tasks.updates.actor_critic import ActorCritic
+from tasks.updates.estimates import estimate
+from tasks.updates.policy_losses import accumulate_losses, minibatch_of, surrogate_and_old_kl
+
+LENGTHS = [5, 1, 7, 2, 3, 9, 4]
+"""Tokens of the responses: of those of the first rank 13, of those of the second 18."""
+OF_RANK = ([0, 1, 2], [3, 4, 5, 6])
+IDS = [[7 + (row * 5 + place) % 80 for place in range(length)] for row, length in enumerate(LENGTHS)]
+PROMPTS = [[1, 20 + row, *range(30, 30 + row % 3)] for row in range(7)]
+SEQUENCES = collate(PROMPTS, IDS, pad_token_id=0)
+MAX_LENGTH = 9
+
+NOISE = torch.randn(7, MAX_LENGTH, generator=torch.Generator().manual_seed(0))
+CPU = torch.device("cpu")
+
+Metrics = dict[str, float]
+Loss = Callable[[Path, list[int]], tuple[nn.Module, Metrics]]
+"""From the model's folder and a rank's rows to the network with the gradient of its rows, and the metrics."""
+
+
+def likelihood(folder: Path, rows: list[int]) -> tuple[nn.Module, Metrics]:
+    policy = PolicyModel(load_policy(folder))
+    found = accumulate_nll(
+        policy, SEQUENCES.select(rows), temperature=0.8, microbatch_size=2, precision="float32"
+    )
+    return policy, {"nll": found.nll}
+
+
+def pairs() -> Completions:
+    """Seven pairs: each response against the one before it."""
+    responses = {"chosen": IDS, "rejected": [IDS[row - 1] for row in range(7)]}
+    return Completions(PROMPTS, responses, pad_token_id=0, num_too_long=0)
+
+
+def bradley_terry(folder: Path, rows: list[int]) -> tuple[nn.Module, Metrics]:
+    work = RewardModelling(
+        kind="reward_model", init="model", data="pairs", centre_coef=0.1, lm_coef=0.5, microbatch_size=2
+    )
+    reward = reward_with_language_head(folder, seed=1, device=CPU)
+    return reward, reward_model.accumulate_pairs(reward, pairs(), rows, work)[0]
+
+
+def ranking(folder: Path, rows: list[int]) -> tuple[nn.Module, Metrics]:
+    """Of the first rank's three prompts one has only ties, so that the ranks count two and four."""
+    responses = [[IDS[row], IDS[row - 1], IDS[row - 2]] for row in range(7)]
+    places = [[0, 0, 0] if row == 1 else [0, 1, 1] if row % 2 else [2, 0, 1] for row in range(7)]
+    rankings = Rankings(PROMPTS, responses, places, pad_token_id=0, num_too_long=0)
+    work = RewardModelling(kind="reward_model", init="model", rankings="rankings", microbatch_size=2)
+    reward = reward_with_language_head(folder, seed=1, device=CPU)
+    return reward, reward_model.accumulate_rankings(reward, rankings, rows, work)[0]
+
+
+def preferences(folder: Path, rows: list[int]) -> tuple[nn.Module, Metrics]:
+    work = DirectPreferenceOptimization(kind="dpo", init="model", data="pairs", beta=0.3, microbatch_size=2)
+    models = dpo.Models(
+        policy=PolicyModel(load_policy(folder)), reference=reference_of(folder), temperature=0.8
+    )
+    return models.policy, dpo.accumulate_preferences(models, pairs(), rows, work)[0]
+
+
+def value_regression(folder: Path, rows: list[int]) -> tuple[nn.Module, Metrics]:
+    work = ValuePretraining(
+        kind="value_pretraining", policy="p", init="p", reward="r", prompts="d", microbatch_size=2
+    )
+    critic = value_from_policy(folder, seed=2)
+    rollout = rollout_of(folder, rows, Algorithm.model_validate("ppo"))
+    returns = NOISE[rows, : rollout.logprobs.shape[1]]
+    all_rows = torch.arange(len(rows))
+    return critic, value_pretraining.accumulate_value_loss(critic, rollout, returns, all_rows, work)
+
+
+@cache
+def frozen(folder: Path) -> PolicyModel:
+    """The policy as it was before any update."""
+    return PolicyModel(load_policy(folder)).requires_grad_(False)
+
+
+@cache
+def reference_of(folder: Path) -> PolicyModel:
+    """The same network with other weights."""
+    reference = PolicyModel(load_policy(folder))
+    generator = torch.Generator().manual_seed(9)
+    with torch.no_grad():
+        for parameter in reference.parameters():
+            parameter += 0.02 * torch.randn(parameter.shape, generator=generator)
+    return reference.requires_grad_(False)
+
+
+def rollout_of(folder: Path, rows: list[int], algorithm: Algorithm) -> Rollout:
+    """These rows, sampled by a policy that is off the one that learns; three of the seven were cut off."""
+    sequences = SEQUENCES.select(rows)
+    shape = sequences.response_mask.shape
+    noise = (0.2 * NOISE[rows, : shape[1]]).masked_fill(~sequences.response_mask, 0.0)
+    with torch.no_grad():
+        logprobs, ref_logprobs = (
+            policy.logprobs(sequences, temperature=0.8).logprobs
+            for policy in (frozen(folder), reference_of(folder))
+        )
+    scores = NOISE[rows, 0]
+    texts = [str(row) for row in rows]
+    sampled = Sampled(
+        prompts=texts,
+        answers=[None] * len(rows),
+        responses=texts,
+        sequences=sequences,
+        ended=torch.tensor([row % 3 != 1 for row in rows]),
+        sampler_logprobs=logprobs,
+    )
+    return build_rollout(
+        Scored(sampled, Scores(total=scores, weighted_sum=scores, by_term={})),
+        logprobs + noise,
+        ref_logprobs,
+        returns=algorithm,
+        moments=None,
+        kl_coef=algorithm.kl_coef,
+        max_length=MAX_LENGTH,
+    )
+
+
+@dataclass(frozen=True)
+class PolicyLoss:
+    """One policy update's losses under these switches."""
+
+    switches: dict[str, Any]
+
+    def __call__(self, folder: Path, rows: list[int]) -> tuple[nn.Module, Metrics]:
+        """The gradient of policy and critic."""
+        work = PolicyOptimization.model_validate(
+            {
+                "kind": "policy_optimization",
+                "algorithm": self.switches,
+                "init": "model",
+                "critic": None if self.switches.get("shared_trunk") else "value",
+                "ptx": "demonstrations",
+                "reward": "main",
+                "prompts": "prompts",
+                "batch_size": 32,
+                "minibatch_size": 32,
+                "microbatch_size": 2,
+            }
+        )
+        algorithm = work.algorithm
+        networks = self._networks(folder, algorithm)
+        rollout = rollout_of(folder, rows, algorithm)
+        if algorithm.shared_trunk:
+            found = networks.policy.logprobs(rollout.sequences, temperature=0.8, with_values=True)
+            assert found.values is not None
+            rollout = replace(rollout, values=found.values.detach())
+        estimates = estimate(rollout, algorithm, old_values=networks.values(rollout))
+        own_rows = torch.arange(len(rows))
+        minibatch = minibatch_of(rollout, estimates, own_rows, work, max_length=MAX_LENGTH)
+        metrics = accumulate_losses(
+            networks,
+            minibatch,
+            work,
+            kl_penalty_coef=algorithm.kl_penalty_coef,
+            ptx=SEQUENCES.select(rows) if algorithm.ptx_coef else None,
+        )
+        surrogate, old_kl = surrogate_and_old_kl(networks, minibatch, work)
+        metrics |= {"measured_surrogate": surrogate, "measured_old_kl": old_kl}
+        return nn.ModuleList(networks.modules.values()), metrics
+
+    def _networks(self, folder: Path, algorithm: Algorithm) -> ActorCritic:
+        causal_lm = load_policy(folder)
+        value_head = fresh_value_head(causal_lm, seed=2) if algorithm.shared_trunk else None
+        policy = PolicyModel(causal_lm, value_head)
+        critic: ScalarModel | None = None
+        modules: dict[str, nn.Module] = {"policy": policy}
+        if algorithm.reads_critic:
+            critic = value_from_policy(folder, seed=2)
+            modules["critic"] = critic
+        generation = Generation(max_response_tokens=MAX_LENGTH, temperature=0.8)
+        codec = Codec(load_tokenizer(folder), generation, chat=None)
+        models = RolloutModels(
+            policy=policy,
+            engine=load_engine(policy, codec, microbatch_size=2),
+            reference=reference_of(folder),
+            scorer=Scorer((), None),
+            codec=codec,
+            microbatch_size=2,
+            precision="float32",
+        )
+        return ActorCritic(models, critic, modules, optimizers={}, learning_rates={})
+
+
+PPO: dict[str, Any] = {"preset": "ppo"}
+WITH_KL_LOSS = {**PPO, "kl_loss_coef": 0.5}
+LOSSES: dict[str, Loss] = {
+    "SFT NLL": likelihood,
+    "Bradley-Terry, centring and NLL": bradley_terry,
+    "ranking": ranking,
+    "DPO": preferences,
+    "value loss": value_regression,
+    "token": PolicyLoss({**PPO, "aggregation": "token"}),
+    "sequence": PolicyLoss({**PPO, "aggregation": "sequence"}),
+    "sequence_sum": PolicyLoss({**PPO, "aggregation": "sequence_sum"}),
+    "constant": PolicyLoss({**PPO, "aggregation": "constant"}),
+    "overlong filter and entropy": PolicyLoss({**PPO, "overlong_filter": True, "entropy_coef": 0.3}),
+    "KL loss k2": PolicyLoss({**WITH_KL_LOSS, "kl_loss_kind": "k2", "aggregation": "sequence"}),
+    "KL loss k3": PolicyLoss({**WITH_KL_LOSS, "kl_loss_kind": "k3"}),
+    "full KL loss": PolicyLoss({**WITH_KL_LOSS, "kl_loss_kind": "full"}),
+    "KL to the old policy": PolicyLoss({"preset": "ppo_kl_penalty"}),
+    "positive NLL": PolicyLoss({"preset": "vapo", "length_adaptive_alpha": 0.5, "positive_threshold": 0.0}),
+    "ptx": PolicyLoss({"preset": "ppo_max", "reward_scaling": "none", "ptx_coef": 0.7}),
+    "normalised by minibatch": PolicyLoss({"preset": "ppo_max_normalised", "reward_scaling": "none"}),
+    "shared trunk": PolicyLoss({**PPO, "shared_trunk": True, "entropy_coef": 0.1}),
+    "plain gradient": PolicyLoss({"preset": "a2c"}),
+}
+
+
+def gradient_of(network: nn.Module) -> torch.Tensor:
+    """Every parameter's gradient in one row; 0 where there is none."""
+    parameters = network.parameters()
+    return torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in parameters])
+
+
+def agreements(scratch: Path, rank: int) -> dict[str, Any]:
+    """What two ranks make of a loop in which each has a say of its own."""
+    network = nn.Linear(1, 1)
+    job: Any = SimpleNamespace(scratch=scratch, work=SimpleNamespace(checkpoint_every=2))
+    steps: list[int] = []
+    with Attempt(
+        job,
+        total=9,
+        modules={"network": network},
+        optimizers={},
+        state={"best": None, "best_iteration": 0},
+        keeps_best=True,
+    ) as attempt:
+        for step in attempt.remaining():
+            # the first rank measures 0, 1, 2 …, the second the other way round
+            measured = float(step if rank == 0 else -step)
+            keep_if_best(attempt, network, measured, metric="score", iteration=step)
+            if rank == 1 and step == 2:
+                attempt.stop()
+            attempt.finish_step({"loss": 1.0}, num_tokens=10 + rank, headline="loss")
+            steps.append(step)
+    return {
+        "steps": steps,
+        "state": attempt.state,
+        "any": [ranks.any_rank(rank == 1), ranks.any_rank(False)],
+        "gathered": ranks.gathered(torch.arange(1.0 + 2 * rank)).tolist(),
+        "total": [
+            ranks.total(rank + 1),
+            ranks.total(0.5 + rank),
+            ranks.total(torch.tensor([1, rank])).tolist(),
+        ],
+        "writes": writes_files(),
+        "rounds": rounds_of_sampling(rank),
+    }
+
+
+def rounds_of_sampling(rank: int) -> int:
+    """The first rank's first two groups differ in their scores, the second's are all equal in the first round."""
+
+    def draw(number: int) -> Scored:
+        scores = torch.zeros(4) if rank == 1 and number == 0 else torch.tensor([0.0, 1.0, 1.0, 0.0])
+        sampled = Sampled(
+            prompts=["p"] * 4,
+            answers=[None] * 4,
+            responses=["r"] * 4,
+            sequences=SEQUENCES.select([0, 1, 2, 3]),
+            ended=torch.ones(4, dtype=torch.bool),
+            sampler_logprobs=torch.zeros(4, max(LENGTHS[:4])),
+        )
+        return Scored(sampled, Scores(total=scores, weighted_sum=scores, by_term={}))
+
+    return fill(draw, samples_per_prompt=2, max_rounds=5, pad_token_id=0).rounds
+
+
+def main(folder: Path, rank: int, world_size: int, rendezvous: Path, output: Path) -> None:
+    """The sum of the ranks' gradients, each rank's metrics, and what they agreed on."""
+    os.environ["RANK"] = str(rank)
+    torch.set_num_threads(1)
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world_size
+    )
+    gradients, metrics = {}, {}
+    for name, loss in LOSSES.items():
+        network, metrics[name] = loss(folder, OF_RANK[rank])
+        gradient = gradient_of(network)
+        distributed.all_reduce(gradient)
+        gradients[name] = gradient
+    said = {"metrics": metrics, "agreements": agreements(output / "scratch", rank)}
+    (output / f"{rank}.json").write_text(json.dumps(said))
+    if rank == 0:
+        save_file(gradients, output / "gradients.safetensors")
+    distributed.barrier()
+    distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]), Path(sys.argv[5]))
