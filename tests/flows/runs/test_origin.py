@@ -16,12 +16,18 @@ def git(folder: Path, *arguments: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
+FILES = sorted(
+    "flows/runs/origin.py" if package == "flows" else f"{package}/origin.py" for package in of.PACKAGES
+)
+"""One file a package, by their paths in order."""
+
+
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder with packages of ours."""
-    for package in of.PACKAGES:
-        (tmp_path / "ours" / package).mkdir(parents=True)
-        (tmp_path / "ours" / package / "origin.py").write_text("x = 1\n")
+    for file in FILES:
+        (tmp_path / "ours" / file).parent.mkdir(parents=True)
+        (tmp_path / "ours" / file).write_text("x = 1\n")
     monkeypatch.setattr(of, "OURS", tmp_path / "ours")
     of.origin.cache_clear()
     yield tmp_path / "ours"
@@ -33,7 +39,7 @@ def test_without_git_the_version_and_a_digest_of_the_code_are_told(installed: Pa
     assert tags["mlflow.user"] == getpass.getuser()
     assert tags["vantage.version"] == "0.1.0"
     one = hashlib.sha256(b"x = 1\n").hexdigest()
-    lines = sorted(f"{package}/origin.py {one}" for package in of.PACKAGES)
+    lines = [f"{file} {one}" for file in FILES]
     assert tags["vantage.code_sha256"] == hashlib.sha256("\n".join(lines).encode()).hexdigest()
     assert "mlflow.source.git.commit" not in tags
 

@@ -24,7 +24,7 @@ from pathlib import Path
 
 forkserver.set_forkserver_preload = lambda modules: None  # fake stages need no torch
 
-from orchestrated import attempt_all, lives
+from orchestrated import attempt_all, orchestrated
 from flows.runs.run import Workspace
 from ledger.run_ledger import Ledger
 
