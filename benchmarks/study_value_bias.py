@@ -50,9 +50,10 @@ from models.heads import (
 )
 from models.policy import PolicyModel
 from models.sequences import Sequences
+from schemas.kinds import as_it_runs
 from schemas.loading.recipe_file import load_recipe
 from schemas.recipe.recipe import Recipe
-from schemas.recipe.stages import ValuePretraining
+from schemas.recipe.resolved import ResolvedValuePretraining
 from schemas.recipe.terms import VerifierTerm
 from tasks.data.examples import Codec, Prompts, read_prompts
 from tasks.data.splits import TEST, TRAIN
@@ -363,10 +364,10 @@ def train_critic(setting: Setting, rollouts: list[Responses], *, lam: float) -> 
     return critic
 
 
-def value_stage(setting: Setting) -> ValuePretraining:
+def value_stage(setting: Setting) -> ResolvedValuePretraining:
     """The recipe's value stage, for its optimiser's settings."""
-    work = setting.recipe.stages["value"]
-    assert isinstance(work, ValuePretraining)
+    work = as_it_runs(setting.recipe.stages["value"])
+    assert isinstance(work, ResolvedValuePretraining)
     return work
 
 

@@ -13,6 +13,15 @@ from typing import TYPE_CHECKING, Annotated, Literal, get_args
 from pydantic import Field
 
 from schemas.recipe.inputs import MODEL, Content
+from schemas.recipe.resolved import (
+    ResolvedBestOfN,
+    ResolvedDirectPreferenceOptimization,
+    ResolvedPolicyOptimization,
+    ResolvedPreferenceCollection,
+    ResolvedRewardModelling,
+    ResolvedSupervisedFineTuning,
+    ResolvedValuePretraining,
+)
 from schemas.recipe.stages import (
     BestOfN,
     DirectPreferenceOptimization,
@@ -42,7 +51,9 @@ class Kind:
     """What is known of one kind of work."""
 
     work: type[Work]
-    """Its class; the literal of its field ``kind`` is the kind's name."""
+    """Its class as a recipe writes it; the literal of its field ``kind`` is the kind's name."""
+    resolved: type[Work] | None = None
+    """Its class as it runs; None: the same, since it leaves nothing open."""
     module: str
     """Of ``tasks``; its function ``run`` does the work."""
     makes: ArtifactKind
@@ -77,6 +88,11 @@ class Kind:
         """As a recipe writes it."""
         name: str = get_args(self.work.model_fields["kind"].annotation)[0]
         return name
+
+    @property
+    def runs(self) -> type[Work]:
+        """Its class with nothing left open: what a job holds."""
+        return self.resolved or self.work
 
     @property
     def is_implicit(self) -> bool:
@@ -140,6 +156,7 @@ _ROWS_OF_THE_TABLE = (
     ),
     Kind(
         work=SupervisedFineTuning,
+        resolved=ResolvedSupervisedFineTuning,
         module="tasks.sft",
         makes="policy",
         revision=2,
@@ -153,6 +170,7 @@ _ROWS_OF_THE_TABLE = (
     ),
     Kind(
         work=RewardModelling,
+        resolved=ResolvedRewardModelling,
         module="tasks.reward_model",
         makes="reward_model",
         revision=2,
@@ -166,6 +184,7 @@ _ROWS_OF_THE_TABLE = (
     ),
     Kind(
         work=DirectPreferenceOptimization,
+        resolved=ResolvedDirectPreferenceOptimization,
         module="tasks.dpo",
         makes="policy",
         revision=2,
@@ -180,6 +199,7 @@ _ROWS_OF_THE_TABLE = (
     ),
     Kind(
         work=ValuePretraining,
+        resolved=ResolvedValuePretraining,
         module="tasks.value_pretraining",
         makes="value_model",
         revision=3,
@@ -209,6 +229,7 @@ _ROWS_OF_THE_TABLE = (
     ),
     Kind(
         work=PolicyOptimization,
+        resolved=ResolvedPolicyOptimization,
         module="tasks.policy_optimization",
         makes="policy",
         revision=3,
@@ -256,6 +277,7 @@ _ROWS_OF_THE_TABLE = (
     ),
     Kind(
         work=BestOfN,
+        resolved=ResolvedBestOfN,
         module="tasks.best_of_n",
         makes="policy",
         revision=2,
@@ -269,6 +291,7 @@ _ROWS_OF_THE_TABLE = (
     ),
     Kind(
         work=PreferenceCollection,
+        resolved=ResolvedPreferenceCollection,
         module="tasks.preference_collection",
         makes="dataset",
         content="preferences",
@@ -307,10 +330,24 @@ STAGES: Mapping[str, Kind] = {name: kind for name, kind in KINDS.items() if not 
 
 if TYPE_CHECKING:
     AnyStage = Stage
+    AnyResolvedStage = Stage
     AnyWork = Work
 else:
     AnyStage = Annotated[reduce(or_, (kind.work for kind in STAGES.values())), Field(discriminator="kind")]
-    AnyWork = Annotated[reduce(or_, (kind.work for kind in KINDS.values())), Field(discriminator="kind")]
+    AnyResolvedStage = Annotated[
+        reduce(or_, (kind.runs for kind in STAGES.values())), Field(discriminator="kind")
+    ]
+    AnyWork = Annotated[reduce(or_, (kind.runs for kind in KINDS.values())), Field(discriminator="kind")]
+
+
+def as_it_runs(work: Work) -> Work:
+    """The work as the class of its kind that leaves nothing open.
+
+    Raises:
+        pydantic.ValidationError: something is still open.
+    """
+    resolved = KINDS[work.kind].runs
+    return work if isinstance(work, resolved) else resolved.model_validate(dict(work))
 
 
 def makers_of(artifacts: tuple[ArtifactKind, ...]) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from models.folders import load_policy, save_policy, tokenizer_digest
 from models.policy import PolicyModel
-from schemas.recipe.stages import BestOfN
+from schemas.recipe.resolved import ResolvedBestOfN
 from schemas.records.job import StageJob, StageResult
 from tasks.data.encoding_counts import encoding_metrics
 from tasks.data.examples import read_prompts
@@ -33,10 +33,9 @@ from tasks.training.optimization import (
 from tasks.training.seeds import derive_seed, stage_seed
 
 
-def run(job: StageJob) -> StageResult:
+def run(job: StageJob[ResolvedBestOfN]) -> StageResult:
     """Fine-tune ``init`` on its own best responses; the artifact is the best policy by validation score."""
     work = job.work
-    assert isinstance(work, BestOfN)
 
     # 1. Policy, reward and prompts
     policy = PolicyModel(load_policy(job.inputs["init"], device=training_device()))
@@ -120,7 +119,7 @@ def update(
     policy: PolicyModel,
     optimizer: torch.optim.AdamW,
     kept: Sampled,
-    job: StageJob,
+    job: StageJob[ResolvedBestOfN],
     *,
     iteration: int,
 ) -> dict[str, float]:
@@ -130,7 +129,6 @@ def update(
         SamplerDisagrees: the log-probabilities of the first minibatch are not those that sampled it.
     """
     work = job.work
-    assert isinstance(work, BestOfN)
     metrics: list[dict[str, float]] = []
     gap: dict[str, float] = {}
     for step in OptimizerSteps(kept.sequences, work, seed=stage_seed(job), iteration=iteration):

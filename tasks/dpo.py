@@ -14,7 +14,7 @@ from models.chunks import chunks
 from models.folders import load_policy, save_policy, tokenizer_digest
 from models.policy import PolicyModel
 from models.sequences import Sequences
-from schemas.recipe.stages import DirectPreferenceOptimization
+from schemas.recipe.resolved import ResolvedDirectPreferenceOptimization
 from schemas.records.job import StageJob, StageResult
 from tasks.data.encoding_counts import comparison_metrics
 from tasks.data.examples import Completions, codec_of, read_completions
@@ -63,10 +63,9 @@ class PairLogprobs:
     per_token: Tensor
 
 
-def run(job: StageJob) -> StageResult:
+def run(job: StageJob[ResolvedDirectPreferenceOptimization]) -> StageResult:
     """Train ``init`` on the pairs of ``data`` against ``reference``; the artifact is a policy."""
     work = job.work
-    assert isinstance(work, DirectPreferenceOptimization)
     device = training_device()
 
     # 1. The policy, its reference, and every pair as ids
@@ -111,7 +110,7 @@ def run(job: StageJob) -> StageResult:
 
 
 def accumulate_preferences(
-    models: Models, pairs: Completions, indices: Sequence[int], work: DirectPreferenceOptimization
+    models: Models, pairs: Completions, indices: Sequence[int], work: ResolvedDirectPreferenceOptimization
 ) -> tuple[dict[str, float], int]:
     """Add the gradient of the minibatch's mean loss, micro-batch by micro-batch; returns its metrics and tokens."""
     sums, loss_sum, num_tokens = MetricSums(), 0.0, 0
@@ -151,7 +150,7 @@ def pair_logprobs(models: Models, batch: Sequences, *, precision: Precision) -> 
 
 @torch.no_grad()
 def measure_pairs(
-    models: Models, pairs: Completions, work: DirectPreferenceOptimization
+    models: Models, pairs: Completions, work: ResolvedDirectPreferenceOptimization
 ) -> dict[str, Estimate]:
     """Accuracy of the implicit rewards β·(log π − log π_ref), DPO loss (nats) and mean reward gap over pairs.
 

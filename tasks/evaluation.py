@@ -50,10 +50,9 @@ class Judged:
     judgements: Tensor
 
 
-def run(job: StageJob) -> StageResult:
+def run(job: StageJob[PolicyEvaluation]) -> StageResult:
     """Sample both models on the same prompts and judge them; the artifact holds every response."""
     work = job.work
-    assert isinstance(work, PolicyEvaluation)
     name = "accuracy" if work.judge.verifier is not None else "score"
     prompts_of: dict[str, Prompts] = {}
     judged: dict[str, Judged] = {}
@@ -102,10 +101,9 @@ def run(job: StageJob) -> StageResult:
     return StageResult(metrics=metrics, uncertainty=uncertainty_of(estimates), samples=shown(judged))
 
 
-def load_sampler(job: StageJob, role: str) -> Sampler:
+def load_sampler(job: StageJob[PolicyEvaluation], role: str) -> Sampler:
     """The policy in ``role``, with the test prompts as its tokenizer has them."""
     work = job.work
-    assert isinstance(work, PolicyEvaluation)
     codec = codec_of(job, role)
     policy = PolicyModel(load_policy(job.inputs[role], device=training_device()))
     return Sampler(
@@ -115,10 +113,9 @@ def load_sampler(job: StageJob, role: str) -> Sampler:
     )
 
 
-def respond(job: StageJob, sampler: Sampler, judge: Judgement, *, greedy: bool) -> Judged:
+def respond(job: StageJob[PolicyEvaluation], sampler: Sampler, judge: Judgement, *, greedy: bool) -> Judged:
     """Responses to the test prompts, judged; greedy ones once, sampled ones as often as the recipe says."""
     work = job.work
-    assert isinstance(work, PolicyEvaluation)
     sampled = sample_responses(
         sampler.engine,
         sampler.codec,

@@ -7,13 +7,12 @@ from schemas.recipe.work import ImportModel
 from schemas.records.job import StageJob, StageResult
 
 
-def run(job: StageJob) -> StageResult:
+def run(job: StageJob[ImportModel]) -> StageResult:
     """Import ``model.source``, so that nothing later depends on where it came from; and try its chat template.
 
     Raises:
         BrokenTemplate: the chat template, which the recipe asks for or leaves open, cannot be rendered within bounds.
     """
-    assert isinstance(job.work, ImportModel)
     import_model(
         job.work.model.source,
         job.output,

@@ -12,14 +12,13 @@ from tasks.rewards.verifiers import CONFIGURATION
 BUILT_IN = "builtin:"
 
 
-def run(job: StageJob) -> StageResult:
+def run(job: StageJob[ImportVerifier]) -> StageResult:
     """Write what a stage needs to call the verifier, so that nothing later depends on where its file lies; and try it.
 
     Raises:
         BrokenVerifier, MissingAnswers, ForeignPrompts: the verifier cannot be used on these prompts.
         SourceChanged, SourceTooLarge: it is not the file that the run was planned with, or too large for one.
     """
-    assert isinstance(job.work, ImportVerifier)
     verifier = job.work.verifier
     if not verifier.source.startswith(BUILT_IN):
         found = copy_hashed(Path(verifier.source), job.output / FILE, VERIFIER_LIMIT)

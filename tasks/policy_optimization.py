@@ -17,7 +17,7 @@ from algorithms.kl import PenaltyController, ProportionalController
 from algorithms.rewards import RunningMoments
 from models.folders import save_policy, tokenizer_digest
 from schemas.recipe.algorithm import Algorithm
-from schemas.recipe.stages import PolicyOptimization
+from schemas.recipe.resolved import ResolvedPolicyOptimization
 from schemas.records.job import StageJob, StageResult
 from tasks.data.encoding_counts import encoding_metrics
 from tasks.data.examples import (
@@ -54,10 +54,9 @@ from tasks.updates.estimates import Estimates, estimate
 from tasks.updates.policy_update import Ptx, kl_to_old, update
 
 
-def run(job: StageJob) -> StageResult:
+def run(job: StageJob[ResolvedPolicyOptimization]) -> StageResult:
     """Optimise ``init`` against ``reward`` on ``prompts``; the artifact is the best policy by validation score."""
     work = job.work
-    assert isinstance(work, PolicyOptimization)
     algorithm = work.algorithm
 
     # 1. What is trained, the reference, the reward, and the prompts
@@ -153,7 +152,7 @@ class Gathered:
 
 
 def gather(
-    job: StageJob,
+    job: StageJob[ResolvedPolicyOptimization],
     networks: ActorCritic,
     prompts: Prompts,
     state: Mapping[str, Any],
@@ -165,7 +164,6 @@ def gather(
         SamplerDisagrees: the policy is not, token by token, the one that sampled.
     """
     work = job.work
-    assert isinstance(work, PolicyOptimization)
     algorithm, models = work.algorithm, networks.models
     has_value_head = networks.policy.value_head is not None
     filled = sample_rollout(job, models, prompts, first_batch=state["batches"])
@@ -210,10 +208,9 @@ def initial_state(job: StageJob, algorithm: Algorithm) -> dict[str, Any]:
     }
 
 
-def read_ptx(job: StageJob, codec: Codec) -> Ptx | None:
+def read_ptx(job: StageJob[ResolvedPolicyOptimization], codec: Codec) -> Ptx | None:
     """The demonstrations whose NLL is added to the policy's loss, if any is."""
     work = job.work
-    assert isinstance(work, PolicyOptimization)
     if not work.algorithm.ptx_coef:
         return None
     examples = read_completions(job.inputs["ptx"], TRAIN, ["response"], codec)
@@ -230,10 +227,11 @@ def load_positive_verifier(job: StageJob, algorithm: Algorithm) -> Verifier | No
     return load_verifier(job, algorithm.positive_verifier, role="positive_verifier")
 
 
-def sample_rollout(job: StageJob, models: RolloutModels, prompts: Prompts, *, first_batch: int) -> Filled:
+def sample_rollout(
+    job: StageJob[ResolvedPolicyOptimization], models: RolloutModels, prompts: Prompts, *, first_batch: int
+) -> Filled:
     """One iteration's scored responses; the batches of prompts, and their random numbers, count on from ``first_batch``."""
     work = job.work
-    assert isinstance(work, PolicyOptimization)
     group = work.algorithm.samples_per_prompt
 
     def draw(number: int) -> Scored:
@@ -262,7 +260,7 @@ def sample_rollout(job: StageJob, models: RolloutModels, prompts: Prompts, *, fi
 
 
 def sample_greedy(
-    work: PolicyOptimization, models: RolloutModels, prompts: Prompts, scored: Scored
+    work: ResolvedPolicyOptimization, models: RolloutModels, prompts: Prompts, scored: Scored
 ) -> Scored | None:
     """The likeliest response to the prompt of each response, scored; None where no baseline is made of them."""
     if work.algorithm.advantage != "greedy_baseline":

@@ -16,7 +16,7 @@ from models.folders import load_policy
 from models.policy import PolicyModel
 from models.prompts import decode_all, encode_responses
 from schemas.frozen import Frozen
-from schemas.recipe.stages import PreferenceCollection
+from schemas.recipe.resolved import ResolvedPreferenceCollection
 from schemas.records.job import StageJob, StageResult
 from tasks.data.encoding_counts import encoding_metrics
 from tasks.data.examples import (
@@ -104,10 +104,9 @@ class Collected(Frozen):
         return sum(self.without_pair.values()) / self.num_prompts
 
 
-def run(job: StageJob) -> StageResult:
+def run(job: StageJob[ResolvedPreferenceCollection]) -> StageResult:
     """Write ``train.parquet``, ``validation.parquet``, ``test.parquet`` and ``report.json`` into the output."""
     work = job.work
-    assert isinstance(work, PreferenceCollection)
     device = training_device()
 
     # 1. The policy, its judge, and every split's prompts in batches
@@ -162,12 +161,6 @@ def run(job: StageJob) -> StageResult:
     return StageResult(metrics={**first, **counts, **encoding})
 
 
-def samples_of(work: PreferenceCollection) -> int:
-    """Responses to each prompt."""
-    assert work.samples_per_prompt is not None  # the loader resolved it
-    return work.samples_per_prompt
-
-
 def read_source(job: StageJob, split: str, codec: Codec) -> Source:
     """The prompts of one split that fit the recipe's limit, with their demonstrations where there are any."""
     if "prompts" in job.inputs:
@@ -178,9 +171,9 @@ def read_source(job: StageJob, split: str, codec: Codec) -> Source:
     return Source(prompts, [row["response"] for row in read_rows(folder, split) if row["prompt"] in fits])
 
 
-def cut_batches(sources: Mapping[str, Source], work: PreferenceCollection) -> Iterator[Batch]:
+def cut_batches(sources: Mapping[str, Source], work: ResolvedPreferenceCollection) -> Iterator[Batch]:
     """Every prompt of every split once, ``batch_size`` responses at a time (at least one prompt's)."""
-    size = max(1, work.batch_size // samples_of(work))
+    size = max(1, work.batch_size // work.samples_per_prompt)
     for split in reversed(SPLITS):
         count = len(sources[split].prompts)
         for start in range(0, count, size):
@@ -193,21 +186,20 @@ def sample_batch(
     codec: Codec,
     source: Source,
     batch: Batch,
-    job: StageJob,
+    job: StageJob[ResolvedPreferenceCollection],
     *,
     number: int,
     device: torch.device,
 ) -> Sampled:
     """The responses to a batch's prompts, each prompt's in a row: a function of the seed and the batch's number."""
     work = job.work
-    assert isinstance(work, PreferenceCollection)
     return sample_responses(
         engine,
         codec,
         source.prompts,
         batch.indices,
         device=device,
-        count=samples_of(work),
+        count=work.samples_per_prompt,
         seed=derive_seed(stage_seed(job), "sampling", number),
     )
 
@@ -217,11 +209,11 @@ def collect(
     codec: Codec,
     source: Source,
     batch: Batch,
-    work: PreferenceCollection,
+    work: ResolvedPreferenceCollection,
     judge: Judgement | None,
 ) -> Collected:
     """The pairs that a batch's responses give."""
-    group = samples_of(work)
+    group = work.samples_per_prompt
     texts = without_opening(sampled.responses, codec)
     lengths = sampled.sequences.lengths.tolist()
     responses = [Response(*each) for each in zip(texts, lengths, strict=True)]

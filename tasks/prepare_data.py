@@ -66,9 +66,8 @@ class UnusableData(ValueError):
     """A dataset that cannot be trained on, with the reason and the rows that show it."""
 
 
-def run(job: StageJob) -> StageResult:
+def run(job: StageJob[PrepareData]) -> StageResult:
     """Write ``train.parquet``, ``validation.parquet``, ``test.parquet`` and ``report.json`` into the output."""
-    assert isinstance(job.work, PrepareData)
     work = job.work
     content, data = work.content, work.data
     is_builtin = data.source.startswith(BUILTIN)

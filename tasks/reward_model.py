@@ -28,7 +28,7 @@ from models.heads import (
     scores,
     scores_and_logprobs,
 )
-from schemas.recipe.stages import RewardModelling
+from schemas.recipe.resolved import ResolvedRewardModelling
 from schemas.records.job import StageJob, StageResult
 from tasks.data.encoding_counts import comparison_metrics
 from tasks.data.examples import (
@@ -60,10 +60,9 @@ CENTRE_ROWS = 1024
 """Demonstrations whose mean score becomes 0."""
 
 
-def run(job: StageJob) -> StageResult:
+def run(job: StageJob[ResolvedRewardModelling]) -> StageResult:
     """Train a scalar head and trunk from ``init`` on ``data`` or ``rankings``; the artifact is a reward model."""
     work = job.work
-    assert isinstance(work, RewardModelling)
     device = training_device()
 
     # 1. The policy's trunk with a fresh head, and every pair or ranking as ids
@@ -119,7 +118,7 @@ def accumulate_preferences(
     reward: ScalarModel,
     preferences: Completions | Rankings,
     indices: Sequence[int],
-    work: RewardModelling,
+    work: ResolvedRewardModelling,
 ) -> tuple[dict[str, float], int]:
     """Add the gradient of the minibatch's mean loss, micro-batch by micro-batch; returns its metrics and tokens."""
     if isinstance(preferences, Rankings):
@@ -140,7 +139,7 @@ def accumulate_pairs(
     reward: ScalarModel,
     pairs: Completions,
     indices: Sequence[int],
-    work: RewardModelling,
+    work: ResolvedRewardModelling,
 ) -> tuple[dict[str, float], int]:
     """The gradient of Σ −log σ(chosen − rejected − margin)/pairs, with centring and the chosen responses' NLL.
 
@@ -182,7 +181,7 @@ def _margin(pairs: Completions, indices: Sequence[int], like: Tensor) -> Tensor 
 
 
 def accumulate_rankings(
-    reward: ScalarModel, rankings: Rankings, indices: Sequence[int], work: RewardModelling
+    reward: ScalarModel, rankings: Rankings, indices: Sequence[int], work: ResolvedRewardModelling
 ) -> tuple[dict[str, float], int]:
     """The gradient of the mean over prompts of each one's mean −log σ(better − worse) over its untied pairs.
 

@@ -6,7 +6,7 @@ from algorithms.uncertainty import Estimate, clustered_ratio
 from models.chunks import chunks
 from models.folders import load_policy, save_policy, tokenizer_digest
 from models.policy import PolicyModel
-from schemas.recipe.stages import SupervisedFineTuning
+from schemas.recipe.resolved import ResolvedSupervisedFineTuning
 from schemas.records.job import StageJob, StageResult
 from tasks.data.encoding_counts import encoding_metrics
 from tasks.data.examples import Completions, codec_of, read_completions
@@ -24,10 +24,9 @@ from tasks.training.optimization import (
 from tasks.training.seeds import stage_seed
 
 
-def run(job: StageJob) -> StageResult:
+def run(job: StageJob[ResolvedSupervisedFineTuning]) -> StageResult:
     """Train ``init`` on ``data``; the artifact is a policy."""
     work = job.work
-    assert isinstance(work, SupervisedFineTuning)
     device = training_device()
 
     # 1. The model, and every demonstration as ids

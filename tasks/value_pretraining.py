@@ -24,7 +24,7 @@ from models.heads import (
     values,
 )
 from models.policy import PolicyModel
-from schemas.recipe.stages import ValuePretraining
+from schemas.recipe.resolved import ResolvedValuePretraining
 from schemas.records.job import StageJob, StageResult
 from tasks.data.encoding_counts import encoding_metrics
 from tasks.data.examples import Prompts, read_prompts
@@ -66,11 +66,9 @@ class HeldOut:
     returns: Tensor
 
 
-def run(job: StageJob) -> StageResult:
+def run(job: StageJob[ResolvedValuePretraining]) -> StageResult:
     """Pretrain the critic that starts from ``init`` on responses of ``policy``; the artifact is a value model."""
     work = job.work
-    assert isinstance(work, ValuePretraining)
-    assert work.returns is not None  # the loader resolved them
     device = training_device()
 
     # 1. The fixed policy, the policy stage's own reward, and a critic
@@ -151,14 +149,14 @@ def run(job: StageJob) -> StageResult:
     )
 
 
-def sample_moments(job: StageJob, models: RolloutModels, prompts: Prompts) -> RunningMoments:
+def sample_moments(
+    job: StageJob[ResolvedValuePretraining], models: RolloutModels, prompts: Prompts
+) -> RunningMoments:
     """Moments of the scores of one rollout, by which all returns here are scaled, and which the policy stage takes over.
 
     They stay as they are for the whole stage: a target that moves with them would not be the return of one policy.
     """
     work = job.work
-    assert isinstance(work, ValuePretraining)
-    assert work.returns is not None
     if work.returns.reward_scaling == "none":
         return RunningMoments()
     order = DataOrder(
@@ -170,15 +168,15 @@ def sample_moments(job: StageJob, models: RolloutModels, prompts: Prompts) -> Ru
     return RunningMoments().update(ranks.gathered(scored.scores.total))
 
 
-def sample_held_out(job: StageJob, models: RolloutModels, moments: RunningMoments, split: str) -> HeldOut:
+def sample_held_out(
+    job: StageJob[ResolvedValuePretraining], models: RolloutModels, moments: RunningMoments, split: str
+) -> HeldOut:
     """Responses to the prompts of a held-out split; a pure function of the seed, so that a resumed stage samples the same.
 
     Raises:
         SamplerDisagrees: the policy's log-probabilities are not those that it sampled with.
     """
     work = job.work
-    assert isinstance(work, ValuePretraining)
-    assert work.returns is not None
     prompts = read_prompts(job.inputs["prompts"], split, models.codec)
     num_samples = work.validation_samples
     if split == TEST and work.test_samples is not None:
@@ -198,13 +196,12 @@ def regress(
     optimizer: Optimizer,
     rollout: Rollout,
     returns: Tensor,
-    job: StageJob,
+    job: StageJob[ResolvedValuePretraining],
     *,
     iteration: int,
 ) -> dict[str, float]:
     """All optimiser steps of one rollout; returns the metrics of the last."""
     work = job.work
-    assert isinstance(work, ValuePretraining)
     metrics: dict[str, float] = {}
     for step in OptimizerSteps(rollout.sequences, work, seed=stage_seed(job), iteration=iteration):
         metrics = accumulate_value_loss(critic, rollout, returns, step.rows, work)
@@ -213,7 +210,7 @@ def regress(
 
 
 def accumulate_value_loss(
-    critic: ScalarModel, rollout: Rollout, returns: Tensor, rows: Tensor, work: ValuePretraining
+    critic: ScalarModel, rollout: Rollout, returns: Tensor, rows: Tensor, work: ResolvedValuePretraining
 ) -> dict[str, float]:
     """Add the gradient of one minibatch's value loss, micro-batch by micro-batch; returns its metrics."""
     sums, loss_sum = MetricSums(), 0.0

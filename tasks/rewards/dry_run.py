@@ -25,7 +25,7 @@ class ForeignPrompts(ValueError):
     """Prompts that a built-in verifier does not know."""
 
 
-def try_verifier(job: StageJob) -> None:
+def try_verifier(job: StageJob[ImportVerifier]) -> None:
     """Ask the verifier that lies in ``job.output`` about the first prompts of each dataset.
 
     Each prompt is asked about with its own answer, an empty text, and the prompt itself as the response; where some
@@ -36,7 +36,6 @@ def try_verifier(job: StageJob) -> None:
         MissingAnswers: it compares with answers, and some prompts have none.
         ForeignPrompts: a built-in verifier cannot judge some prompt.
     """
-    assert isinstance(job.work, ImportVerifier)
     verifier = job.work.verifier
     name = job.name.partition(".")[2]
     folders = [folder for role, folder in sorted(job.inputs.items()) if role.startswith(PLACE)]

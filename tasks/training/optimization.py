@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from schemas.recipe.stages import Training
+from schemas.recipe.resolved import ResolvedTraining
 
 Schedule = Literal["constant", "linear", "cosine"]
 Precision = Literal["float32", "bfloat16"]
@@ -52,7 +52,7 @@ def learning_rate_at(
 def update_weights(
     optimizer: torch.optim.Optimizer,
     module: nn.Module,
-    work: Training,
+    work: ResolvedTraining,
     *,
     step: int,
     total_steps: int,
@@ -70,7 +70,6 @@ def update_weights(
         TrainingDiverged: the gradient is not finite; weights and optimiser are as they were.
     """
     peak = work.learning_rate if peak is None else peak
-    assert peak is not None, "a recipe's learning rates are written out before it runs"
     learning_rate = learning_rate_at(
         step,
         peak=peak,

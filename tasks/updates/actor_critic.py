@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from models.folders import load_policy
 from models.heads import ScalarModel, fresh_value_head, load_critic
 from models.policy import PolicyModel
-from schemas.recipe.stages import PolicyOptimization
+from schemas.recipe.resolved import ResolvedPolicyOptimization
 from schemas.records.job import StageJob
 from tasks.rollout.rollout_models import RolloutModels, load_rollout_models
 from tasks.rollout.rollouts import (
@@ -57,11 +57,9 @@ class ActorCritic:
         return rollout_values_and_final(self.critic, rollout.sequences, self.models)
 
 
-def load_actor_critic(job: StageJob, device: torch.device) -> ActorCritic:
+def load_actor_critic(job: StageJob[ResolvedPolicyOptimization], device: torch.device) -> ActorCritic:
     """The policy of ``init`` with its rollout models, and the critic that the switches ask for, with their optimisers."""
     work = job.work
-    assert isinstance(work, PolicyOptimization)
-    assert work.learning_rate is not None, "a recipe's learning rates are written out before it runs"
     seed = derive_seed(stage_seed(job), "init")
     causal_lm = load_policy(job.inputs["init"], device=device)
     critic, value_head = None, None
@@ -73,8 +71,7 @@ def load_actor_critic(job: StageJob, device: torch.device) -> ActorCritic:
     elif work.algorithm.reads_critic:
         critic = load_critic(critic_folder(job), seed=seed).to(device)
         modules["critic"] = critic
-        assert work.critic_learning_rate is not None
-        learning_rates["critic"] = work.critic_learning_rate
+        learning_rates["critic"] = work.critics_rate
     policy = PolicyModel(causal_lm, value_head)
     return ActorCritic(
         models=load_rollout_models(job, work, policy, role="init", with_reference=True),

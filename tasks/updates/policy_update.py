@@ -5,7 +5,7 @@ from functools import partial
 
 import torch
 
-from schemas.recipe.stages import PolicyOptimization
+from schemas.recipe.resolved import ResolvedPolicyOptimization
 from schemas.records.job import StageJob
 from tasks.data.examples import Completions
 from tasks.rollout.minibatches import OptimizerSteps, Step
@@ -38,7 +38,7 @@ def update(
     networks: ActorCritic,
     rollout: Rollout,
     estimates: Estimates,
-    job: StageJob,
+    job: StageJob[ResolvedPolicyOptimization],
     *,
     iteration: int,
     kl_penalty_coef: float,
@@ -51,7 +51,6 @@ def update(
         SamplerDisagrees: the ratios of the first step are not 1, token by token, but for rounding.
     """
     work = job.work
-    assert isinstance(work, PolicyOptimization)
     device = rollout.logprobs.device
     max_length = job.generation.max_response_tokens
     described: list[dict[str, float]] = []
@@ -85,7 +84,7 @@ class TakenBack:
 def step_all(
     networks: ActorCritic,
     minibatch: Minibatch,
-    work: PolicyOptimization,
+    work: ResolvedPolicyOptimization,
     metrics: dict[str, float],
     *,
     step: Step,
@@ -113,7 +112,7 @@ def step_all(
 
 
 def _take(
-    networks: ActorCritic, name: str, work: PolicyOptimization, step: Step, share: float
+    networks: ActorCritic, name: str, work: ResolvedPolicyOptimization, step: Step, share: float
 ) -> dict[str, float]:
     """One optimiser step with a share of its learning rate."""
     return update_weights(
@@ -127,7 +126,7 @@ def _take(
 
 
 def kl_to_old(
-    networks: ActorCritic, rollout: Rollout, estimates: Estimates, work: PolicyOptimization
+    networks: ActorCritic, rollout: Rollout, estimates: Estimates, work: ResolvedPolicyOptimization
 ) -> float:
     """KL(old‖new) in nats per token over the whole rollout, after its updates: what KLPEN's controller reads."""
     rows = torch.arange(len(rollout.sequences), device=rollout.logprobs.device)

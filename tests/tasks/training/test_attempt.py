@@ -32,7 +32,9 @@ def sft_job(folder: Path, *, checkpoint_every: int) -> StageJob:
         attempt=1,
         stage_key="0" * 64,
         seed=5,
-        work=SupervisedFineTuning(kind="sft", data="d", checkpoint_every=checkpoint_every),
+        work=SupervisedFineTuning(
+            kind="sft", data="d", learning_rate=1e-3, checkpoint_every=checkpoint_every
+        ),
         generation=Generation(),
         scratch=folder,
         output=folder / "output",

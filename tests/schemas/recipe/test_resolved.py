@@ -1,0 +1,58 @@
+"""What runs has the fields of what is written, in their order, with nothing left open."""
+
+import types
+from typing import Union, get_args, get_origin
+
+import pytest
+from pydantic import ValidationError
+
+from schemas.kinds import STAGES, Kind, as_it_runs
+from schemas.recipe.resolved import ResolvedSupervisedFineTuning
+from schemas.recipe.stages import SupervisedFineTuning
+
+CLOSED = {
+    "sft": {"learning_rate"},
+    "reward_model": {"learning_rate"},
+    "dpo": {"learning_rate", "reference"},
+    "value_pretraining": {"learning_rate", "reference", "returns"},
+    "policy_optimization": {"learning_rate", "reference"},
+    "best_of_n": {"learning_rate"},
+    "preference_collection": {"samples_per_prompt"},
+    "evaluation": set(),
+}
+"""Kind → what is written out before it runs."""
+
+
+def may_be_none(annotation: object) -> bool:
+    return get_origin(annotation) in (Union, types.UnionType) and type(None) in get_args(annotation)
+
+
+@pytest.mark.parametrize("kind", STAGES.values(), ids=lambda kind: kind.name)
+def test_only_what_is_written_out_differs(kind: Kind) -> None:
+    written, runs = kind.work.model_fields, kind.runs.model_fields
+    assert list(written) == list(runs)
+    assert {
+        name
+        for name in written
+        if may_be_none(written[name].annotation) and not may_be_none(runs[name].annotation)
+    } == (CLOSED[kind.name])
+    for name in written.keys() - CLOSED[kind.name]:
+        assert (runs[name].annotation, runs[name].default) == (
+            written[name].annotation,
+            written[name].default,
+        ), name
+    assert kind.runs._rules == kind.work._rules
+    assert issubclass(kind.runs, kind.work)
+
+
+def test_what_is_open_does_not_run() -> None:
+    with pytest.raises(ValidationError, match="learning_rate"):
+        as_it_runs(SupervisedFineTuning(kind="sft", data="demos"))
+
+
+def test_what_runs_makes_the_same_json() -> None:
+    written = SupervisedFineTuning(kind="sft", data="demos", learning_rate=1e-5, gate=())
+    runs = as_it_runs(written)
+    assert type(runs) is ResolvedSupervisedFineTuning
+    assert runs.model_dump_json() == written.model_dump_json()
+    assert as_it_runs(runs) is runs
