@@ -5,12 +5,14 @@ from collections.abc import Mapping
 from flows.attempts.jobs import gates_of
 from ledger.operations import Input
 from ledger.sameness import compared_with_itself
-from schemas.recipe.recipe import Recipe
+from schemas.recipe.recipe import ResolvedRecipe
 from schemas.records.artifacts import Artifact
 from schemas.records.verdicts import Verdict, judge_artifact
 
 
-def judge(recipe: Recipe, step: str, artifact: Artifact, inputs: Mapping[str, Input]) -> tuple[Verdict, ...]:
+def judge(
+    recipe: ResolvedRecipe, step: str, artifact: Artifact, inputs: Mapping[str, Input]
+) -> tuple[Verdict, ...]:
     """A verdict for each of the step's gates."""
     equal = compared_with_itself(inputs)
     return tuple(judge_artifact(gate, artifact, equal=equal) for gate in gates_of(recipe, step))

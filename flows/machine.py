@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from schemas.recipe.recipe import Recipe
+from schemas.recipe.recipe import ResolvedRecipe
 from schemas.recipe.stages import Resources
 from schemas.records.attempt import Share
 
@@ -90,7 +90,7 @@ def this_machine() -> Machine:
     return Machine(cpus=available_cpus(), gpus=available_gpus())
 
 
-def refuse_what_does_not_fit(recipe: Recipe) -> None:
+def refuse_what_does_not_fit(recipe: ResolvedRecipe) -> None:
     """ValueError for a stage that asks for more GPUs than there are, before any other begins."""
     machine = this_machine()
     for name, stage in recipe.stages.items():

@@ -7,7 +7,7 @@ from flows.attempts.jobs import work_of
 from flows.attempts.micro_batches import in_micro_batches, remedy_for_memory, rows_at_once
 from flows.exit_codes import ExitCode, has_second_chance, may_be_retried
 from ledger.operations import StageOutcome
-from schemas.recipe.recipe import Recipe
+from schemas.recipe.recipe import ResolvedRecipe
 from schemas.records.artifacts import Artifact
 from schemas.records.attempt import AttemptOutcome
 
@@ -29,7 +29,7 @@ class Retry:
 class Retries:
     """The decisions of one run, which remembers what it has tried."""
 
-    def __init__(self, recipe: Recipe) -> None:
+    def __init__(self, recipe: ResolvedRecipe) -> None:
         self._recipe = recipe
         self._given: set[tuple[str, int]] = set()
         """Steps that were begun again after an end that allows it once, with its exit code."""

@@ -10,7 +10,7 @@ from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from schemas.recipe.inputs import MODEL, Content
 from schemas.recipe.resolved import (
@@ -337,7 +337,11 @@ else:
     AnyResolvedStage = Annotated[
         reduce(or_, (kind.runs for kind in STAGES.values())), Field(discriminator="kind")
     ]
-    AnyWork = Annotated[reduce(or_, (kind.runs for kind in KINDS.values())), Field(discriminator="kind")]
+    AnyWork = Annotated[
+        reduce(or_, (kind.runs for kind in KINDS.values())),
+        Field(discriminator="kind"),
+        BeforeValidator(lambda work: as_it_runs(work) if isinstance(work, Work) else work),
+    ]
 
 
 def as_it_runs(work: Work) -> Work:

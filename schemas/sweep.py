@@ -15,9 +15,10 @@ from collections.abc import (
 )
 from dataclasses import dataclass, replace
 from pathlib import Path as File
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Generic, Literal
 
 from pydantic import Field, StringConstraints, field_validator
+from typing_extensions import TypeVar
 
 from schemas.checks.sweep_rules import (
     MAX_SEEDS,
@@ -115,13 +116,16 @@ class Sweep(Frozen):
         return (value,) if isinstance(value, (dict, Measure)) else value
 
 
+R = TypeVar("R", bound=Recipe, default=Recipe)
+
+
 @dataclass(frozen=True)
-class Cell:
+class Cell(Generic[R]):
     """One arm with one seed: one run."""
 
     arm: str
     seed: int
-    recipe: Recipe
+    recipe: R
 
     @property
     def name(self) -> str:
@@ -130,14 +134,14 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(Generic[R]):
     """A sweep whose every run is known to load."""
 
     sweep: Sweep
-    recipes: dict[str, Recipe]
-    """Arm → its resolved recipe, cut down to what the measured stages need; it publishes nothing."""
+    recipes: dict[str, R]
+    """Arm → its recipe, cut down to what the measured stages need; it publishes nothing."""
 
-    def cells(self) -> list[Cell]:
+    def cells(self) -> list[Cell[R]]:
         """Every run, all arms of a seed before the next seed, so that an unfinished sweep has whole pairs."""
         return [
             Cell(arm, seed, _reseeded(recipe, self.sweep.reseeds, seed))
@@ -384,7 +388,7 @@ def _equal_arms(recipes: dict[str, Recipe]) -> Iterator[Problem]:
             yield Problem(("arms", arm), message, "remove it, or correct its overrides")
 
 
-def _reseeded(recipe: Recipe, reseeds: Iterable[str], seed: int) -> Recipe:
+def _reseeded(recipe: R, reseeds: Iterable[str], seed: int) -> R:
     """The recipe with the seed in the named stages that it has."""
     stages = {
         name: stage.model_copy(update={"seed": seed}) if name in reseeds else stage

@@ -8,7 +8,7 @@ from typing import Any
 from flows.machine import available_cpus
 from models.source_digest import source_digest
 from schemas.recipe.inputs import MODEL, Verifier
-from schemas.recipe.recipe import Recipe
+from schemas.recipe.recipe import ResolvedRecipe
 from schemas.recipe.rewards import Reward
 from schemas.recipe.stages import Gate, Resources, Stage
 from schemas.recipe.work import ImportModel, ImportVerifier, PrepareData, Work
@@ -30,7 +30,7 @@ _ONE_CPU = Resources(cpus=1, gpus=0, hang_seconds=86400.0)
 _BUILTIN = "builtin:"
 
 
-def work_of(recipe: Recipe, step: str) -> Work:
+def work_of(recipe: ResolvedRecipe, step: str) -> Work:
     """What the step asks for: a stage of the recipe, or an implicit step."""
     if step == MODEL:
         return ImportModel(model=recipe.model)
@@ -48,17 +48,17 @@ def work_of(recipe: Recipe, step: str) -> Work:
     return recipe.stages[step]
 
 
-def gates_of(recipe: Recipe, step: str) -> tuple[Gate, ...]:
+def gates_of(recipe: ResolvedRecipe, step: str) -> tuple[Gate, ...]:
     """The step's gates; an implicit step has none."""
     return recipe.stages[step].gate if step in recipe.stages else ()
 
 
-def resources_of(recipe: Recipe, step: str) -> Resources:
+def resources_of(recipe: ResolvedRecipe, step: str) -> Resources:
     """What the step occupies; an implicit step takes one CPU."""
     return recipe.stages[step].resources if step in recipe.stages else _ONE_CPU
 
 
-def key_parts_of(recipe: Recipe, step: str, inputs: Mapping[str, str]) -> dict[str, Any]:
+def key_parts_of(recipe: ResolvedRecipe, step: str, inputs: Mapping[str, str]) -> dict[str, Any]:
     """What the step's key is made of, given the content digest of each of its inputs (role → digest).
 
     Raises:
@@ -76,7 +76,7 @@ def key_parts_of(recipe: Recipe, step: str, inputs: Mapping[str, str]) -> dict[s
 
 
 def request_for(
-    recipe: Recipe,
+    recipe: ResolvedRecipe,
     step: str,
     inputs: Mapping[str, Artifact],
     *,
@@ -125,19 +125,19 @@ def threads_of(share: Share | None) -> int:
     return min(cpus, int(asked)) if asked.isdecimal() and int(asked) else cpus
 
 
-def seed_of(recipe: Recipe, step: str) -> int:
+def seed_of(recipe: ResolvedRecipe, step: str) -> int:
     """The stage's own seed, or the recipe's."""
     own = recipe.stages[step].seed if step in recipe.stages else None
     return recipe.seed if own is None else own
 
 
-def rewards_of(recipe: Recipe, step: str) -> dict[str, Reward]:
+def rewards_of(recipe: ResolvedRecipe, step: str) -> dict[str, Reward]:
     """The reward that the step scores with, by its name; empty where it scores with none."""
     name = reward_of(recipe.stages[step]) if step in recipe.stages else None
     return {} if name is None else {name: recipe.rewards[name]}
 
 
-def max_dropped_of(recipe: Recipe, step: str) -> dict[str, float]:
+def max_dropped_of(recipe: ResolvedRecipe, step: str) -> dict[str, float]:
     """Role → the share of rows that may be unusable, of each of the recipe's datasets that the step reads."""
     read = dependencies(recipe)[step]
     return {
@@ -147,7 +147,7 @@ def max_dropped_of(recipe: Recipe, step: str) -> dict[str, float]:
     }
 
 
-def _seed_in_key(recipe: Recipe, work: Work) -> int | None:
+def _seed_in_key(recipe: ResolvedRecipe, work: Work) -> int | None:
     """The implicit steps draw nothing, except that a built-in model's weights are drawn from the seed."""
     if isinstance(work, ImportModel):
         return recipe.seed if work.model.source.startswith(_BUILTIN) else None
@@ -156,7 +156,7 @@ def _seed_in_key(recipe: Recipe, work: Work) -> int | None:
     return None
 
 
-def _extra(recipe: Recipe, work: Work) -> dict[str, Any]:
+def _extra(recipe: ResolvedRecipe, work: Work) -> dict[str, Any]:
     """What the step reads of the recipe besides its own configuration."""
     if isinstance(work, PrepareData):
         # Prompts that were prepared when nobody could ask for answers may lack those of their file.

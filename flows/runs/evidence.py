@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from flows.attempts.jobs import gates_of
 from flows.runs.run import RunRecord, StageRecord, Workspace
-from schemas.recipe.recipe import Recipe
+from schemas.recipe.recipe import ResolvedRecipe
 from schemas.records.verdicts import Verdict, judge
 from schemas.steps import dependencies
 from storage.measured_file import Sealed, differences, read_sealed
@@ -33,7 +33,9 @@ def contradictions(workspace: Workspace, record: RunRecord) -> list[str]:
     return found
 
 
-def _of_stage(recipe: Recipe, step: str, stage: StageRecord, sealed: dict[str, Sealed]) -> Iterator[str]:
+def _of_stage(
+    recipe: ResolvedRecipe, step: str, stage: StageRecord, sealed: dict[str, Sealed]
+) -> Iterator[str]:
     measured = sealed[step].measured
     yield from differences("metrics", stage.metrics, measured.metrics)
     gates = gates_of(recipe, step)
@@ -49,7 +51,7 @@ def _of_stage(recipe: Recipe, step: str, stage: StageRecord, sealed: dict[str, S
             yield f"the verdict is recorded as {_said(recorded)}, but the artifact says {_said(expected)}"
 
 
-def _compares_one_model(recipe: Recipe, step: str, sealed: dict[str, Sealed]) -> bool:
+def _compares_one_model(recipe: ResolvedRecipe, step: str, sealed: dict[str, Sealed]) -> bool:
     """Whether the stage's candidate and baseline hold the same files."""
     inputs = dependencies(recipe)[step]
     sides = [sealed.get(inputs.get(role, "")) for role in ("candidate", "baseline")]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from flows.commands.own_commands import run_command
 from flows.runs.run import GOOD, RunRecord
-from schemas.recipe.recipe import Recipe
+from schemas.recipe.recipe import ResolvedRecipe
 from schemas.recipe.stages import Gate, Rollouts, Training
 from schemas.records.verdicts import Verdict
 from schemas.sweep import reached
@@ -53,7 +53,7 @@ def _after_one(record: RunRecord, workspace: Path, step: str, number: int, verdi
     return lines
 
 
-def _fields_to_try(recipe: Recipe, step: str) -> dict[str, str]:
+def _fields_to_try(recipe: ResolvedRecipe, step: str) -> dict[str, str]:
     """The stage's fields that decide how much and how fast it learns → a value to begin with."""
     stage = recipe.stages[step]
     if not isinstance(stage, Training):
@@ -66,7 +66,7 @@ def _fields_to_try(recipe: Recipe, step: str) -> dict[str, str]:
     return amount if rate is None else amount | {f"stages.{step}.learning_rate": f"{2 * rate:g}"}
 
 
-def _gate_field(recipe: Recipe, step: str, number: int) -> str:
+def _gate_field(recipe: ResolvedRecipe, step: str, number: int) -> str:
     """The path of an override of the gate; of one gate the path without a number is enough."""
     gates: Sequence[Gate] = recipe.stages[step].gate
     return f"stages.{step}.gate" if len(gates) == 1 else f"stages.{step}.gate.{number}"

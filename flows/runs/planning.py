@@ -22,7 +22,7 @@ from ledger.operations import Input
 from ledger.sameness import compared_with_itself, remark_on
 from schemas.checks.few_prompts import few_prompts
 from schemas.checks.warnings import warnings
-from schemas.recipe.recipe import Recipe
+from schemas.recipe.recipe import ResolvedRecipe
 from schemas.records.artifacts import Artifact
 from schemas.records.attempt import Share
 from schemas.records.stage_key import differences, stage_key
@@ -82,7 +82,7 @@ class PlannedStep:
         return {**told, "verdicts": [verdict.model_dump(mode="json") for verdict in self.verdicts]}
 
 
-def plan(recipe: Recipe, store: Store | None, runs: Sequence[RunRecord]) -> list[PlannedStep]:
+def plan(recipe: ResolvedRecipe, store: Store | None, runs: Sequence[RunRecord]) -> list[PlannedStep]:
     """The plan for every step, in order.
 
     Args:
@@ -103,7 +103,7 @@ def plan(recipe: Recipe, store: Store | None, runs: Sequence[RunRecord]) -> list
     return list(steps.values())
 
 
-def cautions(recipe: Recipe, steps: Sequence[PlannedStep]) -> list[str]:
+def cautions(recipe: ResolvedRecipe, steps: Sequence[PlannedStep]) -> list[str]:
     """Warnings of the recipe itself, and of gates that its held-out prompts, as far as they are counted, tell little of."""
     counted = {step.name: step.artifact.metrics for step in steps if step.artifact is not None}
     return [*warnings(recipe), *few_prompts(recipe, counted)]
@@ -135,7 +135,7 @@ def needs_work(steps: Sequence[PlannedStep]) -> bool:
 
 
 def _plan_step(
-    recipe: Recipe,
+    recipe: ResolvedRecipe,
     name: str,
     read: Mapping[str, PlannedStep],
     store: Store | None,
@@ -215,7 +215,7 @@ def _changes(earlier: Mapping[str, Any], parts: Mapping[str, Any]) -> list[str]:
     return [change for change in differences(earlier, parts) if not change.endswith(_UNKNOWN)]
 
 
-def _earlier(recipe: Recipe, name: str, runs: Sequence[RunRecord]) -> StageRecord | None:
+def _earlier(recipe: ResolvedRecipe, name: str, runs: Sequence[RunRecord]) -> StageRecord | None:
     """The step in the newest run of the recipe that got as far as its key."""
     stages = (run.stages.get(name) for run in runs if run.recipe.recipe == recipe.recipe)
     return next((stage for stage in stages if stage and stage.key_parts), None)
@@ -229,7 +229,7 @@ def _obstacle(step: PlannedStep) -> str | None:
     return f"reads {step.name}, whose gate is closed" if closed else None
 
 
-def _provenance(recipe: Recipe, name: str) -> dict[str, str]:
+def _provenance(recipe: ResolvedRecipe, name: str) -> dict[str, str]:
     """What the step would be made with if it ran now, alone."""
     cpus = resources_of(recipe, name).cpus or available_cpus()
     share = Share(cpus=min(cpus, available_cpus()))

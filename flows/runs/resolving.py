@@ -1,19 +1,19 @@
 """From a recipe as it is written to one in which nothing is left to be chosen by its model."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from pathlib import Path
 
 from models.model_width import UnknownWidth, hidden_size
 from schemas.loading.recipe_file import load_recipe, parse_recipe
 from schemas.recipe.learning_rates import unset_rates, with_learning_rates
-from schemas.recipe.recipe import Recipe
+from schemas.recipe.recipe import Recipe, ResolvedRecipe
 from schemas.sweep import Plan
 
 ChosenRates = Mapping[str, Mapping[str, float]]
 """Stage → field → learning rate that the recipe left open."""
 
 
-def load_resolved(source: str, overrides: Sequence[str]) -> tuple[Recipe, ChosenRates]:
+def load_resolved(source: str | Path, overrides: Sequence[str] = ()) -> tuple[ResolvedRecipe, ChosenRates]:
     """The recipe with every learning rate written out, and those that it had left open.
 
     Raises:
@@ -23,16 +23,16 @@ def load_resolved(source: str, overrides: Sequence[str]) -> tuple[Recipe, Chosen
     return resolve_rates(load_recipe(source, overrides))
 
 
-def load_resolved_text(text: str, overrides: Sequence[str]) -> tuple[Recipe, ChosenRates]:
+def load_resolved_text(text: str, overrides: Sequence[str]) -> tuple[ResolvedRecipe, ChosenRates]:
     """The same of a recipe's text; its relative paths start at the current folder."""
     return resolve_rates(parse_recipe(text, overrides=overrides))
 
 
-def resolve_rates(recipe: Recipe) -> tuple[Recipe, ChosenRates]:
+def resolve_rates(recipe: Recipe) -> tuple[ResolvedRecipe, ChosenRates]:
     """The same of a recipe that has been loaded."""
     unset = list(unset_rates(recipe))
     if not unset:
-        return recipe, {}
+        return ResolvedRecipe.of(recipe), {}
     try:
         width = hidden_size(recipe.model.source)
     except UnknownWidth as error:
@@ -44,9 +44,9 @@ def resolve_rates(recipe: Recipe) -> tuple[Recipe, ChosenRates]:
     chosen: dict[str, dict[str, float]] = {}
     for name, field in unset:
         chosen.setdefault(name, {})[field] = getattr(resolved.stages[name], field)
-    return resolved, chosen
+    return ResolvedRecipe.of(resolved), chosen
 
 
-def resolve_sweep(swept: Plan) -> Plan:
+def resolve_sweep(swept: Plan) -> Plan[ResolvedRecipe]:
     """The sweep with every arm's learning rates written out."""
-    return replace(swept, recipes={arm: resolve_rates(recipe)[0] for arm, recipe in swept.recipes.items()})
+    return Plan(swept.sweep, {arm: resolve_rates(recipe)[0] for arm, recipe in swept.recipes.items()})

@@ -28,7 +28,7 @@ from pydantic import Field, ValidationError
 
 from ledger.operations import RunOutcome
 from schemas.frozen import Frozen
-from schemas.recipe.recipe import Recipe
+from schemas.recipe.recipe import ResolvedRecipe
 from schemas.records.stage_key import canonical_json
 from schemas.records.verdicts import Verdict
 from storage.durable_files import make_folder, replace_file
@@ -110,7 +110,7 @@ class RunRecord(Frozen):
     run_id: str
     number: int
     recipe_digest: str
-    recipe: Recipe
+    recipe: ResolvedRecipe
     """The resolved recipe: defaults filled in, overrides applied."""
     source: str
     """What was named on the command line."""
@@ -239,14 +239,14 @@ class Run:
         os.close(self._lock)
 
 
-def recipe_digest(recipe: Recipe) -> str:
+def recipe_digest(recipe: ResolvedRecipe) -> str:
     """sha256 of the resolved recipe as canonical JSON."""
     return hashlib.sha256(canonical_json(recipe.model_dump(mode="json")).encode()).hexdigest()
 
 
 @contextmanager
 def drive(
-    workspace: Workspace, recipe: Recipe, *, source: str, overrides: Sequence[str] = ()
+    workspace: Workspace, recipe: ResolvedRecipe, *, source: str, overrides: Sequence[str] = ()
 ) -> Iterator[Run]:
     """The newest unfinished run of this recipe that nobody drives, or a new one.
 
@@ -396,7 +396,9 @@ def _take_unfinished(workspace: Workspace, digest: str) -> Run | None:
     return None
 
 
-def _mint(workspace: Workspace, recipe: Recipe, digest: str, source: str, overrides: tuple[str, ...]) -> Run:
+def _mint(
+    workspace: Workspace, recipe: ResolvedRecipe, digest: str, source: str, overrides: tuple[str, ...]
+) -> Run:
     numbers = (int(match[1]) for path in workspace.runs.iterdir() if (match := _RUN_ID.fullmatch(path.name)))
     number = max(numbers, default=0) + 1
     run_id = f"{number:04d}-{recipe.recipe}-{secrets.token_hex(3)}"

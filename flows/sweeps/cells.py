@@ -4,19 +4,20 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
 from flows.machine import Machine
+from schemas.recipe.recipe import ResolvedRecipe
 from schemas.sweep import Cell
 
-Drive = Callable[[Cell, Machine, Callable[[str], None]], Awaitable[None]]
+Drive = Callable[[Cell[ResolvedRecipe], Machine, Callable[[str], None]], Awaitable[None]]
 """Opens a cell's run on a machine, has its steps ordered, and closes the run; calls back for each step that is over."""
 
 
 async def run_cells(
-    cells: Sequence[Cell],
+    cells: Sequence[Cell[ResolvedRecipe]],
     drive: Drive,
     *,
     machine: Machine,
     at_once: int,
-    shared: Callable[[Cell], set[str]],
+    shared: Callable[[Cell[ResolvedRecipe]], set[str]],
 ) -> None:
     """Drive all cells: the first one alone until what the cells share is made, then ``at_once`` at a time.
 
@@ -26,7 +27,7 @@ async def run_cells(
     slots = asyncio.Semaphore(at_once)
     shared_is_over = asyncio.Event()
 
-    async def run_cell(cell: Cell) -> None:
+    async def run_cell(cell: Cell[ResolvedRecipe]) -> None:
         waited_for = shared(cell)
 
         def ended(step: str) -> None:

@@ -43,6 +43,7 @@ from flows.sweeps.report import (
 )
 from flows.sweeps.to_mlflow import SweepLedger
 from ledger.run_ledger import Ledger
+from schemas.recipe.recipe import ResolvedRecipe
 from schemas.sweep import Cell, Plan, Sweep
 from storage.durable_files import replace_file
 from storage.store import Store
@@ -81,7 +82,7 @@ class SweepRuns:
 
     def __init__(
         self,
-        swept: Plan,
+        swept: Plan[ResolvedRecipe],
         *,
         workspace: Workspace,
         store: Store,
@@ -113,12 +114,12 @@ class SweepRuns:
 
     # -- one cell
 
-    def verify(self, cell: Cell) -> RunRecord:
+    def verify(self, cell: Cell[ResolvedRecipe]) -> RunRecord:
         """A run of which everything is in the store already, though no run of this recipe has finished."""
         with drive(self.workspace, cell.recipe, source=self._named(cell)) as run:
             return execute(run, Screen(Console(quiet=True)))
 
-    async def drive(self, cell: Cell, machine: Machine, ended: Callable[[str], None]) -> None:
+    async def drive(self, cell: Cell[ResolvedRecipe], machine: Machine, ended: Callable[[str], None]) -> None:
         """Open the cell's run on the sweep's machine, have its steps ordered, close it, and add its row."""
         from flows.pipeline import order
 
@@ -164,7 +165,7 @@ class SweepRuns:
         for orchestrator in tuple(self._running):
             orchestrator.request_stop()
 
-    def _already_failed(self, cell: Cell, steps: Sequence[PlannedStep]) -> Row | None:
+    def _already_failed(self, cell: Cell[ResolvedRecipe], steps: Sequence[PlannedStep]) -> Row | None:
         """A row for a cell that would only fail again at a stage that it shares."""
         for step in steps:
             if step.stage_key in self._failed and step.action != "reuse":
@@ -174,21 +175,21 @@ class SweepRuns:
                 return Row(cell.arm, cell.seed, "failed", nothing, 0.0, None, None, code, reason)
         return None
 
-    def _named(self, cell: Cell) -> str:
+    def _named(self, cell: Cell[ResolvedRecipe]) -> str:
         return f"{self._source}: {cell.name}"
 
     # -- what came of them
 
-    def keep(self, cell: Cell, record: RunRecord) -> None:
+    def keep(self, cell: Cell[ResolvedRecipe], record: RunRecord) -> None:
         """The row of a run that was over before."""
         self._keep(cell, row_of(cell, record, self.swept.sweep), record.stages)
 
-    async def _add(self, cell: Cell, row: Row, stages: Mapping[str, StageRecord]) -> None:
+    async def _add(self, cell: Cell[ResolvedRecipe], row: Row, stages: Mapping[str, StageRecord]) -> None:
         async with self._adding:
             self._keep(cell, row, stages)
             await asyncio.to_thread(self._write, status="RUNNING")
 
-    def _keep(self, cell: Cell, row: Row, stages: Mapping[str, StageRecord]) -> None:
+    def _keep(self, cell: Cell[ResolvedRecipe], row: Row, stages: Mapping[str, StageRecord]) -> None:
         self._rows[cell.name] = row
         self._stages[cell.name] = stages
         values = "  ".join(
@@ -270,7 +271,7 @@ class CellView:
             self._screen.ended(f"{self._cell}: {step}", stage)
 
 
-def row_of(cell: Cell, record: RunRecord, sweep: Sweep) -> Row:
+def row_of(cell: Cell[ResolvedRecipe], record: RunRecord, sweep: Sweep) -> Row:
     """A run's row. What was measured counts, even where a gate then closed: leaving such runs out would flatter."""
     metrics = {
         measure.name: record.stages[measure.stage].metrics.get(measure.metric) for measure in sweep.measure
@@ -295,7 +296,9 @@ def row_of(cell: Cell, record: RunRecord, sweep: Sweep) -> Row:
     )
 
 
-def finished_run(cell: Cell, steps: Sequence[PlannedStep], runs: Sequence[RunRecord]) -> RunRecord | None:
+def finished_run(
+    cell: Cell[ResolvedRecipe], steps: Sequence[PlannedStep], runs: Sequence[RunRecord]
+) -> RunRecord | None:
     """The newest finished run of the cell, where the store still holds what it recorded."""
     digest = recipe_digest(cell.recipe)
     stored = {step.name: step.digest for step in steps if step.digest}

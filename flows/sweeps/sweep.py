@@ -22,6 +22,7 @@ from flows.runs.run import Workspace, read_runs
 from flows.stopping import first_error
 from flows.sweeps.runs import SweepEnd, SweepRuns, finished_run
 from schemas.checks.warnings import warnings
+from schemas.recipe.recipe import ResolvedRecipe
 from schemas.records.attempt import RUN_STAGE
 from schemas.steps import dependencies
 from schemas.sweep import Cell, Plan, reached
@@ -34,7 +35,7 @@ class SweepError(ValueError):
 
 
 def run_sweep(
-    swept: Plan,
+    written: Plan,
     workspace: Workspace,
     screen: Screen,
     *,
@@ -50,7 +51,7 @@ def run_sweep(
         flows.runs.planning.Drifted: ``strict``, and something that would be reused was made with other code or libraries.
         flows.prefect_server.server.ServerUnavailable: the Prefect server does not answer.
     """
-    swept = resolve_sweep(swept)
+    swept = resolve_sweep(written)
     machine, cells, store = this_machine(), swept.cells(), Store(workspace.store)
     at_once = cells_at_once(machine, swept)
     sweep_id = f"{swept.sweep.sweep}-{swept.digest[:6]}"
@@ -88,7 +89,7 @@ def run_sweep(
         return sweep_runs.end()
 
 
-def cells_at_once(machine: Machine, swept: Plan) -> int:
+def cells_at_once(machine: Machine, swept: Plan[ResolvedRecipe]) -> int:
     """As many runs as the machine has room for the least demanding stage that a seed reaches.
 
     Raises:
@@ -110,7 +111,12 @@ def cells_at_once(machine: Machine, swept: Plan) -> int:
 
 
 def _order(
-    waiting: Sequence[Cell], sweep_runs: SweepRuns, machine: Machine, at_once: int, *, verbose: bool
+    waiting: Sequence[Cell[ResolvedRecipe]],
+    sweep_runs: SweepRuns,
+    machine: Machine,
+    at_once: int,
+    *,
+    verbose: bool,
 ) -> None:
     """Have Prefect order all runs, by one server and one fork server."""
     with ordering(sweep_runs.workspace.root, verbose=verbose) as url:
@@ -162,7 +168,7 @@ def _alone(folder: Path) -> Iterator[Path]:
         os.close(lock)
 
 
-def _tell_warnings(screen: Screen, swept: Plan) -> None:
+def _tell_warnings(screen: Screen, swept: Plan[ResolvedRecipe]) -> None:
     """Every warning once, with the arms that it is about."""
     arms: dict[str, list[str]] = {}
     for arm, recipe in swept.recipes.items():

@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import Field, StringConstraints
 
 from schemas.frozen import Frozen, rule
-from schemas.kinds import AnyStage
+from schemas.kinds import AnyResolvedStage, AnyStage, as_it_runs
 from schemas.recipe.fields import MAX_NAMED, Name, Seed
 from schemas.recipe.inputs import (
     Data,
@@ -59,3 +59,20 @@ class Recipe(Frozen):
     """The stages, by the names under which others refer to them; the order is that of what they read."""
     publish: Annotated[tuple[Publication, ...], Field(max_length=MAX_NAMED)] = ()
     """Models that become versions of registered models at the end of the run."""
+
+
+class ResolvedRecipe(Recipe):
+    """A recipe as it runs: what its stages may leave open is written out."""
+
+    stages: Annotated[dict[Name, AnyResolvedStage], Field(min_length=1, max_length=MAX_NAMED)]
+    """The stages, nothing of which is left to be chosen."""
+
+    @classmethod
+    def of(cls, recipe: Recipe) -> "ResolvedRecipe":
+        """The recipe, in which everything has been written out.
+
+        Raises:
+            pydantic.ValidationError: a stage still leaves something open.
+        """
+        stages = {name: as_it_runs(stage) for name, stage in recipe.stages.items()}
+        return cls.model_validate({**dict(recipe), "stages": stages})

@@ -7,7 +7,7 @@ from pydantic import BeforeValidator, Field, SerializeAsAny, TypeAdapter
 from typing_extensions import TypeVar
 
 from schemas.frozen import Frozen
-from schemas.kinds import AnyWork, as_it_runs
+from schemas.kinds import AnyWork
 from schemas.recipe.inputs import Generation
 from schemas.recipe.rewards import Reward
 from schemas.recipe.work import Work
@@ -18,7 +18,7 @@ _WORK: TypeAdapter[Work] = TypeAdapter(AnyWork)
 
 def _as_its_kind(work: Any) -> Work:
     """What is read from JSON becomes the class of its kind, with nothing left open."""
-    return as_it_runs(work) if isinstance(work, Work) else _WORK.validate_python(work)
+    return _WORK.validate_python(work)
 
 
 W = TypeVar("W", bound=Work, default=Work, covariant=True)

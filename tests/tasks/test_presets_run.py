@@ -12,6 +12,7 @@ import torch
 from ledger.journal import read
 from models.folders import load_policy
 from models.heads import fresh_value_head, load_critic
+from schemas.kinds import as_it_runs
 from schemas.recipe.algorithm import Algorithm, PresetName
 from schemas.recipe.inputs import Generation
 from schemas.recipe.rewards import Reward
@@ -82,6 +83,7 @@ def job_of(case: Case, pipeline: Any, folder: Path) -> StageJob:
             "kind": "policy_optimization",
             "algorithm": case.algorithm,
             "init": "sft",
+            "reference": "sft",
             "critic": "value",
             "ptx": "demonstrations" if switches.ptx_coef else None,
             "reward": "main",
@@ -103,7 +105,7 @@ def job_of(case: Case, pipeline: Any, folder: Path) -> StageJob:
     without = {"critic"} if work.critic is None else set()
     return job.model_copy(
         update={
-            "work": work,
+            "work": as_it_runs(work),
             "generation": Generation(max_prompt_tokens=48, max_response_tokens=12),
             "rewards": {"main": case.reward} if case.reward else job.rewards,
             "inputs": {role: path for role, path in job.inputs.items() if role not in without} | inputs,

@@ -15,9 +15,9 @@ from flows.attempts.jobs import (
     threads_of,
     work_of,
 )
+from flows.runs.resolving import load_resolved
 from schemas.kinds import KINDS
-from schemas.loading.recipe_file import load_recipe
-from schemas.recipe.recipe import Recipe
+from schemas.recipe.recipe import ResolvedRecipe
 from schemas.records.artifacts import PolicyCheckpoint
 from schemas.records.attempt import AttemptRequest, Share
 from schemas.records.stage_key import stage_key
@@ -26,11 +26,11 @@ from schemas.steps import dependencies
 
 
 @pytest.fixture
-def recipe(recipe_file: Path) -> Recipe:
-    return load_recipe(recipe_file)
+def recipe(recipe_file: Path) -> ResolvedRecipe:
+    return load_resolved(recipe_file)[0]
 
 
-def test_every_step_has_its_work(recipe: Recipe) -> None:
+def test_every_step_has_its_work(recipe: ResolvedRecipe) -> None:
     kinds = {
         step: work_of(recipe, step).kind for step in ("model", "data.prompts", "sft", "value", "evaluation")
     }
@@ -51,14 +51,14 @@ def policy(stage_key: str = "0" * 64) -> PolicyCheckpoint:
     )
 
 
-def request(recipe: Recipe, step: str, folder: Path, **options: Any) -> AttemptRequest:
+def request(recipe: ResolvedRecipe, step: str, folder: Path, **options: Any) -> AttemptRequest:
     inputs = dict.fromkeys(dependencies(recipe)[step], policy())
     return request_for(
         recipe, step, inputs, run_id="r", storage=str(folder), log=folder / "log.txt", **options
     )
 
 
-def test_a_request_carries_what_its_stage_reads_and_no_more(recipe: Recipe, tmp_path: Path) -> None:
+def test_a_request_carries_what_its_stage_reads_and_no_more(recipe: ResolvedRecipe, tmp_path: Path) -> None:
     asked = request(recipe, "value", tmp_path, share=Share(cpus=1, gpus=("3",)), microbatch_size=2)
     assert set(asked.rewards) == {"main"}
     assert (asked.seed, asked.microbatch_size, asked.share) == (17, 2, Share(cpus=1, gpus=("3",)))
@@ -70,7 +70,9 @@ def test_a_request_carries_what_its_stage_reads_and_no_more(recipe: Recipe, tmp_
 
 
 @pytest.mark.parametrize("step", ["model", "data.prompts", "sft", "reward", "value", "policy", "evaluation"])
-def test_a_request_is_the_same_after_a_journey_as_json(recipe: Recipe, step: str, tmp_path: Path) -> None:
+def test_a_request_is_the_same_after_a_journey_as_json(
+    recipe: ResolvedRecipe, step: str, tmp_path: Path
+) -> None:
     asked = request(recipe, step, tmp_path)
     assert AttemptRequest.model_validate_json(asked.model_dump_json()) == asked
 
@@ -78,7 +80,7 @@ def test_a_request_is_the_same_after_a_journey_as_json(recipe: Recipe, step: str
 def test_a_request_has_the_recipes_rules_of_text(recipe_file: Path, tmp_path: Path) -> None:
     """Chat template, lengths and temperature: what turns text into ids, and what every stage samples at."""
     changes = ["model.chat=false", "generation.temperature=0.7", "generation.max_prompt_tokens=33"]
-    recipe = load_recipe(recipe_file, changes)
+    recipe = load_resolved(recipe_file, changes)[0]
     asked = request(recipe, "sft", tmp_path)
     assert asked.chat is False
     assert asked.generation == recipe.generation
@@ -86,12 +88,12 @@ def test_a_request_has_the_recipes_rules_of_text(recipe_file: Path, tmp_path: Pa
 
 
 def test_a_stages_own_seed_wins(recipe_file: Path) -> None:
-    recipe = load_recipe(recipe_file, ["stages.sft.seed=5"])
+    recipe = load_resolved(recipe_file, ["stages.sft.seed=5"])[0]
     assert (seed_of(recipe, "sft"), seed_of(recipe, "reward"), seed_of(recipe, "model")) == (5, 17, 17)
     assert key_parts_of(recipe, "sft", {"init": "a", "data": "b"})["seed"] == 5
 
 
-def test_the_seed_is_in_a_built_in_models_key_and_in_no_datas(recipe: Recipe) -> None:
+def test_the_seed_is_in_a_built_in_models_key_and_in_no_datas(recipe: ResolvedRecipe) -> None:
     assert key_parts_of(recipe, "model", {})["seed"] == 17
     assert key_parts_of(recipe, "data.prompts", {})["seed"] is None
 
@@ -99,7 +101,7 @@ def test_the_seed_is_in_a_built_in_models_key_and_in_no_datas(recipe: Recipe) ->
 def test_a_files_content_is_in_its_key(recipe_file: Path) -> None:
     rows = recipe_file.with_name("rows.jsonl")
     rows.write_bytes(b'{"prompt": "1+1?"}\n')
-    recipe = load_recipe(recipe_file, [f"data.prompts.source={rows}"])
+    recipe = load_resolved(recipe_file, [f"data.prompts.source={rows}"])[0]
     parts = key_parts_of(recipe, "data.prompts", {})
     assert parts["inputs"] == {"source": hashlib.sha256(b'{"prompt": "1+1?"}\n').hexdigest()}
     rows.write_bytes(b'{"prompt": "1+2?"}\n')
@@ -109,21 +111,21 @@ def test_a_files_content_is_in_its_key(recipe_file: Path) -> None:
 def test_a_verifiers_file_and_words_are_in_its_key_and_nothing_else(recipe_file: Path) -> None:
     file = recipe_file.with_name("mine.py")
     file.write_text("def verify(prompt, response, answer): ...\n")
-    recipe = load_recipe(recipe_file, [f"verifiers={{mine: {{source: {file}}}}}", "seed=3"])
+    recipe = load_resolved(recipe_file, [f"verifiers={{mine: {{source: {file}}}}}", "seed=3"])[0]
     assert work_of(recipe, "verifiers.mine").kind == "import_verifier"
     assert resources_of(recipe, "verifiers.mine").cpus == 1
     parts = key_parts_of(recipe, "verifiers.mine", {})
     assert parts["inputs"] == {"source": hashlib.sha256(file.read_bytes()).hexdigest()}
     assert parts["configuration"] == {"verifier": {"source": ".py", "function": "verify", "extract": None}}
     assert (parts["seed"], parts["extra"], parts["rewards"]) == (None, {}, {})
-    builtin = load_recipe(recipe_file, ["verifiers={mine: {source: 'builtin:exact_match'}}"])
+    builtin = load_resolved(recipe_file, ["verifiers={mine: {source: 'builtin:exact_match'}}"])[0]
     assert key_parts_of(builtin, "verifiers.mine", {})["inputs"] == {}
 
 
 def test_how_prompts_are_wrapped_is_in_the_key_of_who_reads_them(recipe_file: Path) -> None:
     inputs = {"init": "a", "data": "b"}
-    as_told = key_parts_of(load_recipe(recipe_file, ["model.chat=false"]), "sft", inputs)
-    by_itself = key_parts_of(load_recipe(recipe_file), "sft", inputs)
+    as_told = key_parts_of(load_resolved(recipe_file, ["model.chat=false"])[0], "sft", inputs)
+    by_itself = key_parts_of(load_resolved(recipe_file)[0], "sft", inputs)
     assert as_told["extra"] == {"chat": False}
     assert stage_key(as_told) != stage_key(by_itself)
 
@@ -138,7 +140,7 @@ def test_threads_are_the_stages_cpus_or_fewer(monkeypatch: pytest.MonkeyPatch) -
     assert threads_of(Share(cpus=6)) == 6
 
 
-def test_an_implicit_step_takes_one_cpu(recipe: Recipe) -> None:
+def test_an_implicit_step_takes_one_cpu(recipe: ResolvedRecipe) -> None:
     assert (resources_of(recipe, "data.prompts").cpus, resources_of(recipe, "data.prompts").gpus) == (1, 0)
     assert resources_of(recipe, "sft").cpus is None
 
@@ -147,13 +149,15 @@ def test_a_terabyte_is_refused_while_a_key_is_made(recipe_file: Path) -> None:
     rows = recipe_file.with_name("rows.jsonl")
     with rows.open("wb") as file:
         file.truncate(10**12)
-    recipe = load_recipe(recipe_file, [f"data.prompts.source={rows}"])
+    recipe = load_resolved(recipe_file, [f"data.prompts.source={rows}"])[0]
     with pytest.raises(SourceTooLarge, match="rows.jsonl has 931.3 GiB, and at most 16 GiB are read"):
         key_parts_of(recipe, "data.prompts", {})
 
 
 def test_a_job_knows_what_share_of_its_rows_may_be_unusable(recipe_file: Path) -> None:
-    recipe = load_recipe(recipe_file, ["data.preferences.max_dropped=0.07", "data.prompts.max_dropped=0.2"])
+    recipe = load_resolved(
+        recipe_file, ["data.preferences.max_dropped=0.07", "data.prompts.max_dropped=0.2"]
+    )[0]
     assert max_dropped_of(recipe, "reward") == {"data": 0.07}
     assert max_dropped_of(recipe, "value") == {"prompts": 0.2}
     assert max_dropped_of(recipe, "model") == {}

@@ -21,6 +21,7 @@ from flows.commands.console import (
     show_run,
 )
 from flows.runs.planning import PlannedStep
+from flows.runs.resolving import load_resolved
 from flows.runs.run import (
     RunRecord,
     RunStatus,
@@ -28,7 +29,6 @@ from flows.runs.run import (
     StageStatus,
 )
 from flows.runs.status import RunView
-from schemas.loading.recipe_file import load_recipe
 from schemas.recipe.stages import Gate
 from schemas.records.verdicts import judge
 from tasks.training.progress import StageProgress
@@ -202,7 +202,7 @@ def test_what_was_left_out_and_warnings_stand_at_the_stages_end_at_the_runs_end_
         run_id="0001-small-abcdef",
         number=1,
         recipe_digest="0" * 64,
-        recipe=load_recipe(recipe_file),
+        recipe=load_resolved(recipe_file)[0],
         source="small.yaml",
         stages={"reward": stage},
         started="",

@@ -30,6 +30,7 @@ from flows.prefect_server.server import (
     server_name,
 )
 from flows.runs.execution import exit_code
+from flows.runs.resolving import load_resolved
 from flows.runs.run import (
     OpenFlowRun,
     Workspace,
@@ -37,7 +38,6 @@ from flows.runs.run import (
     read_run,
     read_runs,
 )
-from schemas.loading.recipe_file import load_recipe
 from tasks.training.scratch import read_committed
 
 
@@ -226,7 +226,7 @@ def test_a_server_that_does_not_answer_holds_up_no_run_that_needs_none(
     with prefect_at(url):
         assert server_name(workspace.root) == url != OWN
         left = OpenFlowRun(flow_run_id="0" * 32, server=url, status="completed", message="9 completed")
-        with drive(workspace, load_recipe(recipe_file), source="a") as run:
+        with drive(workspace, load_resolved(recipe_file)[0], source="a") as run:
             run.update(status="completed", open_flow_runs=(left,))
         again, _ = run_recipe(workspace, recipe_file)
     assert again.status == "completed"

@@ -16,7 +16,6 @@ from flows.runs.planning import (
 )
 from flows.runs.resolving import load_resolved
 from flows.runs.run import Workspace, read_runs
-from schemas.loading.recipe_file import load_recipe
 from schemas.problems import RecipeError
 from storage.store import Store
 
@@ -216,7 +215,7 @@ def test_a_verifiers_file_that_has_gone_is_an_error_that_names_it(
     with pytest.raises(
         RecipeError, match=r"verifiers.mine.source: there is no file .*mine\.py; correct the path"
     ):
-        load_recipe(recipe_file, overrides)
+        load_resolved(recipe_file, overrides)[0]
     with pytest.raises(FileNotFoundError, match=r"mine\.py"):
         plan(recipe, None, [])
     file.write_text(content)
@@ -297,7 +296,7 @@ def test_drift_is_shown_and_refused_when_strict(
 def test_a_source_that_has_gone_is_an_error_that_names_it(workspace: Workspace, recipe_file: Path) -> None:
     rows = recipe_file.with_name("rows.jsonl")
     rows.write_text("{}\n")
-    recipe = load_recipe(recipe_file, [f"data.demonstrations.source={rows}"])
+    recipe = load_resolved(recipe_file, [f"data.demonstrations.source={rows}"])[0]
     rows.unlink()
     with pytest.raises(FileNotFoundError, match=r"rows\.jsonl"):
         plan(recipe, None, [])

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from flows.runs.resolving import load_resolved
 from flows.runs.run import (
     Run,
     RunError,
@@ -19,8 +20,7 @@ from flows.runs.run import (
     read_runs,
     recipe_digest,
 )
-from schemas.loading.recipe_file import load_recipe
-from schemas.recipe.recipe import Recipe
+from schemas.recipe.recipe import ResolvedRecipe
 
 HOLD_LOCK = """
 import fcntl, sys
@@ -32,11 +32,11 @@ sys.stdin.read()
 
 
 @pytest.fixture
-def recipe(recipe_file: Path) -> Recipe:
-    return load_recipe(recipe_file)
+def recipe(recipe_file: Path) -> ResolvedRecipe:
+    return load_resolved(recipe_file)[0]
 
 
-def test_a_run_is_minted_with_its_resolved_recipe(workspace: Workspace, recipe: Recipe) -> None:
+def test_a_run_is_minted_with_its_resolved_recipe(workspace: Workspace, recipe: ResolvedRecipe) -> None:
     with drive(workspace, recipe, source="fake.yaml") as run:
         record = read_run(workspace, run.record.run_id)
     assert record.run_id.startswith("0001-fake-")
@@ -47,7 +47,7 @@ def test_a_run_is_minted_with_its_resolved_recipe(workspace: Workspace, recipe: 
 
 @pytest.mark.parametrize("status", ["running", "failed", "resumable"])
 def test_the_same_recipe_goes_on_with_its_unfinished_run(
-    workspace: Workspace, recipe: Recipe, status: str
+    workspace: Workspace, recipe: ResolvedRecipe, status: str
 ) -> None:
     with drive(workspace, recipe, source="a") as first:
         first.update(status=status)
@@ -57,9 +57,9 @@ def test_the_same_recipe_goes_on_with_its_unfinished_run(
 
 
 def test_dead_runs_are_those_that_nobody_drives(
-    workspace: Workspace, recipe: Recipe, recipe_file: Path
+    workspace: Workspace, recipe: ResolvedRecipe, recipe_file: Path
 ) -> None:
-    other = load_recipe(recipe_file, ["seed=5"])
+    other = load_resolved(recipe_file, ["seed=5"])[0]
     with drive(workspace, recipe, source="a") as dead:
         pass  # as a kill leaves it: running, and its lock free
     with drive(workspace, other, source="a") as alive:
@@ -71,7 +71,7 @@ def test_dead_runs_are_those_that_nobody_drives(
 
 @pytest.mark.parametrize("status", ["completed", "gate_closed"])
 def test_a_run_that_came_to_its_end_is_not_gone_on_with(
-    workspace: Workspace, recipe: Recipe, status: str
+    workspace: Workspace, recipe: ResolvedRecipe, status: str
 ) -> None:
     with drive(workspace, recipe, source="a") as first:
         first.update(status=status)
@@ -80,9 +80,9 @@ def test_a_run_that_came_to_its_end_is_not_gone_on_with(
 
 
 def test_another_recipe_gets_a_run_of_its_own(
-    workspace: Workspace, recipe: Recipe, recipe_file: Path
+    workspace: Workspace, recipe: ResolvedRecipe, recipe_file: Path
 ) -> None:
-    other = load_recipe(recipe_file, ["stages.policy.algorithm.clip_range_high=0.2"])
+    other = load_resolved(recipe_file, ["stages.policy.algorithm.clip_range_high=0.2"])[0]
     assert recipe_digest(other) != recipe_digest(recipe)
     with drive(workspace, recipe, source="a"):
         pass
@@ -90,7 +90,7 @@ def test_another_recipe_gets_a_run_of_its_own(
         assert run.record.number == 2
 
 
-def test_a_run_that_somebody_drives_is_left_to_him(workspace: Workspace, recipe: Recipe) -> None:
+def test_a_run_that_somebody_drives_is_left_to_him(workspace: Workspace, recipe: ResolvedRecipe) -> None:
     with drive(workspace, recipe, source="a") as first:
         with drive(workspace, recipe, source="a") as second:
             assert second.record.run_id != first.record.run_id
@@ -101,7 +101,7 @@ def test_a_run_that_somebody_drives_is_left_to_him(workspace: Workspace, recipe:
             pass
 
 
-def test_resuming_takes_a_run_whatever_its_status(workspace: Workspace, recipe: Recipe) -> None:
+def test_resuming_takes_a_run_whatever_its_status(workspace: Workspace, recipe: ResolvedRecipe) -> None:
     with drive(workspace, recipe, source="a") as first:
         first.update(status="completed")
     with drive_again(workspace, first.record.run_id) as again:
@@ -109,7 +109,7 @@ def test_resuming_takes_a_run_whatever_its_status(workspace: Workspace, recipe: 
 
 
 def test_who_drives_a_run_is_known_from_outside_and_ends_with_the_process(
-    workspace: Workspace, recipe: Recipe
+    workspace: Workspace, recipe: ResolvedRecipe
 ) -> None:
     with drive(workspace, recipe, source="a") as run:
         run_id = run.record.run_id
@@ -125,14 +125,16 @@ def test_who_drives_a_run_is_known_from_outside_and_ends_with_the_process(
     assert not is_driven(workspace, run_id)
 
 
-def test_the_newest_run_is_the_one_with_the_highest_number(workspace: Workspace, recipe: Recipe) -> None:
+def test_the_newest_run_is_the_one_with_the_highest_number(
+    workspace: Workspace, recipe: ResolvedRecipe
+) -> None:
     for _ in range(3):
         with drive(workspace, recipe, source="a") as run:
             run.update(status="completed")
     assert [record.number for record in read_runs(workspace)] == [3, 2, 1]
 
 
-def test_changes_of_a_stage_are_on_disk_at_once(workspace: Workspace, recipe: Recipe) -> None:
+def test_changes_of_a_stage_are_on_disk_at_once(workspace: Workspace, recipe: ResolvedRecipe) -> None:
     with drive(workspace, recipe, source="a") as run:
         run.set_stage("sft", StageRecord(status="running", attempt=2))
         run.update_stage("sft", status="failed", reason="the disk is full")
@@ -140,7 +142,7 @@ def test_changes_of_a_stage_are_on_disk_at_once(workspace: Workspace, recipe: Re
     assert (stage.status, stage.attempt, stage.reason) == ("failed", 2, "the disk is full")
 
 
-def test_what_the_stages_add_up_to(workspace: Workspace, recipe: Recipe) -> None:
+def test_what_the_stages_add_up_to(workspace: Workspace, recipe: ResolvedRecipe) -> None:
     def outcome(run: Run, *statuses: str) -> str:
         run.update(
             stages={f"s{i}": StageRecord.model_validate({"status": s}) for i, s in enumerate(statuses)}
@@ -166,7 +168,9 @@ def test_a_run_that_is_not_there_is_refused(workspace: Workspace) -> None:
         read_run(workspace, "0001-fake-0a1b2c")
 
 
-def test_a_damaged_record_is_named_and_does_not_hide_the_others(workspace: Workspace, recipe: Recipe) -> None:
+def test_a_damaged_record_is_named_and_does_not_hide_the_others(
+    workspace: Workspace, recipe: ResolvedRecipe
+) -> None:
     with drive(workspace, recipe, source="a") as run:
         run.update(status="completed")
     with drive(workspace, recipe, source="a") as damaged:
@@ -177,7 +181,7 @@ def test_a_damaged_record_is_named_and_does_not_hide_the_others(workspace: Works
     assert [record.run_id for record in read_runs(workspace)] == [run.record.run_id]
 
 
-def test_a_workspace_that_cannot_be_made_is_refused(tmp_path: Path, recipe: Recipe) -> None:
+def test_a_workspace_that_cannot_be_made_is_refused(tmp_path: Path, recipe: ResolvedRecipe) -> None:
     (tmp_path / "file").write_text("in the way")
     with (
         pytest.raises(RunError, match="name another with --workspace DIR"),

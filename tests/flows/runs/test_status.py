@@ -6,6 +6,7 @@ from pathlib import Path
 from rich.console import Console
 
 from flows.commands.console import show_run
+from flows.runs.resolving import load_resolved
 from flows.runs.run import (
     StageRecord,
     Workspace,
@@ -13,7 +14,6 @@ from flows.runs.run import (
     read_run,
 )
 from flows.runs.status import RunView, look
-from schemas.loading.recipe_file import load_recipe
 from tasks.training.progress import Progress
 from tasks.training.scratch import PROGRESS
 
@@ -26,7 +26,7 @@ def test_a_running_stage_shows_how_far_it_is_and_a_dead_run_that_it_is_dead(
     scratch = workspace.store / "scratch" / KEY
     scratch.mkdir(parents=True)
     Progress(scratch / PROGRESS, total=400, phase="training").update(400, metrics={"loss": 0.5})
-    with drive(workspace, load_recipe(recipe_file), source="a") as run:
+    with drive(workspace, load_resolved(recipe_file)[0], source="a") as run:
         run.set_stage("model", StageRecord(status="completed", digest="b" * 64))
         run.set_stage("sft", StageRecord(status="running", attempt=1, stage_key=KEY))
         view = look(workspace, read_run(workspace, run.record.run_id))
@@ -48,7 +48,7 @@ def test_a_running_stage_shows_how_far_it_is_and_a_dead_run_that_it_is_dead(
 def test_status_shows_the_thresholds_of_gates_that_are_still_to_be_judged(
     workspace: Workspace, recipe_file: Path
 ) -> None:
-    with drive(workspace, load_recipe(recipe_file), source="a") as run:
+    with drive(workspace, load_resolved(recipe_file)[0], source="a") as run:
         known = {name: StageRecord() for name in ("sft", "reward", "value", "policy", "evaluation")}
         run.update(stages=known)
         scratch = workspace.store / "scratch" / KEY

@@ -108,12 +108,17 @@ def test_the_snippet_runs_in_a_shell_as_it_is_printed(chat: bool, tmp_path: Path
 
 
 def record_of_nothing() -> RunRecord:
-    from schemas.loading.recipe_file import parse_recipe
+    from flows.runs.resolving import load_resolved_text
 
     text = (
         "recipe: r\nmodel: {source: 'builtin:tiny'}\ndata: {d: {source: 'builtin:arithmetic/demonstrations'}}\n"
         "stages: {sft: {kind: sft, data: d, learning_rate: 1e-3}}\n"
     )
     return RunRecord(
-        run_id="0001-r-000000", number=1, recipe_digest="", recipe=parse_recipe(text), source="r", started=""
+        run_id="0001-r-000000",
+        number=1,
+        recipe_digest="",
+        recipe=load_resolved_text(text, [])[0],
+        source="r",
+        started="",
     )

@@ -42,7 +42,7 @@ from flows.sweeps.sweep import (
     cells_at_once,
     run_sweep,
 )
-from schemas.recipe.recipe import Recipe
+from schemas.recipe.recipe import ResolvedRecipe
 from schemas.records.stage_key import stage_key
 from schemas.steps import dependencies, order
 from schemas.sweep import (
@@ -224,7 +224,7 @@ def sweep_file(recipe_file: Path) -> Path:
     return path
 
 
-def symbolic_keys(recipe: Recipe) -> dict[str, str]:
+def symbolic_keys(recipe: ResolvedRecipe) -> dict[str, str]:
     """Step → key, were every artifact's digest the key that it was made under."""
     keys: dict[str, str] = {}
     for step in order(recipe):

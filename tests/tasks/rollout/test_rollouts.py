@@ -14,6 +14,7 @@ from models.chunked_logits import logits_and_slope
 from models.heads import ScalarModel, values
 from models.output_head import OutputHead
 from models.sequences import collate
+from schemas.kinds import as_it_runs
 from schemas.recipe.algorithm import Algorithm, Returns
 from tasks.rewards.scoring import Scores
 from tasks.rollout.rollout_models import RolloutModels
@@ -119,7 +120,9 @@ def shared(pipeline: Any) -> ActorCritic:
     algorithm = Algorithm.model_validate({"preset": "ppo", "shared_trunk": True})
     work = job.work.model_copy(update={"algorithm": algorithm, "critic": None})
     inputs = {**job.inputs, "reference": pipeline.folder("model")}
-    return load_actor_critic(job.model_copy(update={"work": work, "inputs": inputs}), torch.device("cpu"))
+    return load_actor_critic(
+        job.model_copy(update={"work": as_it_runs(work), "inputs": inputs}), torch.device("cpu")
+    )
 
 
 RESPONSES = scored([1.0, 0.5, 0.0, -1.0], [3, 1, 6, 2])
