@@ -123,8 +123,9 @@ DRIVE = """
 import json, sys
 from pathlib import Path
 
-from flows.attempts.jobs import job_for, key_parts_of
+from flows.attempts.jobs import key_parts_of, rewards_of, seed_of, work_of
 from flows.runs.resolving import load_resolved
+from schemas.records.job import StageJob
 from schemas.records.stage_key import stage_key
 from schemas.steps import dependencies, order
 from tasks.stages import run_stage
@@ -136,8 +137,11 @@ for step in order(recipe):
     key = stage_key(key_parts_of(recipe, step, {role: digests[read] for role, read in inputs.items()}))
     output = folder / "made" / step
     output.mkdir(parents=True)
-    job = job_for(recipe, step, run_id="r", attempt=1, stage_key=key, threads=1, output=output,
-                  inputs={role: folder / "made" / read for role, read in inputs.items()}, scratch=folder / "scratch" / key)
+    job = StageJob(
+        run_id="r", name=step, attempt=1, stage_key=key, seed=seed_of(recipe, step), work=work_of(recipe, step),
+        generation=recipe.generation, rewards=rewards_of(recipe, step), scratch=folder / "scratch" / key, output=output,
+        inputs={role: folder / "made" / read for role, read in inputs.items()},
+    )
     digests[step] = key
     metrics[step] = run_stage(type(job).model_validate_json(job.model_dump_json())).metrics
 journals = {step: (folder / "scratch" / key / "journal.jsonl") for step, key in digests.items()}
