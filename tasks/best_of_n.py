@@ -31,6 +31,7 @@ from tasks.training.optimization import (
     update_weights,
 )
 from tasks.training.seeds import derive_seed, stage_seed
+from tasks.training.stage_state import BestSoFar
 
 
 def run(job: StageJob[ResolvedBestOfN]) -> StageResult:
@@ -51,7 +52,7 @@ def run(job: StageJob[ResolvedBestOfN]) -> StageResult:
         total=work.iterations,
         modules={"policy": policy.causal_lm},
         optimizers={"policy": optimizer},
-        state={"best": None, "best_iteration": 0},
+        state=BestSoFar(),
         keeps_best=True,
     ) as attempt:
         models.sync_engine()  # an earlier attempt may have left other weights
@@ -97,8 +98,8 @@ def run(job: StageJob[ResolvedBestOfN]) -> StageResult:
         metrics={
             **values_of(measured.estimates),
             "reward_spread": measured.reward_spread,
-            "validation_score": attempt.state["best"],
-            "best_iteration": attempt.state["best_iteration"],
+            "validation_score": attempt.state.best,
+            "best_iteration": attempt.state.best_iteration,
             **encoding,
         },
         uncertainty=uncertainty_of(measured.estimates),

@@ -33,6 +33,7 @@ from tasks.training.optimization import (
     update_weights,
 )
 from tasks.training.seeds import stage_seed
+from tasks.training.stage_state import NoState
 
 SIDES = ("chosen", "rejected")
 CURVES = {"pair_accuracy": "train_pair_accuracy", "nll": "chosen_nll"}
@@ -90,7 +91,11 @@ def run(job: StageJob[ResolvedDirectPreferenceOptimization]) -> StageResult:
 
     # 2. Optimiser steps, from wherever an earlier attempt got to
     with Attempt(
-        job, total=num_steps, modules={"policy": models.policy.causal_lm}, optimizers={"policy": optimizer}
+        job,
+        total=num_steps,
+        modules={"policy": models.policy.causal_lm},
+        optimizers={"policy": optimizer},
+        state=NoState(),
     ) as attempt:
         for step in attempt.remaining():
             metrics, num_tokens = accumulate_preferences(models, train, order.batch(step), work)

@@ -3,10 +3,9 @@
 One iteration, top to bottom: sample, score, shape, estimate advantages, update, adapt the KL coefficients.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -49,6 +48,7 @@ from tasks.training.data_order import DataOrder
 from tasks.training.measured import uncertainty_of, values_of
 from tasks.training.optimization import training_device
 from tasks.training.seeds import derive_seed, stage_seed
+from tasks.training.stage_state import BestSoFar
 from tasks.updates.actor_critic import ActorCritic, critic_folder, load_actor_critic
 from tasks.updates.estimates import Estimates, estimate
 from tasks.updates.policy_update import Ptx, kl_to_old, update
@@ -76,12 +76,12 @@ def run(job: StageJob[ResolvedPolicyOptimization]) -> StageResult:
         state=initial_state(job, algorithm),
         keeps_best=True,
     ) as attempt:
-        state = attempt.state
         models.sync_engine()  # an earlier attempt may have left other weights
         if not attempt.best:
             selection.keep_if_best(attempt, iteration=0)
         for iteration in attempt.remaining():
             # 2. Responses, their rewards, and what the update learns from them
+            state = attempt.state
             with attempt.unmoved():
                 gathered = gather(job, networks, train, state, positive_verifier)
             rollout, estimates = gathered.rollout, gathered.estimates
@@ -93,7 +93,7 @@ def run(job: StageJob[ResolvedPolicyOptimization]) -> StageResult:
                 estimates,
                 job,
                 iteration=iteration,
-                kl_penalty_coef=state["kl_penalty_coef"],
+                kl_penalty_coef=state.kl_penalty_coef,
                 ptx=ptx,
             )
             models.sync_engine()
@@ -103,12 +103,13 @@ def run(job: StageJob[ResolvedPolicyOptimization]) -> StageResult:
                 metrics["greedy_score_mean"] = ranks.mean(gathered.greedy.scores.total)
 
             # 4. Update the KL coefficients
-            state["batches"] += gathered.filled.rounds
-            state["moments"] = asdict(gathered.moments)
-            state["kl_coef"] = updated_kl_coef(state["kl_coef"], rollout, algorithm)
             measure_kl = partial(kl_to_old, networks, rollout, estimates, work)
-            state["kl_penalty_coef"] = updated_kl_penalty_coef(
-                state["kl_penalty_coef"], measure_kl, algorithm
+            attempt.state = replace(
+                state,
+                batches=state.batches + gathered.filled.rounds,
+                moments=gathered.moments,
+                kl_coef=updated_kl_coef(state.kl_coef, rollout, algorithm),
+                kl_penalty_coef=updated_kl_penalty_coef(state.kl_penalty_coef, measure_kl, algorithm),
             )
 
             # 5. Keep the policy that scores best on validation prompts
@@ -127,13 +128,27 @@ def run(job: StageJob[ResolvedPolicyOptimization]) -> StageResult:
         metrics={
             **values_of(measured.estimates),
             "reward_spread": measured.reward_spread,
-            "validation_score": attempt.state["best"],
-            "best_iteration": attempt.state["best_iteration"],
+            "validation_score": attempt.state.best,
+            "best_iteration": attempt.state.best_iteration,
             **encoding,
         },
         uncertainty=uncertainty_of(measured.estimates),
         tokenizer_digest=tokenizer_digest(job.output),
     )
+
+
+@dataclass(frozen=True)
+class PolicyState(BestSoFar):
+    """What moves with the checkpoints beside the networks."""
+
+    batches: int = 0
+    """Batches of prompts that were sampled."""
+    kl_coef: float = 0.0
+    """β of the KL to the reference in the next rollout's rewards."""
+    kl_penalty_coef: float = 0.0
+    """β of the KL(old‖new) penalty in the next update."""
+    moments: RunningMoments = field(default_factory=RunningMoments)
+    """Of all scores so far."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +170,7 @@ def gather(
     job: StageJob[ResolvedPolicyOptimization],
     networks: ActorCritic,
     prompts: Prompts,
-    state: Mapping[str, Any],
+    state: PolicyState,
     positive_verifier: Verifier | None,
 ) -> Gathered:
     """Sample and score responses, shape their rewards, and estimate advantages and the critic's targets.
@@ -166,14 +181,14 @@ def gather(
     work = job.work
     algorithm, models = work.algorithm, networks.models
     has_value_head = networks.policy.value_head is not None
-    filled = sample_rollout(job, models, prompts, first_batch=state["batches"])
-    moments = updated_moments(state["moments"], filled.scored, algorithm)
+    filled = sample_rollout(job, models, prompts, first_batch=state.batches)
+    moments = updated_moments(state.moments, filled.scored, algorithm)
     rollout = shape(
         models,
         filled.scored,
         returns=algorithm,
         moments=moments,
-        kl_coef=state["kl_coef"],
+        kl_coef=state.kl_coef,
         with_values=has_value_head,
         with_final_values=has_value_head and algorithm.bootstrap_truncated,
     )
@@ -195,17 +210,14 @@ def gather(
     return Gathered(filled, moments, rollout, greedy, estimates, gap)
 
 
-def initial_state(job: StageJob, algorithm: Algorithm) -> dict[str, Any]:
-    """What moves with the checkpoints besides weights, as it is before the first iteration."""
+def initial_state(job: StageJob, algorithm: Algorithm) -> PolicyState:
+    """The state before the first iteration; running moments come with the critic that was pretrained with them."""
     critic = critic_folder(job) if algorithm.reads_critic else None
-    return {
-        "best": None,
-        "best_iteration": 0,
-        "batches": 0,
-        "kl_coef": algorithm.kl_coef,
-        "kl_penalty_coef": algorithm.kl_penalty_coef,
-        "moments": asdict(read_moments(critic)),
-    }
+    return PolicyState(
+        kl_coef=algorithm.kl_coef,
+        kl_penalty_coef=algorithm.kl_penalty_coef,
+        moments=read_moments(critic),
+    )
 
 
 def read_ptx(job: StageJob[ResolvedPolicyOptimization], codec: Codec) -> Ptx | None:
@@ -283,10 +295,10 @@ def scaled_greedy(
     return scale(greedy, algorithm, moments, max_length=job.generation.max_response_tokens)
 
 
-def updated_moments(before: dict[str, Any], scored: Scored, algorithm: Algorithm) -> RunningMoments:
+def updated_moments(before: RunningMoments, scored: Scored, algorithm: Algorithm) -> RunningMoments:
     """The moments of all scores so far, a rollout's included before it is scaled by them."""
-    moments, scores = RunningMoments(**before), ranks.gathered(scored.scores.total)
-    return moments if algorithm.reward_scaling == "none" else moments.update(scores)
+    scores = ranks.gathered(scored.scores.total)
+    return before if algorithm.reward_scaling == "none" else before.update(scores)
 
 
 def updated_kl_penalty_coef(coef: float, measure_kl: Callable[[], float], algorithm: Algorithm) -> float:
@@ -310,7 +322,7 @@ def describe(
     estimates: Estimates,
     filled: Filled,
     algorithm: Algorithm,
-    state: dict[str, Any],
+    state: PolicyState,
     moments: RunningMoments,
 ) -> dict[str, float]:
     """What a rollout was like, before its updates, and the coefficients of its rewards."""
@@ -323,7 +335,7 @@ def describe(
         "scaled_score_mean": ranks.mean(rollout.scaled_scores),
         "reward_mean": ranks.mean(sequence_sums(rollout.rewards, mask)),
         "kl_to_reference": ranks.mean(sequence_sums(rollout.log_ratios, mask)),
-        "kl_coef": state["kl_coef"],
+        "kl_coef": state.kl_coef,
         "advantage_mean": advantages.mean().item(),
         "advantage_std": advantages.std(correction=0).item(),
         "positive_share": ranks.mean(estimates.is_positive.float()),
@@ -340,5 +352,5 @@ def describe(
     if algorithm.reward_scaling != "none":
         metrics |= {"reward_moments_mean": moments.mean, "reward_moments_std": moments.std}
     if algorithm.kl_penalty_coef:
-        metrics["kl_penalty_coef"] = state["kl_penalty_coef"]
+        metrics["kl_penalty_coef"] = state.kl_penalty_coef
     return metrics

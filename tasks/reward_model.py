@@ -52,6 +52,7 @@ from tasks.training.optimization import (
     update_weights,
 )
 from tasks.training.seeds import derive_seed, stage_seed
+from tasks.training.stage_state import NoState
 
 SIDES = ("chosen", "rejected")
 CURVES = {"pair_accuracy": "train_pair_accuracy", "nll": "chosen_nll", "pair_mean": "score_mean"}
@@ -80,7 +81,7 @@ def run(job: StageJob[ResolvedRewardModelling]) -> StageResult:
 
     # 2. Optimiser steps, from wherever an earlier attempt got to
     with Attempt(
-        job, total=num_steps, modules={"reward": reward}, optimizers={"reward": optimizer}
+        job, total=num_steps, modules={"reward": reward}, optimizers={"reward": optimizer}, state=NoState()
     ) as attempt:
         for step in attempt.remaining():
             metrics, num_tokens = accumulate_preferences(reward, train, order.batch(step), work)

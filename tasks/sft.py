@@ -22,6 +22,7 @@ from tasks.training.optimization import (
     update_weights,
 )
 from tasks.training.seeds import stage_seed
+from tasks.training.stage_state import NoState
 
 
 def run(job: StageJob[ResolvedSupervisedFineTuning]) -> StageResult:
@@ -43,7 +44,11 @@ def run(job: StageJob[ResolvedSupervisedFineTuning]) -> StageResult:
 
     # 2. Optimiser steps, from wherever an earlier attempt got to
     with Attempt(
-        job, total=num_steps, modules={"policy": policy.causal_lm}, optimizers={"policy": optimizer}
+        job,
+        total=num_steps,
+        modules={"policy": policy.causal_lm},
+        optimizers={"policy": optimizer},
+        state=NoState(),
     ) as attempt:
         for step in attempt.remaining():
             batch = train.batch(order.batch(step)).to(device)

@@ -5,7 +5,7 @@ most. Here it learns what the policy's prefixes are really worth, under the very
 before any policy update. The proof is explained variance on prompts that it was not trained on.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -53,9 +53,18 @@ from tasks.training.optimization import (
     update_weights,
 )
 from tasks.training.seeds import derive_seed, stage_seed
+from tasks.training.stage_state import BestSoFar
 
 POSITIONS = 4
 """Explained variance is also measured in so many equal parts of the response."""
+
+
+@dataclass(frozen=True)
+class ValueState(BestSoFar):
+    """What moves with the checkpoints beside the critic."""
+
+    without_gain: int = 0
+    """Validations since the best one."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +98,7 @@ def run(job: StageJob[ResolvedValuePretraining]) -> StageResult:
         total=work.iterations,
         modules={"critic": critic},
         optimizers={"critic": optimizer},
-        state={"best": None, "best_iteration": 0, "without_gain": 0},
+        state=ValueState(),
         keeps_best=True,
     ) as attempt:
         if not attempt.best:
@@ -118,7 +127,7 @@ def run(job: StageJob[ResolvedValuePretraining]) -> StageResult:
             # 5. Keep the critic that explains unseen prompts best; more steps are not always better
             if (iteration + 1) % work.validate_every == 0 or iteration + 1 == work.iterations:
                 metrics |= validate(attempt, critic, held_out, models, iteration=iteration + 1)
-                if attempt.state["without_gain"] >= work.patience:
+                if attempt.state.without_gain >= work.patience:
                     attempt.stop()
             attempt.finish_step(
                 {
@@ -140,8 +149,8 @@ def run(job: StageJob[ResolvedValuePretraining]) -> StageResult:
     return StageResult(
         metrics={
             **headline_metrics(measured),
-            "validation_explained_variance": attempt.state["best"],
-            "best_iteration": attempt.state["best_iteration"],
+            "validation_explained_variance": attempt.state.best,
+            "best_iteration": attempt.state.best_iteration,
             **encoding,
         },
         uncertainty=uncertainty_of(estimates),
@@ -253,13 +262,19 @@ def predict(critic: ScalarModel, held_out: HeldOut, models: RolloutModels) -> Te
 
 
 def validate(
-    attempt: Attempt, critic: ScalarModel, held_out: HeldOut, models: RolloutModels, *, iteration: int
+    attempt: Attempt[ValueState],
+    critic: ScalarModel,
+    held_out: HeldOut,
+    models: RolloutModels,
+    *,
+    iteration: int,
 ) -> dict[str, float]:
     """Measure the critic; remember its weights when it explains more than any before. Returns what to log."""
     metric = "validation_explained_variance"
     measured = diagnose(critic, held_out, models).explained_variance
     is_best = keep_if_best(attempt, critic, measured, metric=metric, iteration=iteration)
-    attempt.state |= {"without_gain": 0 if is_best else attempt.state["without_gain"] + 1}
+    without_gain = 0 if is_best else attempt.state.without_gain + 1
+    attempt.state = replace(attempt.state, without_gain=without_gain)
     return {metric: measured}
 
 

@@ -14,7 +14,7 @@ from tasks.rollout.rollouts import (
 )
 from tasks.training import progress
 from tasks.training.attempt import Attempt
-from tasks.training.best_weights import keep_if_best
+from tasks.training.best_weights import Best, keep_if_best
 from tasks.training.measured import clusters_of
 from tasks.training.seeds import derive_seed
 
@@ -67,7 +67,7 @@ class Selection:
         )
         return scored.scores.total.mean().item()
 
-    def keep_if_best(self, attempt: Attempt, *, iteration: int) -> dict[str, float]:
+    def keep_if_best(self, attempt: Attempt[Best], *, iteration: int) -> dict[str, float]:
         """Score the policy; remember its weights when it scores best so far. Returns what to log."""
         metric, measured = "validation_score", self.score()
         keep_if_best(attempt, self.models.policy.causal_lm, measured, metric=metric, iteration=iteration)

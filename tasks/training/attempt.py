@@ -5,9 +5,10 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from math import isfinite
 from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import Any, Generic, NoReturn, Self, cast
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -23,6 +24,7 @@ from tasks.training.scratch import (
     PROGRESS,
     write_committed,
 )
+from tasks.training.stage_state import State, state_from_json
 from tasks.training.writer import writes_files
 
 log = logging.getLogger(__name__)
@@ -31,11 +33,11 @@ SECONDS_OF_SPEED = 5.0
 """Tokens per second are averaged over the last steps that took so long."""
 
 
-class Attempt:
+class Attempt(Generic[State]):
     """Drives a stage's loop so that it can stop anywhere and go on bitwise the same.
 
     The loop asks ``remaining()`` for the steps to do, calls ``finish_step`` in each, and keeps everything that moves
-    in the given modules and optimisers, in ``state`` (JSON) and in ``best`` (the best weights so far). All else,
+    in the given modules and optimisers, in ``state`` and in ``best`` (the best weights so far). All else,
     random numbers and data order included, has to be a function of the step.
     """
 
@@ -46,7 +48,7 @@ class Attempt:
         total: int,
         modules: Mapping[str, nn.Module],
         optimizers: Mapping[str, Optimizer],
-        state: Mapping[str, Any] | None = None,
+        state: State,
         keeps_best: bool = False,
     ) -> None:
         """Start from the newest intact checkpoint, or from nothing.
@@ -54,13 +56,13 @@ class Attempt:
         Args:
             total: steps (iterations) that the loop has at most.
             modules: what is trained; an optimiser belongs to the module of the same name.
-            state: the JSON values that move with the checkpoints, as they are before the first step.
+            state: a frozen dataclass of the JSON values that move with the checkpoints, as before the first step.
             keeps_best: the loop sets ``best`` before its first step, so no checkpoint may lack it.
 
         Raises:
             IncompleteCheckpoint: the newest checkpoint lacks something that training needs.
         """
-        self.state: dict[str, Any] = dict(state or {})
+        self.state: State = state
         self.best: dict[str, Tensor] = {}
         self.step = 0
         self._total = total
@@ -173,10 +175,12 @@ class Attempt:
             self._truncate_journal(0)
             return
         loaded = checkpoints.load(found, required=self._parts())
-        if missing := sorted(self.state.keys() - loaded.state["stage"].keys()):
+        try:
+            state = state_from_json(self.state, loaded.state["stage"], path="stage")
+        except ValueError as error:
             raise checkpoints.IncompleteCheckpoint(
-                f"{found.folder}: stage.{missing[0]} is missing; remove {found.folder.parent} to begin the stage anew"
-            )
+                f"{found.folder}: {error}; remove {found.folder.parent} to begin the stage anew"
+            ) from error
         for name, module in self._modules.items():
             checkpoints.restore_module(module, loaded.tensors, part=f"{name}.weights")
         for name, optimizer in self._optimizers.items():
@@ -187,7 +191,7 @@ class Attempt:
             for name, tensor in loaded.tensors.items()
             if name.startswith("best/")
         }
-        self.state = loaded.state["stage"]
+        self.state = state
         self._stopped = loaded.state["stopped"]
         self._truncate_journal(loaded.state["journal_offset"])
         self.step = loaded.step
@@ -219,7 +223,11 @@ class Attempt:
             tensors |= checkpoints.optimizer_tensors(optimizer, named, part=f"{name}.optimizer")
         if self._journal is not None:
             offset = self._journal.sync()
-            state = {"stage": self.state, "stopped": self._stopped, "journal_offset": offset}
+            state = {
+                "stage": asdict(cast(Any, self.state)),
+                "stopped": self._stopped,
+                "journal_offset": offset,
+            }
             checkpoints.save(self._scratch / CHECKPOINTS, step=self.step, tensors=tensors, state=state)
             write_committed(self._scratch, step=self.step, journal_offset=offset)
         ranks.wait()

@@ -1,18 +1,23 @@
 """Which weights a stage hands on: those that measured best on validation prompts, not the last ones."""
 
 import logging
+from dataclasses import replace
+from typing import TypeVar
 
 from torch import nn
 
 from tasks.training import ranks
 from tasks.training.attempt import Attempt, weights_of
 from tasks.training.measured import defined
+from tasks.training.stage_state import BestSoFar
+
+Best = TypeVar("Best", bound=BestSoFar)
 
 log = logging.getLogger(__name__)
 
 
 def keep_if_best(
-    attempt: Attempt, module: nn.Module, measured: float, *, metric: str, iteration: int
+    attempt: Attempt[Best], module: nn.Module, measured: float, *, metric: str, iteration: int
 ) -> bool:
     """Remember the module's weights when ``measured`` is above all before; returns whether it was.
 
@@ -21,10 +26,10 @@ def keep_if_best(
         iteration: iterations done.
     """
     measured = ranks.agreed(measured)
-    best = attempt.state["best"]
+    best = attempt.state.best
     is_best = best is None or measured > best
     if is_best:
-        attempt.state |= {"best": defined(measured), "best_iteration": iteration}
+        attempt.state = replace(attempt.state, best=defined(measured), best_iteration=iteration)
         attempt.best = weights_of(module)
     kept = "the best so far, kept" if is_best else "not kept"
     log.info("iteration %d: %s %.4g; %s", iteration, metric, measured, kept)

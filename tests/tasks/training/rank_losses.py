@@ -9,7 +9,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -42,6 +42,7 @@ from tasks.training import ranks
 from tasks.training.attempt import Attempt
 from tasks.training.best_weights import keep_if_best
 from tasks.training.likelihood import accumulate_nll
+from tasks.training.stage_state import BestSoFar
 from tasks.training.writer import writes_files
 from tasks.updates.actor_critic import ActorCritic
 from tasks.updates.estimates import estimate
@@ -269,7 +270,7 @@ def agreements(scratch: Path, rank: int) -> dict[str, Any]:
         total=9,
         modules={"network": network},
         optimizers={},
-        state={"best": None, "best_iteration": 0},
+        state=BestSoFar(),
         keeps_best=True,
     ) as attempt:
         for step in attempt.remaining():
@@ -282,7 +283,7 @@ def agreements(scratch: Path, rank: int) -> dict[str, Any]:
             steps.append(step)
     return {
         "steps": steps,
-        "state": attempt.state,
+        "state": asdict(attempt.state),
         "any": [ranks.any_rank(rank == 1), ranks.any_rank(False)],
         "gathered": ranks.gathered(torch.arange(1.0 + 2 * rank)).tolist(),
         "total": [

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -21,8 +22,16 @@ from tasks.training.checkpoints import IncompleteCheckpoint
 from tasks.training.optimization import TrainingDiverged, make_optimizer, take_step
 from tasks.training.scratch import CHECKPOINTS, JOURNAL, read_committed
 from tasks.training.seeds import generator
+from tasks.training.stage_state import NoState
 
 TOTAL = 7
+
+
+@dataclass(frozen=True)
+class Lowest:
+    """The lowest loss so far."""
+
+    lowest: float = 1e9
 
 
 def sft_job(folder: Path, *, checkpoint_every: int) -> StageJob:
@@ -52,7 +61,7 @@ def train(job: StageJob, *, kill_after: int | None = None, total: int = TOTAL) -
         total=total,
         modules={"network": network},
         optimizers={"network": optimizer},
-        state={"lowest": 1e9},
+        state=Lowest(),
         keeps_best=True,
     )
     with attempt:
@@ -65,14 +74,14 @@ def train(job: StageJob, *, kill_after: int | None = None, total: int = TOTAL) -
             loss = (network(inputs) - inputs.sum(dim=1, keepdim=True)).square().mean()
             loss.backward()
             take_step(optimizer, network, learning_rate=0.05, max_grad_norm=1.0)
-            if loss.item() < attempt.state["lowest"]:
-                attempt.state |= {"lowest": loss.item()}
+            if loss.item() < attempt.state.lowest:
+                attempt.state = Lowest(loss.item())
                 attempt.best = weights_of(network)
             attempt.finish_step({"loss": loss.item()}, num_tokens=16, headline="loss")
     return {
         **weights_of(network),
         **{f"best.{name}": tensor for name, tensor in attempt.best.items()},
-        "lowest": torch.tensor(attempt.state["lowest"]),
+        "lowest": torch.tensor(attempt.state.lowest),
     }
 
 
@@ -135,7 +144,7 @@ def test_a_request_while_nothing_has_moved_saves_the_step_before(
         network = nn.Linear(1, 1)
         with (
             pytest.raises(preemption.Preempted, match="stopped on request after step 3 of 7"),
-            Attempt(job, total=7, modules={"network": network}, optimizers={}) as attempt,
+            Attempt(job, total=7, modules={"network": network}, optimizers={}, state=NoState()) as attempt,
         ):
             for step in attempt.remaining():
                 with attempt.unmoved():
@@ -146,7 +155,7 @@ def test_a_request_while_nothing_has_moved_saves_the_step_before(
                 attempt.finish_step({"loss": 1.0}, num_tokens=1, headline="loss")
     assert passed == [0, 1, 2]
     again = nn.Linear(1, 1)
-    with Attempt(job, total=7, modules={"network": again}, optimizers={}) as attempt:
+    with Attempt(job, total=7, modules={"network": again}, optimizers={}, state=NoState()) as attempt:
         assert (attempt.step, again.weight.item()) == (3, 2.0)
 
 
@@ -157,7 +166,7 @@ def test_a_request_before_anything_was_done_saves_nothing(
     monkeypatch.setattr(preemption, "_signals_received", 1)
     with (
         pytest.raises(preemption.Preempted, match="stopped on request after step 0 of 7"),
-        Attempt(job, total=7, modules={}, optimizers={}) as attempt,
+        Attempt(job, total=7, modules={}, optimizers={}, state=NoState()) as attempt,
     ):
         for _ in attempt.remaining():
             with attempt.unmoved():
@@ -176,7 +185,7 @@ def test_stopping_early_survives_a_resume(tmp_path: Path) -> None:
     job = sft_job(tmp_path, checkpoint_every=100)
     for _ in range(2):
         network = nn.Linear(1, 1)
-        with Attempt(job, total=10, modules={"network": network}, optimizers={}) as attempt:
+        with Attempt(job, total=10, modules={"network": network}, optimizers={}, state=NoState()) as attempt:
             for step in attempt.remaining():
                 attempt.finish_step({"loss": 1.0}, num_tokens=1, headline="loss")
                 if step == 3:
@@ -208,7 +217,7 @@ def test_every_value_of_the_stages_state_is_needed(tmp_path: Path) -> None:
 def test_a_metric_that_is_not_finite_ends_the_attempt(tmp_path: Path) -> None:
     job = sft_job(tmp_path, checkpoint_every=1)
     with (
-        Attempt(job, total=3, modules={}, optimizers={}) as attempt,
+        Attempt(job, total=3, modules={}, optimizers={}, state=NoState()) as attempt,
         pytest.raises(TrainingDiverged, match="loss is nan at step 0; lower the learning rate"),
     ):
         for _ in attempt.remaining():

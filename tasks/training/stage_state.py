@@ -1,0 +1,44 @@
+"""The numbers that move with a stage's checkpoints, beside weights and optimisers: one frozen dataclass for each kind."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, TypeVar, cast
+
+State = TypeVar("State")
+
+
+@dataclass(frozen=True)
+class NoState:
+    """Of a stage in which weights and optimisers are all that moves."""
+
+
+@dataclass(frozen=True)
+class BestSoFar:
+    """Of a stage that hands on the weights that measured best."""
+
+    best: float | None = None
+    """The highest measurement; None before the first, and where that was undefined."""
+    best_iteration: int = 0
+    """Iterations done when it was made."""
+
+
+def state_from_json(initial: State, saved: Mapping[str, Any], *, path: str) -> State:
+    """A state like ``initial`` with the values that ``dataclasses.asdict`` gave of a later one.
+
+    Raises:
+        ValueError: a field is missing or unknown; the message names it as ``path.field``.
+    """
+    names = {each.name for each in fields(cast(Any, initial))}
+    if missing := sorted(names - saved.keys()):
+        raise ValueError(f"{path}.{missing[0]} is missing")
+    if unknown := sorted(saved.keys() - names):
+        raise ValueError(f"{path}.{unknown[0]} is not expected")
+    values = {}
+    for name in names:
+        before = getattr(initial, name)
+        values[name] = (
+            state_from_json(before, saved[name], path=f"{path}.{name}")
+            if is_dataclass(before)
+            else saved[name]
+        )
+    return type(initial)(**values)

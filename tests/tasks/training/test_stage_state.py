@@ -1,0 +1,51 @@
+"""A state comes back from a checkpoint's JSON as it was, and one of another shape is refused by the field's name."""
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+
+from algorithms.rewards import RunningMoments
+from tasks.policy_optimization import PolicyState
+from tasks.training.stage_state import BestSoFar, NoState, state_from_json
+from tasks.value_pretraining import ValueState
+
+STATES = [
+    NoState(),
+    BestSoFar(best=-0.1, best_iteration=3),
+    ValueState(best=None, without_gain=2),
+    PolicyState(
+        best=1 / 3, batches=7, kl_coef=0.1, kl_penalty_coef=3.0, moments=RunningMoments(4, 0.5, 16.0)
+    ),
+]
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_a_state_comes_back_exactly(state: Any) -> None:
+    saved = json.loads(json.dumps(asdict(state)))
+    assert state_from_json(type(state)(), saved, path="stage") == state
+
+
+def test_the_checkpoints_before_states_had_classes_can_be_resumed() -> None:
+    """The fields of the policy stage's JSON as it has been all along."""
+    saved = {
+        "best": 0.25,
+        "best_iteration": 4,
+        "batches": 6,
+        "kl_coef": 0.05,
+        "kl_penalty_coef": 0.0,
+        "moments": {"count": 0, "mean": 0.0, "m2": 0.0},
+    }
+    expected = PolicyState(best=0.25, best_iteration=4, batches=6, kl_coef=0.05)
+    assert state_from_json(PolicyState(), saved, path="stage") == expected
+
+
+def test_another_shape_is_refused_by_name() -> None:
+    saved = asdict(PolicyState())
+    with pytest.raises(ValueError, match="stage.batches is missing"):
+        state_from_json(PolicyState(), {k: v for k, v in saved.items() if k != "batches"}, path="stage")
+    with pytest.raises(ValueError, match="stage.momenta is not expected"):
+        state_from_json(PolicyState(), {**saved, "momenta": 1}, path="stage")
+    with pytest.raises(ValueError, match="stage.moments.m2 is missing"):
+        state_from_json(PolicyState(), {**saved, "moments": {"count": 0, "mean": 0.0}}, path="stage")
