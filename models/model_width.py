@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from models.source_digest import Source, parse_source, resolve_commit
+from models.source_digest import parse_source, resolve_commit
+from schemas.recipe.sources import Builtin, Gguf, Hub, Place
 
 BUILTIN_WIDTHS = {"tiny": 128}
 WIDTH_FIELDS = ("hidden_size", "n_embd", "d_model")
@@ -23,14 +24,15 @@ def hidden_size(source: str) -> int:
         UnknownWidth: its configuration does not say, or cannot be read.
         ValueError: see ``models.source_digest.parse_source``.
     """
-    parsed = parse_source(source)
-    if parsed.kind == "builtin":
-        return BUILTIN_WIDTHS[parsed.name]
-    if parsed.kind == "gguf":
-        assert parsed.path is not None
-        return _of_gguf(parsed.path)
-    path = _hub_config(parsed) if parsed.kind == "hub" else Path(str(parsed.path)) / "config.json"
-    return _of_config(path)
+    match parse_source(source):
+        case Builtin(name=name):
+            return BUILTIN_WIDTHS[name]
+        case Gguf(path=path):
+            return _of_gguf(path)
+        case Hub() as named:
+            return _of_config(_hub_config(named))
+        case Place(path=path):
+            return _of_config(path / "config.json")
 
 
 def _of_config(path: Path) -> int:
@@ -65,13 +67,13 @@ def _of_gguf(path: Path) -> int:
         raise UnknownWidth(f"{path} does not say its embedding_length ({type(error).__name__})") from error
 
 
-def _hub_config(source: Source) -> Path:
+def _hub_config(source: Hub) -> Path:
     from huggingface_hub import hf_hub_download
 
     commit = resolve_commit(source)
     try:
-        return Path(hf_hub_download(source.name, "config.json", revision=commit))
+        return Path(hf_hub_download(source.repository, "config.json", revision=commit))
     except Exception as error:  # one for every way in which a network can fail
         raise UnknownWidth(
-            f"the hub did not give config.json of {source.name}@{source.revision} ({type(error).__name__}: {error})"
+            f"the hub did not give config.json of {source.repository}@{source.revision} ({type(error).__name__}: {error})"
         ) from error

@@ -5,11 +5,11 @@ import importlib.metadata
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 from models.folder_check import check_agreement
+from schemas.recipe.sources import Builtin, Gguf, Hub, Package, Place, model_source
 from schemas.source_files import (
     copy_hashed,
     hash_file,
@@ -26,53 +26,46 @@ IMPORTED_SUFFIXES = frozenset({".safetensors", ".json", ".jinja", ".model", ".tx
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
-@dataclass(frozen=True)
-class Source:
-    """A parsed `model.source`."""
-
-    kind: Literal["builtin", "folder", "gguf", "hub"]
-    name: str
-    """Of a built-in model, or the repository of a hub model."""
-    path: Path | None = None
-    """The folder or the GGUF file."""
-    revision: str | None = None
-    """Commit, branch or tag of a hub model."""
+Source = Builtin | Hub | Gguf | Place
+"""What a model is imported from, found: a package is its GGUF file."""
 
 
 def parse_source(source: str, *, base: Path = Path()) -> Source:
-    """Read `builtin:NAME`, `gguf:FILE`, `package:NAME`, `hub:org/name@revision` or a folder's path.
+    """What `model.source` names, found; relative paths start from `base`.
 
-    Relative paths start from `base`. `package:NAME` is the one `.gguf` file of an installed Python distribution.
+    `package:NAME` is the one `.gguf` file of an installed Python distribution.
 
     Raises:
         ValueError: unknown name, missing file, no or several GGUF files, a hub source without revision.
     """
-    kind, _, name = source.partition(":")
-    if kind == "builtin":
-        if name not in BUILTIN_VERSIONS:
-            raise ValueError(f"model.source={source!r}: there is no such built-in model; known: {_known()}")
-        return Source("builtin", name)
-    if kind == "package":
-        return Source("gguf", name, path=_packaged_gguf(name))
-    if kind == "gguf":
-        path = base / Path(name).expanduser()
-        if not path.is_file():
-            raise ValueError(f"model.source={source!r}: {path} is no file; give the path of a .gguf file")
-        return Source("gguf", name, path=path)
-    if kind == "hub":
-        repository, _, revision = name.partition("@")
-        if not revision or not re.fullmatch(r"[\w.-]+/[\w.-]+", repository):
-            raise ValueError(
-                f"model.source={source!r}: write hub:org/name@revision; without a revision the model could change"
-            )
-        return Source("hub", repository, revision=revision)
-    path = base / Path(source).expanduser()
-    if not path.is_dir():
-        raise ValueError(
-            f"model.source={source!r}: {path} is no folder; use a Hugging Face folder, {_known()}, gguf:FILE, "
-            "package:NAME or hub:org/name@revision"
-        )
-    return Source("folder", source, path=path)
+    match model_source(source):
+        case Builtin(name=name) as builtin:
+            if name not in BUILTIN_VERSIONS:
+                raise ValueError(
+                    f"model.source={source!r}: there is no such built-in model; known: {_known()}"
+                )
+            return builtin
+        case Package(name=name):
+            return Gguf(_packaged_gguf(name))
+        case Gguf(path=path):
+            path = base / path.expanduser()
+            if not path.is_file():
+                raise ValueError(f"model.source={source!r}: {path} is no file; give the path of a .gguf file")
+            return Gguf(path)
+        case Hub(repository=repository, revision=revision) as hub:
+            if not revision or not re.fullmatch(r"[\w.-]+/[\w.-]+", repository):
+                raise ValueError(
+                    f"model.source={source!r}: write hub:org/name@revision; without a revision the model could change"
+                )
+            return hub
+        case Place(path=path):
+            path = base / path.expanduser()
+            if not path.is_dir():
+                raise ValueError(
+                    f"model.source={source!r}: {path} is no folder; use a Hugging Face folder, {_known()}, gguf:FILE, "
+                    "package:NAME or hub:org/name@revision"
+                )
+            return Place(path)
 
 
 def source_digest(source: str, *, base: Path = Path()) -> str:
@@ -84,8 +77,7 @@ def source_digest(source: str, *, base: Path = Path()) -> str:
         SourceTooLarge: the files together are larger than is read.
     """
     limit, parsed = model_limit(), parse_source(source, base=base)
-    if parsed.kind == "folder":
-        assert parsed.path is not None
+    if isinstance(parsed, Place):
         check_agreement(parsed.path)
     return _digest(parsed, lambda path: hash_file(path, limit))
 
@@ -103,29 +95,32 @@ def copy_source(source: str, scratch: Path, *, planned: str | None = None, base:
         ValueError, SourceTooLarge: as `source_digest`.
     """
     parsed, limit = parse_source(source, base=base), model_limit()
-    if parsed.kind == "hub":
+    if isinstance(parsed, Hub):
         parsed = replace(parsed, revision=resolve_commit(parsed))
     found = _digest(parsed, lambda path: copy_hashed(path, scratch / path.name, limit))
     refuse_changed(source, planned=planned, found=found)
-    if parsed.path is None:
-        return parsed
-    return replace(parsed, path=scratch if parsed.kind == "folder" else scratch / parsed.path.name)
+    match parsed:
+        case Place():
+            return Place(scratch)
+        case Gguf(path=path):
+            return Gguf(scratch / path.name)
+        case _:
+            return parsed
 
 
 def _digest(parsed: Source, digest_of: Callable[[Path], str]) -> str:
     content: dict[str, object]
-    if parsed.kind == "builtin":
-        content = {"builtin": parsed.name, "version": BUILTIN_VERSIONS[parsed.name]}
-    elif parsed.kind == "gguf":
-        assert parsed.path is not None
-        content = {"gguf": digest_of(parsed.path)}
-    elif parsed.kind == "hub":
-        content = {"hub": parsed.name, "commit": resolve_commit(parsed)}
-    else:
-        assert parsed.path is not None
-        files = imported_files(parsed.path)
-        model_limit().refuse(parsed.path, sum(path.stat().st_size for path in files))
-        content = {"folder": {path.name: digest_of(path) for path in files}}
+    match parsed:
+        case Builtin(name=name):
+            content = {"builtin": name, "version": BUILTIN_VERSIONS[name]}
+        case Gguf(path=path):
+            content = {"gguf": digest_of(path)}
+        case Hub(repository=repository):
+            content = {"hub": repository, "commit": resolve_commit(parsed)}
+        case Place(path=path):
+            files = imported_files(path)
+            model_limit().refuse(path, sum(file.stat().st_size for file in files))
+            content = {"folder": {file.name: digest_of(file) for file in files}}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
@@ -134,22 +129,21 @@ def imported_files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.suffix in IMPORTED_SUFFIXES and path.is_file())
 
 
-def resolve_commit(source: Source) -> str:
+def resolve_commit(source: Hub) -> str:
     """The commit of a hub source; asks the hub only when the recipe names a branch or tag.
 
     Raises:
         ValueError: the hub cannot be reached or does not know the revision.
     """
-    assert source.revision is not None
     if COMMIT.fullmatch(source.revision):
         return source.revision
     from huggingface_hub import HfApi  # costs half a second, which a plan without hub models does not pay
 
     try:
-        commit = HfApi().model_info(source.name, revision=source.revision).sha
+        commit = HfApi().model_info(source.repository, revision=source.revision).sha
     except Exception as error:  # one for every way in which a network can fail
         raise ValueError(
-            f"model.source: the hub did not say which commit {source.name}@{source.revision} is "
+            f"model.source: the hub did not say which commit {source.repository}@{source.revision} is "
             f"({type(error).__name__}: {error}); name the 40-digit commit, or use a folder"
         ) from error
     return str(commit)
@@ -160,16 +154,16 @@ def _packaged_gguf(name: str) -> Path:
         files = importlib.metadata.files(name) or []
     except importlib.metadata.PackageNotFoundError as error:
         raise ValueError(
-            f"model.source='package:{name}': the package is not installed; pip install {name}"
+            f"model.source='{Package(name)}': the package is not installed; pip install {name}"
         ) from error
     found = [Path(str(file.locate())) for file in files if file.suffix == ".gguf"]
     if len(found) != 1 or not found[0].is_file():
         raise ValueError(
-            f"model.source='package:{name}': the package has {len(found)} .gguf files where one is needed; "
+            f"model.source='{Package(name)}': the package has {len(found)} .gguf files where one is needed; "
             "name the file with gguf:FILE"
         )
     return found[0]
 
 
 def _known() -> str:
-    return ", ".join(f"builtin:{name}" for name in sorted(BUILTIN_VERSIONS))
+    return ", ".join(str(Builtin(name)) for name in sorted(BUILTIN_VERSIONS))

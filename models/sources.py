@@ -25,11 +25,11 @@ from models.folders import (
     save_policy,
 )
 from models.source_digest import (
-    Source,
     copy_source,
     parse_source,
     source_digest,
 )
+from schemas.recipe.sources import Builtin, Gguf, Hub, Place
 
 __all__ = ["import_model", "source_digest"]
 
@@ -62,18 +62,16 @@ def import_model(
         UnsafeModel: see `models.folders.check_folder`.
     """
     original = parse_source(source, base=base)
-    if original.kind == "folder":
-        assert original.path is not None
+    if isinstance(original, Place):
         check_folder(original.path)  # all that lies there, also what is not copied
     with tempfile.TemporaryDirectory(dir=scratch, prefix="source-") as folder:
         parsed = copy_source(source, Path(folder), planned=planned, base=base)
-        if parsed.kind == "gguf":
-            assert parsed.path is not None
+        if isinstance(parsed, Gguf):
             model, tokenizer = _load_gguf(parsed.path, dtype=dtype)
         else:
-            if parsed.kind == "hub":
+            if isinstance(parsed, Hub):
                 _download(parsed, Path(folder))
-            elif parsed.kind == "builtin":
+            elif isinstance(parsed, Builtin):
                 build_tiny(Path(folder), seed=seed)
             tokenizer = load_tokenizer(Path(folder))  # refused sooner than the weights are read
             model = load_policy(Path(folder), dtype=dtype)
@@ -98,18 +96,18 @@ def try_out(model: PreTrainedModel, source: str) -> None:
         )
 
 
-def _download(source: Source, scratch: Path) -> None:
+def _download(source: Hub, scratch: Path) -> None:
     """Fetch a hub model whose revision is a commit."""
     from huggingface_hub import snapshot_download
 
     try:
         # real files, since a cache's snapshot is made of symlinks that lead outside
         snapshot_download(
-            source.name, revision=source.revision, local_dir=scratch, allow_patterns=list(HUB_FILES)
+            source.repository, revision=source.revision, local_dir=scratch, allow_patterns=list(HUB_FILES)
         )
     except Exception as error:  # one for every way in which a network can fail
         raise ValueError(
-            f"model.source='hub:{source.name}@{source.revision}' could not be downloaded "
+            f"model.source='{source}' could not be downloaded "
             f"({type(error).__name__}: {error}); check the network, or use a folder"
         ) from error
 

@@ -4,6 +4,7 @@ from schemas.kinds import KINDS
 from schemas.recipe.inputs import MODEL, Content
 from schemas.recipe.recipe import Recipe
 from schemas.recipe.rewards import Judge
+from schemas.recipe.sources import Builtin
 from schemas.recipe.stages import PolicyOptimization, Stage
 
 CONTENT_COLUMNS: dict[str, tuple[str, ...]] = {
@@ -55,7 +56,8 @@ def _tried(recipe: Recipe) -> dict[str, dict[str, str]]:
     for stage in recipe.stages.values():
         for name in verifiers_of(recipe, stage).values():
             data = getattr(stage, "prompts", None)
-            its_own = data in recipe.data and recipe.data[data].source.startswith(f"builtin:{name}/")
+            origin = recipe.data[data].origin if data in recipe.data else None
+            its_own = isinstance(origin, Builtin) and origin.kind is not None and origin.name == name
             if name in recipe.verifiers or (name in VERIFIERS and not its_own):
                 judged.setdefault(name, {}).update({data: None} if data in recipe.data else {})
     return {

@@ -1,15 +1,12 @@
 """The implicit step of a verifier: the user's file, copied into the store and tried on what it will judge."""
 
-from pathlib import Path
-
+from schemas.recipe.sources import Place
 from schemas.recipe.work import ImportVerifier
 from schemas.records.job import StageJob, StageResult
 from schemas.source_files import VERIFIER_LIMIT, copy_hashed, refuse_changed
 from tasks.rewards.dry_run import try_verifier
 from tasks.rewards.verifier_file import FILE
 from tasks.rewards.verifiers import CONFIGURATION
-
-BUILT_IN = "builtin:"
 
 
 def run(job: StageJob[ImportVerifier]) -> StageResult:
@@ -20,8 +17,9 @@ def run(job: StageJob[ImportVerifier]) -> StageResult:
         SourceChanged, SourceTooLarge: it is not the file that the run was planned with, or too large for one.
     """
     verifier = job.work.verifier
-    if not verifier.source.startswith(BUILT_IN):
-        found = copy_hashed(Path(verifier.source), job.output / FILE, VERIFIER_LIMIT)
+    origin = verifier.origin
+    if isinstance(origin, Place):
+        found = copy_hashed(origin.path, job.output / FILE, VERIFIER_LIMIT)
         refuse_changed(verifier.source, planned=job.source_sha256, found=found)
         verifier = verifier.model_copy(update={"source": FILE})
     (job.output / CONFIGURATION).write_text(verifier.model_dump_json(indent=2) + "\n")

@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from schemas.recipe.inputs import Data
+from schemas.recipe.sources import Builtin
 from schemas.recipe.work import PrepareData
 from schemas.records.job import StageJob, StageResult
 from schemas.source_files import (
@@ -55,7 +56,6 @@ from tasks.training.scratch import PROGRESS
 
 SLICE_ROWS = 10_000
 
-BUILTIN = "builtin:"
 BUILTIN_SEED = 0
 """Built-in data is like a file: the same for every recipe and seed."""
 BUILTIN_ROWS = 24_000
@@ -70,7 +70,7 @@ def run(job: StageJob[PrepareData]) -> StageResult:
     """Write ``train.parquet``, ``validation.parquet``, ``test.parquet`` and ``report.json`` into the output."""
     work = job.work
     content, data = work.content, work.data
-    is_builtin = data.source.startswith(BUILTIN)
+    is_builtin = isinstance(data.origin, Builtin)
     progress = Progress(job.scratch / PROGRESS, total=3, phase="reading")
 
     # 1. Map the source's rows to our columns, and leave out what cannot be used
@@ -112,12 +112,12 @@ def described(counts: dict[str, int], report: Report) -> dict[str, Any]:
 def builtin_batches(work: PrepareData) -> Iterator[pa.Table]:
     """Rows of ``builtin:NAME/KIND``."""
     data, shares = work.data, work.shares
-    name, _, kind = data.source.removeprefix(BUILTIN).partition("/")
+    name, kind = (data.origin.name, data.origin.kind) if isinstance(data.origin, Builtin) else ("", None)
     dial = arithmetic.DIALS.get(name)
     count = data.rows or BUILTIN_ROWS
     rows: Iterator[Row]
     if dial is None:
-        known = ", ".join(BUILTIN + name for name in arithmetic.DIALS)
+        known = ", ".join(str(Builtin(name)) for name in arithmetic.DIALS)
         raise UnusableData(f"source={data.source!r} is not built in; there are {known}")
     if kind == "demonstrations":
         rows = arithmetic.demonstrations(seed=BUILTIN_SEED, count=count, dial=dial)
@@ -141,7 +141,7 @@ def builtin_batches(work: PrepareData) -> Iterator[pa.Table]:
         )
     else:
         raise UnusableData(
-            f"source={data.source!r} is not built in; {BUILTIN}{name} has demonstrations, preferences and prompts"
+            f"source={data.source!r} is not built in; {Builtin(name)} has demonstrations, preferences and prompts"
         )
     columns = CONTENT_COLUMNS[work.content]
     yield pa.Table.from_pylist([{column: row[column] for column in columns} for row in rows])
@@ -241,7 +241,7 @@ def refuse_if_too_many_dropped(report: Report, *, name: str, max_dropped: float)
 
 def sides_of(table: pa.Table, work: PrepareData) -> list[str | None]:
     """The side of every row; None for a row that is on none: of a held-out side, beyond the number asked for."""
-    assign = split_alone if work.alone and not work.data.source.startswith(BUILTIN) else split_by_shares
+    assign = split_alone if work.alone and not isinstance(work.data.origin, Builtin) else split_by_shares
     return list(assign(table["prompt"].to_pylist(), work.data.split, work.shares))
 
 

@@ -10,6 +10,7 @@ from models.source_digest import source_digest
 from schemas.recipe.inputs import MODEL, Verifier
 from schemas.recipe.recipe import ResolvedRecipe
 from schemas.recipe.rewards import Reward
+from schemas.recipe.sources import Builtin, Place
 from schemas.recipe.stages import Gate, Resources, Stage
 from schemas.recipe.work import ImportModel, ImportVerifier, PrepareData, Work
 from schemas.records.artifacts import Artifact
@@ -27,8 +28,6 @@ VERIFIERS = "verifiers."
 _ONE_CPU = Resources(cpus=1, gpus=0, hang_seconds=86400.0)
 """A day: no recipe can give an implicit step more, and a model may come over a slow line."""
 
-_BUILTIN = "builtin:"
-
 
 def work_of(recipe: ResolvedRecipe, step: str) -> Work:
     """What the step asks for: a stage of the recipe, or an implicit step."""
@@ -44,7 +43,7 @@ def work_of(recipe: ResolvedRecipe, step: str) -> Work:
         )
     if step.startswith(VERIFIERS):
         name = step.removeprefix(VERIFIERS)
-        return ImportVerifier(verifier=recipe.verifiers.get(name) or Verifier(source=f"{_BUILTIN}{name}"))
+        return ImportVerifier(verifier=recipe.verifiers.get(name) or Verifier(source=str(Builtin(name))))
     return recipe.stages[step]
 
 
@@ -150,7 +149,7 @@ def max_dropped_of(recipe: ResolvedRecipe, step: str) -> dict[str, float]:
 def _seed_in_key(recipe: ResolvedRecipe, work: Work) -> int | None:
     """The implicit steps draw nothing, except that a built-in model's weights are drawn from the seed."""
     if isinstance(work, ImportModel):
-        return recipe.seed if work.model.source.startswith(_BUILTIN) else None
+        return recipe.seed if isinstance(work.model.origin, Builtin) else None
     if isinstance(work, Stage):
         return recipe.seed if work.seed is None else work.seed
     return None
@@ -169,9 +168,9 @@ def _source_of(work: Work) -> dict[str, str]:
     if isinstance(work, ImportModel):
         return {"source": source_digest(work.model.source)}
     if isinstance(work, PrepareData):
-        source, limit = work.data.source, data_limit()
+        origin, limit = work.data.origin, data_limit()
     elif isinstance(work, ImportVerifier):
-        source, limit = work.verifier.source, VERIFIER_LIMIT
+        origin, limit = work.verifier.origin, VERIFIER_LIMIT
     else:
         return {}
-    return {} if source.startswith(_BUILTIN) else {"source": hash_file(Path(source), limit)}
+    return {"source": hash_file(origin.path, limit)} if isinstance(origin, Place) else {}

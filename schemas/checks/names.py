@@ -18,6 +18,7 @@ from schemas.problems import (
 )
 from schemas.recipe.fields import MAX_NAMED
 from schemas.recipe.inputs import EXACT_MATCH, MODEL, Content
+from schemas.recipe.sources import Builtin, FileSource, file_source
 from schemas.recipe.terms import TERMS
 from schemas.records.metrics import SELECTING, estimated_by, gated_by, measured_by
 from schemas.steps import CONTENT_COLUMNS, VERIFIERS
@@ -210,9 +211,14 @@ def _source_problems(name: str, data: Plain, reader: Path, content: Content) -> 
 
 
 def _builtin_content(data: Plain) -> str | None:
-    source = data.get("source")
-    held = source.partition("/")[2] if isinstance(source, str) and source.startswith("builtin:") else None
+    origin = _origin(data)
+    held = origin.kind if isinstance(origin, Builtin) else None
     return held if held in CONTENT_COLUMNS else None
+
+
+def _origin(data: Plain) -> FileSource | None:
+    source = data.get("source")
+    return file_source(source) if isinstance(source, str) else None
 
 
 def _verifiers(plain: Plain) -> Iterator[Problem]:
@@ -240,13 +246,13 @@ def _verifiers_of_another_task(plain: Plain) -> Iterator[Problem]:
     data = _mapping(plain.get("data"))
     for name, stage in _stages(plain).items():
         prompts = stage.get("prompts")
-        source = _mapping(data.get(prompts)).get("source") if isinstance(prompts, str) else None
-        if not isinstance(source, str) or not source.startswith("builtin:"):
+        origin = _origin(_mapping(data.get(prompts))) if isinstance(prompts, str) else None
+        if not isinstance(origin, Builtin):
             continue
-        task = source.removeprefix("builtin:").partition("/")[0]
+        task = origin.name
         for path, verifier in _reads_verifiers(plain, name, stage):
             if verifier in VERIFIERS and task in VERIFIERS and verifier != task:
-                message = f"'{verifier}' does not understand the prompts that {name} reads (data.{prompts}: {source})"
+                message = f"'{verifier}' does not understand the prompts that {name} reads (data.{prompts}: {origin})"
                 yield Problem(path, message, f"use {task}")
 
 

@@ -14,8 +14,6 @@ from schemas.frozen import Frozen
 from schemas.loading.sources import (
     BUILTIN_DATA,
     BUILTIN_MODELS,
-    HUB,
-    PACKAGE,
 )
 from schemas.recipe.inputs import (
     EXACT_MATCH,
@@ -25,6 +23,7 @@ from schemas.recipe.inputs import (
 )
 from schemas.recipe.recipe import Publication, Recipe
 from schemas.recipe.rewards import Judge, MissingEos
+from schemas.recipe.sources import Hub, Package
 from schemas.recipe.stages import Gate, PreferenceCollection, RewardModelling
 from schemas.sweep import Sweep
 
@@ -63,7 +62,7 @@ def recipe_schema() -> Schema:
     for model, one, other in TOGETHER:
         _also(definitions[model.__name__], {"anyOf": [{"not": _given(one)}, _given(other)]})
     for model, builtin, patterns in (
-        (Model, BUILTIN_MODELS, {"hub": HUB, "package": PACKAGE}),
+        (Model, BUILTIN_MODELS, {"hub": Hub.PATTERN, "package": Package.PATTERN}),
         (Data, BUILTIN_DATA, {}),
         (Verifier, (EXACT_MATCH,), {}),
     ):

@@ -4,7 +4,6 @@ Looking a path up never fails otherwise than by a ``NoPlace``, whatever text it 
 links, in a folder that may not be read.
 """
 
-import re
 import stat
 from collections.abc import Callable
 from pathlib import Path as File
@@ -18,24 +17,25 @@ from schemas.problems import (
     suggest,
 )
 from schemas.recipe.inputs import EXACT_MATCH
+from schemas.recipe.sources import (
+    Builtin,
+    Gguf,
+    Hub,
+    Package,
+    Place,
+    file_source,
+    model_source,
+)
 from schemas.source_files import PLAIN_FORMATS, data_format
 
 OPEN = "?"
 """A source that a recipe leaves for its user to give."""
-BUILTIN_MODELS = ("builtin:tiny",)
-BUILTIN_DATA = (
-    "builtin:arithmetic/demonstrations",
-    "builtin:arithmetic/preferences",
-    "builtin:arithmetic/prompts",
-    "builtin:arithmetic_long/demonstrations",
-    "builtin:arithmetic_long/preferences",
-    "builtin:arithmetic_long/prompts",
+BUILTIN_MODELS = (str(Builtin("tiny")),)
+BUILTIN_DATA = tuple(
+    str(Builtin(name, kind))
+    for name in ("arithmetic", "arithmetic_long")
+    for kind in ("demonstrations", "preferences", "prompts")
 )
-
-HUB = r"hub:[A-Za-z0-9._-]+/[A-Za-z0-9._-]+@[A-Za-z0-9._/-]+"
-"""How a model of the Hugging Face hub is named."""
-PACKAGE = r"package:[A-Za-z0-9][A-Za-z0-9._-]*"
-"""How a model in a Python package is named."""
 
 
 class NoPlace(ValueError):
@@ -129,38 +129,44 @@ def _is_overridden(path: Path, placed: dict[Path, Override]) -> bool:
 
 
 def _model_source(path: Path, source: str, start: File) -> tuple[str, list[Problem]]:
-    scheme, _, rest = source.partition(":")
-    if scheme == "builtin":
-        known = source in BUILTIN_MODELS
-        problem = Problem(
-            path, f"there is no built-in model {quote(source)}", suggest(source, BUILTIN_MODELS)
-        )
-        return source, [] if known else [problem]
-    if scheme == "hub":
-        problem = Problem(path, f"{quote(source)} names no revision", "write hub:ORGANISATION/NAME@REVISION")
-        return source, [] if re.fullmatch(HUB, source) else [problem]
-    if scheme == "package":
-        problem = Problem(path, f"{quote(source)} is not the name of a package", "write package:NAME")
-        return source, [] if re.fullmatch(PACKAGE, source) else [problem]
-    if scheme == "gguf":
-        file = absolute(rest, start)
-        problem = Problem(path, f"there is no file {file}", "name a .gguf file")
-        return f"gguf:{file}", [] if is_file(file) else [problem]
-    folder = absolute(source, start)
+    match model_source(source):
+        case Builtin():
+            known, remedy = source in BUILTIN_MODELS, suggest(source, BUILTIN_MODELS)
+            return source, [] if known else [
+                Problem(path, f"there is no built-in model {quote(source)}", remedy)
+            ]
+        case Hub() as named:
+            problem = Problem(
+                path, f"{quote(source)} names no revision", "write hub:ORGANISATION/NAME@REVISION"
+            )
+            return source, [] if named.is_written_right else [problem]
+        case Package() as named:
+            problem = Problem(path, f"{quote(source)} is not the name of a package", "write package:NAME")
+            return source, [] if named.is_written_right else [problem]
+        case Gguf(path=file):
+            file = absolute(file, start)
+            problem = Problem(path, f"there is no file {file}", "name a .gguf file")
+            return str(Gguf(file)), [] if is_file(file) else [problem]
+        case Place(path=folder):
+            folder = absolute(folder, start)
+            return str(folder), _problems_of_folder(path, folder)
+
+
+def _problems_of_folder(path: Path, folder: File) -> list[Problem]:
     if not stat.S_ISDIR(mode_of(folder)):
         remedy = "name a Hugging Face folder, builtin:tiny, gguf:FILE, package:NAME or hub:ORGANISATION/NAME@REVISION"
-        return str(folder), [Problem(path, f"there is no folder {folder}", remedy)]
+        return [Problem(path, f"there is no folder {folder}", remedy)]
     if not is_file(folder / "config.json"):
-        problem = Problem(path, f"{folder} has no config.json", "name a Hugging Face model folder")
-        return str(folder), [problem]
-    return str(folder), []
+        return [Problem(path, f"{folder} has no config.json", "name a Hugging Face model folder")]
+    return []
 
 
 def _data_source(path: Path, source: str, start: File) -> tuple[str, list[Problem]]:
-    if source.startswith("builtin:"):
+    named = file_source(source)
+    if isinstance(named, Builtin):
         problem = Problem(path, f"there is no built-in data {quote(source)}", suggest(source, BUILTIN_DATA))
         return source, [] if source in BUILTIN_DATA else [problem]
-    file = absolute(source, start)
+    file = absolute(named.path, start)
     if data_format(file) is None:
         message = f"{quote(source)} is not in a known format"
         return str(file), [
@@ -170,12 +176,13 @@ def _data_source(path: Path, source: str, start: File) -> tuple[str, list[Proble
 
 
 def _verifier_source(path: Path, source: str, start: File) -> tuple[str, list[Problem]]:
-    if source.startswith("builtin:"):
+    named = file_source(source)
+    if isinstance(named, Builtin):
         problem = Problem(
             path, f"there is no built-in verifier {quote(source)}", suggest(source, [EXACT_MATCH])
         )
         return source, [] if source == EXACT_MATCH else [problem]
-    file = absolute(source, start)
+    file = absolute(named.path, start)
     if file.suffix != ".py":
         return str(file), [
             Problem(path, f"{quote(source)} is no Python file", f"name a .py file, or {EXACT_MATCH}")

@@ -13,10 +13,11 @@ from schemas.recipe.fields import (
     Probability,
     Switch,
 )
+from schemas.recipe.sources import Builtin, FileSource, ModelSource, file_source, model_source
 
 MODEL = "model"
 """How a stage refers to the recipe's model."""
-EXACT_MATCH = "builtin:exact_match"
+EXACT_MATCH = str(Builtin("exact_match"))
 """The source of a verifier that compares with the row's answer."""
 
 Content = Literal["demonstrations", "preferences", "rankings", "prompts"]
@@ -30,6 +31,11 @@ class Model(Frozen):
     """``builtin:tiny``, a Hugging Face folder, ``gguf:FILE``, ``package:NAME`` or ``hub:org/name@revision``."""
     chat: Switch | None = None
     """Wrap prompts in the tokenizer's chat template; None: where it has one."""
+
+    @property
+    def origin(self) -> ModelSource:
+        """What ``source`` names."""
+        return model_source(self.source)
 
 
 class Generation(Frozen):
@@ -96,6 +102,11 @@ class Data(Frozen):
     equal sides; and, in a stage that reads them, rows whose prompt is too long or whose sides are equal once cut.
     Doubled rows are left out and told, and do not count."""
 
+    @property
+    def origin(self) -> FileSource:
+        """What ``source`` names."""
+        return file_source(self.source)
+
     @rule
     def _templates_make_text(self) -> None:
         for column, spec in self.columns.items():
@@ -133,6 +144,11 @@ class Verifier(Frozen):
                 "((?:…) groups without counting)"
             )
         return extract
+
+    @property
+    def origin(self) -> FileSource:
+        """What ``source`` names."""
+        return file_source(self.source)
 
     @rule
     def _nothing_unread(self) -> None:

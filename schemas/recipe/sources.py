@@ -1,7 +1,7 @@
 """What a ``source`` names: its text read once, into a value.
 
 ``builtin:NAME`` and ``builtin:NAME/KIND``, ``hub:ORGANISATION/NAME@REVISION``, ``package:NAME``, ``gguf:FILE``, or a path.
-Only models come from the last four's first three; of data and verifiers, whatever is not built in is a path.
+Only a model comes from the hub, a package or a GGUF file; of data and verifiers, whatever is not built in is a path.
 """
 
 import re
@@ -82,8 +82,8 @@ ModelSource = Builtin | Hub | Package | Gguf | Place
 
 def file_source(text: str) -> FileSource:
     """What the ``source`` of data or of a verifier names; nothing is looked up."""
-    scheme, _, rest = text.partition(":")
-    if scheme != "builtin":
+    scheme, colon, rest = text.partition(":")
+    if not colon or scheme != "builtin":
         return Place(Path(text))
     name, slash, kind = rest.partition("/")
     return Builtin(name, kind if slash else None)
@@ -91,12 +91,16 @@ def file_source(text: str) -> FileSource:
 
 def model_source(text: str) -> ModelSource:
     """What ``model.source`` names; nothing is looked up."""
-    scheme, _, rest = text.partition(":")
-    if scheme == "builtin":
-        return Builtin(rest)
-    if scheme == "hub":
-        repository, _, revision = rest.partition("@")
-        return Hub(repository, revision)
-    if scheme == "package":
-        return Package(rest)
-    return Gguf(Path(rest)) if scheme == "gguf" else Place(Path(text))
+    scheme, colon, rest = text.partition(":")
+    match scheme if colon else None:
+        case "builtin":
+            return Builtin(rest)
+        case "hub":
+            repository, _, revision = rest.partition("@")
+            return Hub(repository, revision)
+        case "package":
+            return Package(rest)
+        case "gguf":
+            return Gguf(Path(rest))
+        case _:
+            return Place(Path(text))

@@ -11,12 +11,12 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
-from pathlib import PurePath
 from typing import Any
 
 from schemas.kinds import KINDS
 from schemas.recipe.inputs import Generation
 from schemas.recipe.rewards import Reward
+from schemas.recipe.sources import Builtin, Gguf, Hub, ModelSource, Package, Place
 from schemas.recipe.terms import row_of
 from schemas.recipe.work import ImportModel, ImportVerifier, Work
 from schemas.source_files import data_format
@@ -24,9 +24,6 @@ from schemas.steps import VERIFIERS
 
 NOT_IN_KEY = frozenset({"kind", "gate", "resources", "seed", "checkpoint_every", "microbatch_size"})
 """Fields that never change a stage's numbers, or (kind, seed) stand elsewhere in the key."""
-
-_SOURCES_WITH_CONTENT = ("builtin:", "hub:")
-"""Sources whose text alone says what they hold; every other one is known by the sha256 of what it holds."""
 
 _ABSENT = object()
 _DIGEST_LENGTH_SHOWN = 12
@@ -87,10 +84,12 @@ def key_parts(
         if configuration.get(place):
             _verifier_by_content(configuration[place], field, digests, role, kind)
     if row.imports is not None:
-        source = configuration[row.imports]["source"]
-        if "source" in digests or not source.startswith(_SOURCES_WITH_CONTENT):
+        origin: ModelSource = getattr(work, row.imports).origin
+        if "source" in digests or not isinstance(
+            origin, Builtin | Hub
+        ):  # these say by their text what they hold
             named["source"] = _take(digests, "source", kind)
-        configuration[row.imports]["source"] = _form(source, is_folder=isinstance(work, ImportModel))
+        configuration[row.imports]["source"] = _form(origin, is_folder=isinstance(work, ImportModel))
     unread = [*sorted(digests), *sorted(set(rewards) - set(reward_names.values()))]
     if unread:
         raise ValueError(
@@ -172,14 +171,17 @@ def _verifier_by_content(
         named[field] = _take(digests, role, kind)
 
 
-def _form(source: str, *, is_folder: bool) -> str:
-    """What of a source's text decides how its content is read: the text without the path."""
-    if source.startswith(_SOURCES_WITH_CONTENT):
-        return source
-    scheme, colon, _ = source.partition(":")
-    if colon and scheme in ("gguf", "package"):
-        return scheme
-    return "folder" if is_folder else data_format(source) or PurePath(source).suffix.lower()
+def _form(origin: ModelSource, *, is_folder: bool) -> str:
+    """What of a source decides how its content is read: its text without the path."""
+    match origin:
+        case Builtin() | Hub():
+            return str(origin)
+        case Gguf():
+            return "gguf"
+        case Package():
+            return "package"
+        case Place(path=path):
+            return "folder" if is_folder else data_format(path) or path.suffix.lower()
 
 
 def _require_json(value: Any, path: str) -> None:

