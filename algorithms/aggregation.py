@@ -60,7 +60,7 @@ def aggregate(
     the whole minibatch.
 
     Raises ValueError for a denominator that is not positive, and, when it is None, for an empty mask and for
-    `constant`, whose maximum length must be said.
+    `constant`, which needs an explicit one for its maximum length.
     """
     check_response_mask(response_mask, per_token=per_token)
     _check_aggregation(aggregation)

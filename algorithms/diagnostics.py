@@ -53,8 +53,8 @@ def sampler_gap(logprobs: Tensor, sampler_logprobs: Tensor, response_mask: Tenso
 
     Raises ValueError for an empty mask or unequal shapes.
     """
-    said, sampled = _valid_tokens(response_mask, logprobs=logprobs, sampler_logprobs=sampler_logprobs)
-    delta = said - sampled
+    trained, sampled = _valid_tokens(response_mask, logprobs=logprobs, sampler_logprobs=sampler_logprobs)
+    delta = trained - sampled
     return SamplerGap(
         mean=delta.abs().mean().item(),
         k3=(torch.expm1(-delta) + delta).mean().item(),

@@ -1,4 +1,4 @@
-"""KL divergences per token: estimated from sampled tokens, or exact over the vocabulary; and what steers them.
+"""KL divergences per token: estimated from sampled tokens, or exact over the vocabulary; and controllers of their coefficient.
 
 Two divergences, kept apart: KL(π‖ref) from tokens that π sampled, and KL(old‖new) from tokens that old
 sampled. Two controllers, one for each, with units of their own.
@@ -201,5 +201,5 @@ def _check_positive(**settings: float) -> None:
 def _check_finite_kl(kl: float) -> None:
     if not math.isfinite(kl):
         raise ValueError(
-            f"kl={kl} is not finite: nothing to steer by; look at the log-probabilities it came from"
+            f"kl={kl} is not finite: no coefficient follows from it; look at the log-probabilities it came from"
         )

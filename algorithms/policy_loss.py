@@ -82,20 +82,22 @@ def clipped_surrogate(
     # product with 0 would be NaN. Where A = 0 the loss is 0 whatever ρ is, as long as it is finite.
     highest = math.inf if clip_range_high is None else math.log1p(clip_range_high)
     lowest = -math.inf if clip_range_low is None or clip_range_low == 1 else math.log1p(-clip_range_low)
-    highest_of_losers = math.inf if dual_clip is None else math.log(dual_clip)
-    gains, loses = kept_advantages > 0, kept_advantages < 0
+    highest_of_negative = math.inf if dual_clip is None else math.log(dual_clip)
+    is_positive, is_negative = kept_advantages > 0, kept_advantages < 0
     clipped = torch.where(
-        gains,
+        is_positive,
         log_ratio.clamp(max=highest),
-        torch.where(loses, log_ratio.clamp(min=lowest, max=highest_of_losers), log_ratio.clamp(max=0.0)),
+        torch.where(
+            is_negative, log_ratio.clamp(min=lowest, max=highest_of_negative), log_ratio.clamp(max=0.0)
+        ),
     )
-    clip_binds = (gains & (log_ratio > highest)) | (loses & (log_ratio < lowest))
+    clip_binds = (is_positive & (log_ratio > highest)) | (is_negative & (log_ratio < lowest))
     return _policy_loss(
         -kept_advantages * clipped.exp(),
         log_ratio.detach(),
         response_mask,
         clip_binds=clip_binds,
-        dual_clip_binds=loses & (log_ratio > highest_of_losers),
+        dual_clip_binds=is_negative & (log_ratio > highest_of_negative),
         aggregation=aggregation,
         denominator=denominator,
     )
@@ -192,6 +194,6 @@ def _check_clip_ranges(
         )
     if dual_clip is not None and not dual_clip > 1:
         raise ValueError(
-            f"dual_clip={dual_clip} is not above 1, where it would bind on every token that loses; "
+            f"dual_clip={dual_clip} is not above 1, where it would bind on every token of negative advantage; "
             "the paper uses 3, and None is none"
         )

@@ -1,4 +1,4 @@
-"""What the policy is paid: one score per response, its scale, what is added to it, and a KL penalty per token."""
+"""Rewards: one score per response, its scale, what is added to it, and a KL penalty per token."""
 
 import math
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from algorithms.masking import (
 )
 
 SCALE_EPSILON = 1e-6
-"""Scores whose standard deviation is below this, in their own unit, are held to be equal up to rounding."""
+"""Scores whose standard deviation is below this, in their own unit, count as equal up to rounding."""
 
 
 def shape_rewards(scores: Tensor, kl: Tensor, response_mask: Tensor, *, kl_coef: float) -> Tensor:

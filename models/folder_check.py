@@ -168,8 +168,10 @@ def read_header(path: Path) -> dict[str, Tensor]:
         if path.stat().st_size != 8 + length + end:
             raise ValueError(f"its header accounts for {8 + length + end} bytes of {path.stat().st_size}")
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, struct.error) as error:
-        told = str(error)[:200] or type(error).__name__
-        raise UnsafeModel(f"{path} is no valid safetensors file ({told}); fetch or write it again") from error
+        reason = str(error)[:200] or type(error).__name__
+        raise UnsafeModel(
+            f"{path} is no valid safetensors file ({reason}); fetch or write it again"
+        ) from error
     return tensors
 
 
@@ -195,8 +197,8 @@ def _counts(config: dict[str, Any]) -> Iterator[str]:
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_COUNT:
             if field in EXPERTS and value == 0:  # a mixture that is not one
                 continue
-            told = json.dumps(value)[:60]
-            yield f"config.json: {field}={told} is no whole number from 1 to {MAX_COUNT}; correct it, or fetch it again"
+            shown = json.dumps(value)[:60]
+            yield f"config.json: {field}={shown} is no whole number from 1 to {MAX_COUNT}; correct it, or fetch it again"
 
 
 def _count(config: dict[str, Any], *fields: str) -> tuple[str, int] | None:
@@ -233,8 +235,8 @@ def _sizes(config: dict[str, Any], tensors: dict[str, Tensor]) -> Iterator[str]:
         rows = _count(config, *fields)
         for name, tensor in tensors.items():
             if rows and name.endswith(embedding) and tensor.shape[:1] != (rows[1],):
-                said = f"{name} in {tensor.file} has {tensor.shape[0] if tensor.shape else 0} rows"
-                yield f"config.json: {rows[0]}={rows[1]}, but {said}; the two belong to different models"
+                stored = f"{name} in {tensor.file} has {tensor.shape[0] if tensor.shape else 0} rows"
+                yield f"config.json: {rows[0]}={rows[1]}, but {stored}; the two belong to different models"
 
 
 def _vocabulary(folder: Path, config: dict[str, Any]) -> Iterator[str]:
@@ -246,8 +248,8 @@ def _vocabulary(folder: Path, config: dict[str, Any]) -> Iterator[str]:
     try:
         ids = list(_ids(tokenizer))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        told = f"{type(error).__name__}: {error}"[:200]
-        yield f"tokenizer.json has no vocabulary that could be read ({told}); fetch or write it again"
+        reason = f"{type(error).__name__}: {error}"[:200]
+        yield f"tokenizer.json has no vocabulary that could be read ({reason}); fetch or write it again"
         return
     size = _count(config, "vocab_size")
     if size and ids and max(ids) >= size[1]:

@@ -135,8 +135,8 @@ def refusing(place: Path, what: str) -> Iterator[None]:
         is_of_disk = isinstance(error, OSError) and error.errno is not None
         if is_of_disk or not (is_ours or type(error).__name__ == "PanicException"):
             raise
-        told = " ".join(str(error).split())[:400] or type(error).__name__
-        raise UnsafeModel(f"{place} {what}: {told}; correct it, or fetch the model again") from error
+        reason = " ".join(str(error).split())[:400] or type(error).__name__
+        raise UnsafeModel(f"{place} {what}: {reason}; correct it, or fetch the model again") from error
 
 
 def check_shapes(folder: Path, config: PreTrainedConfig, tensors: dict[str, Tensor]) -> None:

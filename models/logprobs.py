@@ -1,4 +1,4 @@
-"""What a policy says of response tokens, without ever holding logits of the whole batch."""
+"""Log-probabilities of response tokens, and what else a policy's logits give, without holding those of a whole batch."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,7 +22,7 @@ from models.sequences import Sequences
 
 @dataclass(frozen=True, eq=False)
 class LogProbs:
-    """What a policy says of response tokens, in float32: (B, T), 0 where `response_mask` is False; or (N,) of N tokens."""
+    """What a policy computes at response tokens, in float32: (B, T), 0 where `response_mask` is False; or (N,) of N tokens."""
 
     logprobs: Tensor
     """Nats: log π(token t | everything before it)."""
@@ -31,7 +31,7 @@ class LogProbs:
     full_kl: Tensor | None = None
     """Nats: KL(π‖reference) exact over the vocabulary; None without a reference."""
     ref_logprobs: Tensor | None = None
-    """Nats: what the reference says of the same tokens, without a gradient; None without a reference."""
+    """Nats: the reference's log-probabilities of the same tokens, without a gradient; None without a reference."""
     values: Tensor | None = None
     """V_t read where the logits of token t are; None without a value head."""
     final_values: Tensor | None = None
@@ -73,7 +73,7 @@ def response_logprobs(
     if reference is not None:
         with torch.no_grad():
             of_reference = _hidden_states(reference, sequences)[places], output_head(reference)
-    said = token_logprobs(
+    found = token_logprobs(
         hidden,
         sequences.response_ids[rows, steps],
         output_head(model),
@@ -83,13 +83,13 @@ def response_logprobs(
         chunk_tokens=chunk_tokens,
     )
     if value_head is not None:
-        said = replace(said, values=read_scalars(hidden, value_head))
+        found = replace(found, values=read_scalars(hidden, value_head))
 
     def spread(tokens: Tensor) -> Tensor:
         zeros = tokens.new_zeros(sequences.response_mask.shape)
         return zeros.index_put((rows, steps), tokens)
 
-    spread_out = {name: spread(tokens) for name, tokens in vars(said).items() if tokens is not None}
+    spread_out = {name: spread(tokens) for name, tokens in vars(found).items() if tokens is not None}
     if value_head is not None and with_final_values:
         ends = torch.arange(len(sequences), device=states.device), sequences.last_positions
         spread_out["final_values"] = read_scalars(states[ends], value_head)
@@ -106,7 +106,7 @@ def token_logprobs(
     reference: tuple[Tensor, OutputHead] | None = None,
     chunk_tokens: int | None = None,
 ) -> LogProbs:
-    """What hidden states (N, H) and their head say of `targets` (N,): all of `LogProbs` but the values, (N,) each.
+    """All of `LogProbs` but the values, (N,) each, of `targets` (N,) from hidden states (N, H) and their head.
 
     Logits come in the weights' type (or autocast's) as the model itself would give them; what follows is float32.
 

@@ -44,13 +44,13 @@ def try_chat_template(tokenizer: PreTrainedTokenizerBase) -> None:
     process.start()
     send.close()
     try:
-        told = _answer(receive)
+        fault = _answer(receive)
     finally:
         process.kill()
         process.join()
         receive.close()
-    if told:
-        raise BrokenTemplate(f"the model's chat template {told}; {_REMEDY}")
+    if fault:
+        raise BrokenTemplate(f"the model's chat template {fault}; {_REMEDY}")
 
 
 def _answer(receive: Connection) -> str:
@@ -75,8 +75,8 @@ def _render_all(tokenizer: PreTrainedTokenizerBase, send: Connection) -> None:
     except MemoryError:
         send.send_bytes(f"takes more than {EXTRA_BYTES // 2**20} MiB of memory".encode())
     except Exception as error:  # a template may raise anything
-        told = " ".join(str(error).split())[:300]
-        send.send_bytes(f"cannot be rendered ({type(error).__name__}: {told})".encode(errors="replace"))
+        reason = " ".join(str(error).split())[:300]
+        send.send_bytes(f"cannot be rendered ({type(error).__name__}: {reason})".encode(errors="replace"))
     else:
         send.send_bytes(b"")
 

@@ -108,8 +108,8 @@ def _told(error: BaseException, file: Path) -> str:
 
 def shown_case(prompt: str, response: str, answer: str | None) -> str:
     """What a verifier was given, shortened."""
-    told = f"prompt {_short(prompt)}, response {_short(response)}, answer {_short(answer)}"
-    return told if answer is not None else f"{told} (data.*.columns.answer maps answers)"
+    case = f"prompt {_short(prompt)}, response {_short(response)}, answer {_short(answer)}"
+    return case if answer is not None else f"{case} (data.*.columns.answer maps answers)"
 
 
 def _short(value: object) -> str:

@@ -1,7 +1,7 @@
 """A recipe's own verifier in a process of its own, kept for all batches of a stage.
 
 Whatever the code does there (a loop without end, a crash in C, ``os._exit``, prints without end) ends that process and
-nothing else, and is told as the verifier's, with the line where it stood.
+nothing else, and is reported as the verifier's, with the line where it stood.
 """
 
 import json
@@ -69,9 +69,9 @@ class VerifierProcess:
                 self._running = _Running(self._configuration, self._name)
                 self._load(self._running)
             self._running.ask(cases)
-            told = [self._verdict(self._running, case) for case in cases]
+            found = [self._verdict(self._running, case) for case in cases]
             self._running.look(0.0)  # what it has printed
-            return told
+            return found
 
     def close(self) -> None:
         """End the process; another call would start a new one."""
@@ -134,19 +134,19 @@ class _Running:
 
     def __init__(self, configuration: Mapping[str, Any], name: str) -> None:
         asked, self._requests = os.pipe()
-        self._replies, told = os.pipe()
-        command = [sys.executable, "-m", "tasks.rewards.verifier_worker", str(asked), str(told), name]
+        self._replies, replies = os.pipe()
+        command = [sys.executable, "-m", "tasks.rewards.verifier_worker", str(asked), str(replies), name]
         self._process = subprocess.Popen(
             [*command, json.dumps(configuration)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            pass_fds=(asked, told),
+            pass_fds=(asked, replies),
             process_group=0,  # so that what it starts can be ended with it
             env={**os.environ, "PYTHONSAFEPATH": "1", "PYTHONPATH": _path()},
         )
         os.close(asked)
-        os.close(told)
+        os.close(replies)
         assert self._process.stdout is not None, "opened as a pipe"
         self._output = self._process.stdout.fileno()
         self._selector = selectors.DefaultSelector()

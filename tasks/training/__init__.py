@@ -1,1 +1,1 @@
-"""The loop that every stage has: batches, optimiser steps, checkpoints, the books of an attempt."""
+"""The loop that every stage has: batches, optimiser steps, checkpoints, the logs of an attempt."""

@@ -1,4 +1,4 @@
-"""The books of work that trains nothing and falls into batches: a file for each finished one, journal, progress.
+"""Checkpoints and logs of work in batches that trains nothing: a file for each finished batch, journal, progress.
 
 A batch that is finished is never done again, and one that is not leaves nothing behind: a stage whose batches are
 functions of their number alone ends with the same bytes, however often it was killed.
@@ -76,7 +76,7 @@ class BatchFiles:
     def finish(
         self, content: Mapping[str, Any], *, metrics: Mapping[str, float], num_tokens: int, headline: str
     ) -> None:
-        """Keep what came of the batch (JSON), then tell of it.
+        """Keep the batch's result (JSON), then log its metrics.
 
         Args:
             content: what a later attempt finds in ``finished``.

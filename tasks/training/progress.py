@@ -21,7 +21,7 @@ RUNNING = "running"
 
 SECONDS_BETWEEN_SHOWS = 0.2
 SECONDS_OF_PACE, STEPS_OF_PACE = 60.0, 10
-"""Time left is told from the newest steps: from so many seconds of them, or from so many, whichever are more."""
+"""Time left is estimated from the newest steps: from so many seconds of them, or from so many, whichever are more."""
 
 
 class StageProgress(Frozen):

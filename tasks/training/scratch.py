@@ -30,10 +30,10 @@ def write_committed(scratch: Path, *, step: int, journal_offset: int) -> None:
 
 
 def read_committed(scratch: Path) -> tuple[int, int]:
-    """(step, journal offset) of the newest checkpoint as last told, (0, 0) before there is one."""
+    """(step, journal offset) of the newest checkpoint as last written here, (0, 0) before there is one."""
     try:
         committed = Committed.model_validate_json((scratch / _COMMITTED).read_bytes())
     except (FileNotFoundError, IsADirectoryError, ValueError):
-        # It is only told, never relied on: the checkpoint itself is the truth.
+        # Only shown, never relied on: the checkpoint itself is the truth.
         return 0, 0
     return committed.step, committed.journal_offset
