@@ -8,38 +8,16 @@ ANCHORS = ("\n", ":", "0", "。")
 """Text put before a response while it is tokenised, for tokenizers that put a space before whatever comes first."""
 
 
-class PromptTooLong(ValueError):
-    """A prompt with more tokens than a recipe allows."""
+def encode_prompts(
+    tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str], *, chat: bool | None
+) -> list[list[int]]:
+    """Ids of prompts, up to where the response begins; without a limit: compare lengths afterwards.
 
-
-def encode_prompt(
-    tokenizer: PreTrainedTokenizerBase, prompt: str, *, chat: bool | None, max_tokens: int
-) -> list[int]:
-    """Ids of one prompt, up to where the response begins.
-
-    With a chat template the prompt is the user's turn and the template's opening of the assistant's turn follows.
+    With a chat template a prompt is the user's turn and the template's opening of the assistant's turn follows.
     Without one it is plain text, with BOS where the tokenizer puts it by its own rule. BOS never stands twice.
 
     Args:
         chat: use the chat template; None: where the tokenizer has one.
-        max_tokens: the most ids allowed.
-
-    Raises:
-        PromptTooLong: there are more.
-        ValueError: `chat` is True and there is no template.
-    """
-    [ids] = encode_prompts(tokenizer, [prompt], chat=chat)
-    if len(ids) > max_tokens:
-        raise PromptTooLong(
-            f"the prompt has {len(ids)} tokens, generation.max_prompt_tokens={max_tokens}; shorten it or raise the limit"
-        )
-    return ids
-
-
-def encode_prompts(
-    tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str], *, chat: bool | None
-) -> list[list[int]]:
-    """`encode_prompt` of many prompts at once, without a limit: compare lengths afterwards.
 
     Raises:
         ValueError: `chat` is True and there is no template, or a prompt comes out without any token.
@@ -61,38 +39,25 @@ def encode_prompts(
     return rows
 
 
-def encode_response(
-    tokenizer: PreTrainedTokenizerBase, response: str, *, max_tokens: int, chat: bool | None
-) -> tuple[list[int], bool]:
-    """Ids of one response as the model would generate them after its prompt, and whether it ended.
+def encode_responses(
+    tokenizer: PreTrainedTokenizerBase, responses: Sequence[str], *, max_tokens: int, chat: bool | None
+) -> list[tuple[list[int], bool]]:
+    """Ids of responses as the model would generate them after their prompts, and whether each ended.
 
     It ends with the token that closes a response (`end_token_id`) unless it is cut off at `max_tokens`. Special
     tokens that are spelled out in the text stay text.
     """
-    [encoded] = encode_responses(tokenizer, [response], max_tokens=max_tokens, chat=chat)
-    return encoded
-
-
-def encode_responses(
-    tokenizer: PreTrainedTokenizerBase, responses: Sequence[str], *, max_tokens: int, chat: bool | None
-) -> list[tuple[list[int], bool]]:
-    """`encode_response` of many responses at once."""
     end = end_token_id(tokenizer, chat=chat)
     opening = _turn(tokenizer)[0] if uses_chat(tokenizer, chat) else ""
     rows = [[*row, end] for row in _continuations(tokenizer, [opening + response for response in responses])]
     return [(row, True) if len(row) <= max_tokens else (row[:max_tokens], False) for row in rows]
 
 
-def decode(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
-    """Text of a response's ids without special tokens; the inverse of `encode_response` without a chat template.
-
-    A space that begins the response is kept, also by tokenizers that drop a text's first space.
-    """
-    return decode_all(tokenizer, [ids])[0]
-
-
 def decode_all(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Sequence[int]]) -> list[str]:
-    """`decode` of many responses at once."""
+    """Texts of responses' ids without special tokens; the inverse of `encode_responses` without a chat template.
+
+    A space that begins a response is kept, also by tokenizers that drop a text's first space.
+    """
     if not _prefixes_space(tokenizer):
         return [_to_text(tokenizer, ids) for ids in rows]
     before = _tokenise(tokenizer, [ANCHORS[0]], add_special_tokens=False)[0]

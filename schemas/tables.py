@@ -21,14 +21,6 @@ from schemas.steps import CONTENT_COLUMNS, OPTIONAL_COLUMNS
 Mask: TypeAlias = Any
 """``pyarrow.ChunkedArray`` of booleans, one for each row, True where the row breaks a rule."""
 
-TELLING_COLUMNS: dict[str, tuple[str, ...]] = {
-    **CONTENT_COLUMNS,
-    "rollouts": ("prompt", "response"),
-}
-"""The columns that rows of each content have, and that tell two rows apart."""
-
-_NUMBER_COLUMNS = {"rollouts": ("score", "num_tokens")}
-"""Columns that rows must have besides, and in which two equal rows may differ."""
 _MAY_LACK = {content: ("split", *OPTIONAL_COLUMNS.get(content, ())) for content in CONTENT_COLUMNS}
 
 COLUMN_TYPES: dict[str, pa.DataType] = {
@@ -36,8 +28,6 @@ COLUMN_TYPES: dict[str, pa.DataType] = {
     "margin": pa.float64(),
     "responses": pa.list_(pa.string()),
     "ranks": pa.list_(pa.float64()),
-    "score": pa.float64(),
-    "num_tokens": pa.int64(),
 }
 """Our column → its type."""
 
@@ -120,7 +110,7 @@ class Report:
 
 def rules(content: str) -> tuple[Rule, ...]:
     """What every row must keep, in the order in which reasons are given; repeats are looked for after these."""
-    texts = [column for column in TELLING_COLUMNS[content] if COLUMN_TYPES[column] == pa.string()]
+    texts = [column for column in CONTENT_COLUMNS[content] if COLUMN_TYPES[column] == pa.string()]
     found = [Rule(f"{column} is missing", column, _null(column)) for column in texts]
     found += [Rule(f"{column} is empty", column, _empty(column)) for column in texts]
     found += [Rule(f"{column} holds a NUL byte", column, _nul(column)) for column in texts]
@@ -129,11 +119,7 @@ def rules(content: str) -> tuple[Rule, ...]:
         found.append(Rule("margin is negative or not finite", "margin", _bad_margin))
     if content == "rankings":
         found += _ranking_rules()
-    if content == "rollouts":
-        found.append(Rule("score is missing or not finite", "score", _not_finite("score")))
-        found.append(Rule("num_tokens is below 1", "num_tokens", _below_one("num_tokens")))
-    else:
-        found.append(Rule(f"split is none of {', '.join(SPLITS)}", "split", _unknown_split))
+    found.append(Rule(f"split is none of {', '.join(SPLITS)}", "split", _unknown_split))
     return tuple(found)
 
 
@@ -166,14 +152,6 @@ def _nul(column: str) -> Callable[[pa.Table], Mask]:
 
 def _equal(one: str, other: str) -> Callable[[pa.Table], Mask]:
     return lambda table: pc.fill_null(pc.equal(table[one], table[other]), False)
-
-
-def _not_finite(column: str) -> Callable[[pa.Table], Mask]:
-    return lambda table: _are_not_finite(table[column])
-
-
-def _below_one(column: str) -> Callable[[pa.Table], Mask]:
-    return lambda table: pc.fill_null(pc.less(table[column], 1), True)
 
 
 def _bad_margin(table: pa.Table) -> Mask:
@@ -250,7 +228,7 @@ def _mask(broken: list[bool]) -> Mask:
 
 def _columns(content: str) -> tuple[str, ...]:
     """Every column that is looked at."""
-    return (*TELLING_COLUMNS[content], *_NUMBER_COLUMNS.get(content, ()), *_MAY_LACK.get(content, ()))
+    return (*CONTENT_COLUMNS[content], *_MAY_LACK.get(content, ()))
 
 
 def _schema(content: str) -> pandera.DataFrameSchema:
@@ -276,7 +254,7 @@ def _keeps(rule: Rule) -> Callable[[PyArrowData], Mask]:
     return lambda data: pc.invert(rule.broken(data.table))
 
 
-SCHEMAS: dict[str, pandera.DataFrameSchema] = {content: _schema(content) for content in TELLING_COLUMNS}
+SCHEMAS: dict[str, pandera.DataFrameSchema] = {content: _schema(content) for content in CONTENT_COLUMNS}
 """Content → pandera schema. It does not look for repeats: those may lie in different batches."""
 
 
@@ -289,8 +267,8 @@ def usable(
     """The rows that can be used, batch by batch, and a function that gives the report once all were taken.
 
     Args:
-        batches: Columns as in ``TELLING_COLUMNS``, optionally ``split`` and, of preferences, ``margin``, of prompts,
-            ``answer`` (of rollouts: also ``score`` and ``num_tokens``), and ``fault``, which is dropped with its rows;
+        batches: Columns as in ``CONTENT_COLUMNS``, optionally ``split`` and, of preferences, ``margin``, of prompts,
+            ``answer``, and ``fault``, which is dropped with its rows;
             other columns pass through.
         content: What the rows are.
         allow_repeats: Keep rows that are equal in all the columns that tell them apart; otherwise the first of them is kept.
@@ -304,23 +282,8 @@ def usable(
     return _kept(batches, tally), tally.report
 
 
-def validate(
-    table: pa.Table | Iterable[pa.RecordBatch | pa.Table], content: str, *, allow_repeats: bool = False
-) -> Report:
-    """Look at every row and keep none: the report that ``usable`` would give.
-
-    Raises:
-        UnusableTable: a column is missing or of another type, or there is no row.
-    """
-    tally = _tally(content, allow_repeats)
-    for part in _slices([table] if isinstance(table, pa.Table) else table):
-        tally.keep(part)
-    tally.refuse_no_rows()
-    return tally.report()
-
-
 def _tally(content: str, allow_repeats: bool) -> "_Tally":
-    return _Tally(content, seen=None if allow_repeats or content == "rollouts" else set())
+    return _Tally(content, seen=None if allow_repeats else set())
 
 
 def _slices(batches: Iterable[pa.RecordBatch | pa.Table]) -> Iterator[pa.RecordBatch | pa.Table]:
@@ -363,7 +326,7 @@ class _Tally:
         """The batch's usable rows; the others are counted."""
         table = _typed(batch, self.content)
         broken = [(rule.reason, rule.column, rule.broken(table).to_pylist()) for rule in rules(self.content)]
-        keys = [table[column].to_pylist() for column in TELLING_COLUMNS[self.content]]
+        keys = [table[column].to_pylist() for column in CONTENT_COLUMNS[self.content]]
         has_faults = FAULT in table.column_names
         faults = table[FAULT].to_pylist() if has_faults else [None] * table.num_rows
         keep = []

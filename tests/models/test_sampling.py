@@ -53,12 +53,10 @@ def test_greedy_is_what_generate_says_to_each_prompt_alone(name: str, tiny_polic
 
 def test_greedy_of_a_real_model_is_what_generate_says(stories: Path) -> None:
     from models.folders import load_policy, load_tokenizer
-    from models.prompts import encode_prompt
+    from models.prompts import encode_prompts
 
     model, tokenizer = load_policy(stories), load_tokenizer(stories)
-    prompts = [
-        encode_prompt(tokenizer, text, chat=None, max_tokens=99) for text in ("Once upon a time", "Tom")
-    ]
+    prompts = encode_prompts(tokenizer, ["Once upon a time", "Tom"], chat=None)
     result = draw(model, prompts, greedy=True, eos_token_ids=(2,), max_new_tokens=40)
     config = GenerationConfig(do_sample=False, max_new_tokens=40, eos_token_id=2, pad_token_id=0)
     for prompt, response in zip(prompts, result.responses, strict=True):

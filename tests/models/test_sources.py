@@ -16,7 +16,7 @@ from models.folders import (
     load_tokenizer,
     tokenizer_digest,
 )
-from models.prompts import decode, encode_prompt, stop_token_ids
+from models.prompts import decode_all, encode_prompts, stop_token_ids
 from models.sampling import sample
 from models.sources import import_model, repair_tokenizer
 
@@ -184,7 +184,7 @@ def test_smollm2_from_its_package_answers_a_question(tmp_path: Path) -> None:
     config = json.loads((tmp_path / "config.json").read_text())
     assert (config["model_type"], config["eos_token_id"], config["dtype"]) == ("llama", 2, "float32")
     assert not any("quantization" in name or name.startswith("_") for name in config)
-    prompt = encode_prompt(tokenizer, "What is the capital of France?", chat=None, max_tokens=100)
+    [prompt] = encode_prompts(tokenizer, ["What is the capital of France?"], chat=None)
     assert tokenizer.decode(prompt).endswith(
         "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
     )
@@ -197,4 +197,4 @@ def test_smollm2_from_its_package_answers_a_question(tmp_path: Path) -> None:
         eos_token_ids=stops, pad_token_id=tokenizer.pad_token_id,
     )  # fmt: skip
     assert answer.ended == [True]
-    assert "Paris" in decode(tokenizer, answer.responses[0])
+    assert "Paris" in decode_all(tokenizer, answer.responses[:1])[0]
