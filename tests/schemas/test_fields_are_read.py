@@ -15,7 +15,8 @@ from schemas.recipe.recipe import Recipe
 
 ROOT = Path(__file__).parents[2]
 STAGES = ("models", "tasks")
-EVERYTHING = (*STAGES, "flows", "schemas/records/verdicts.py")  # gates are judged there
+EVERYTHING = (*STAGES, "flows", "schemas/records/verdicts.py", "schemas/recipe/resolved.py")
+"""Gates are judged, and what a recipe may leave open is read, in these two of the schemas."""
 
 
 def _models(annotation: Any) -> Iterator[type[BaseModel]]:

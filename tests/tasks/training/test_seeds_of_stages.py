@@ -8,7 +8,7 @@ import pytest
 
 from models.sampling import Samples, sample
 from schemas.records.job import StageJob
-from tasks.rollout import rollouts
+from tasks.rollout import engine
 from tasks.stages import run_stage
 from tasks.training.seeds import derive_seed, stage_seed
 
@@ -43,7 +43,7 @@ def test_the_critic_and_the_policy_meet_neither_the_same_prompts_in_order_nor_th
             return sample(model, prompts, **settings)
 
         with monkeypatch.context() as patch:
-            patch.setattr(rollouts, "sample", recording)
+            patch.setattr(engine, "sample", recording)
             changes = {
                 "iterations": 2,
                 "batch_size": 64,
@@ -78,7 +78,7 @@ def test_two_stages_of_one_kind_and_seed_share_their_draws_and_another_seed_part
             return sample(model, prompts, **settings)
 
         with monkeypatch.context() as patch:
-            patch.setattr(rollouts, "sample", recording)
+            patch.setattr(engine, "sample", recording)
             job = pipeline.job("value", iterations=1, validation_samples=4, test_samples=4)
             run_stage(job.model_copy(update={"seed": seed, "name": f"critic_{len(seeds)}"}))
     assert seeds[0] == seeds[1]
