@@ -59,13 +59,13 @@ def test_stages_run_side_by_side_as_far_as_cpus_suffice() -> None:
         await stages.enter("a", Resources(cpus=2))
         await stages.enter("b", Resources(cpus=1))
         await stages.enter("c", Resources(cpus=2))
-        assert stages.running == {"a": Share(2), "b": Share(1)}
+        assert stages.running == {"a": Share(cpus=2), "b": Share(cpus=1)}
         await stages.leave("b")
         assert set(stages.running) == {"a", "c"}
         await stages.leave("a")
         await stages.leave("c")
         await stages.enter("d", Resources())
-        assert stages.running == {"d": Share(4)}
+        assert stages.running == {"d": Share(cpus=4)}
         await stages.leave("d")
 
     asyncio.run(scenario())
@@ -128,7 +128,7 @@ def test_a_cancelled_wait_lets_the_next_one_through_and_loses_nothing() -> None:
         await stages.cancel("first")  # while it runs
         await stages.leave("second")
         await stages.enter("all", Resources())
-        assert stages.running == {"all": Share(2)}
+        assert stages.running == {"all": Share(cpus=2)}
         await stages.leave("all")
 
     asyncio.run(scenario())
