@@ -15,7 +15,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from loss_cases import (
+
+from algorithms.metrics import metrics_of
+from tests.algorithms.loss_cases import (
     CASES,
     NUM_FEATURES,
     Batch,
@@ -23,8 +25,6 @@ from loss_cases import (
     random_batch,
     result_and_gradient,
 )
-
-from algorithms.metrics import metrics_of
 
 every_loss = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 seeds = st.integers(0, 2**32 - 1)

@@ -13,9 +13,6 @@ import pytest
 from flows.prefect_server.server import start
 from flows.runs.run import Workspace
 
-# Fake stages are imported by name, by tests and by child processes, which get this process's path.
-sys.path.insert(0, str(Path(__file__).parent))
-
 ROOT = Path(__file__).parents[2]
 
 RECIPE = """\
@@ -93,10 +90,10 @@ def start_vantage(workspace: Workspace, recipe_file: Path) -> Iterator[Callable[
     processes: list[subprocess.Popen[str]] = []
 
     def start_one(*options: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "fake_vantage", "run", str(recipe_file), "--workspace"]
+        command = [sys.executable, "-m", "tests.flows.fake_vantage", "run", str(recipe_file), "--workspace"]
         process = subprocess.Popen(
             [*command, str(workspace.root), *options],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(__file__).parent)])},
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

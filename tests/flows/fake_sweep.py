@@ -4,13 +4,12 @@ import time
 from multiprocessing import forkserver
 from pathlib import Path
 
-from fake_work import WEIGHTS, workspace_of
-from fake_work import run_stage as run_fake
-
 import schemas.records.attempt
 from schemas.records.job import StageJob, StageResult
+from tests.flows.fake_work import WEIGHTS, workspace_of
+from tests.flows.fake_work import run_stage as run_fake
 
-schemas.records.attempt.RUN_STAGE = "fake_sweep.run_stage"
+schemas.records.attempt.RUN_STAGE = "tests.flows.fake_sweep.run_stage"
 forkserver.set_forkserver_preload = lambda modules: None  # fake stages need no torch, which takes seconds
 
 

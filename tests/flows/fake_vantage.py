@@ -4,7 +4,7 @@ from multiprocessing import forkserver
 
 import schemas.records.attempt
 
-schemas.records.attempt.RUN_STAGE = "fake_work.run_stage"
+schemas.records.attempt.RUN_STAGE = "tests.flows.fake_work.run_stage"
 forkserver.set_forkserver_preload = lambda modules: (
     None
 )  # fake stages need no torch, which takes seconds to load

@@ -46,7 +46,7 @@ def orchestrated(workspace: Workspace, recipe: Path, *overrides: str) -> Iterato
             store=Store(workspace.store),
             ledger=ledger,
             watcher=Witness(),
-            stage_function="fake_work.run_stage",
+            stage_function="tests.flows.fake_work.run_stage",
         )
         orchestrator.begin()
         yield orchestrator

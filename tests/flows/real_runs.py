@@ -25,7 +25,7 @@ def run_recipe(workspace: Workspace, recipe: Path, *overrides: str) -> tuple[Run
     screen = Screen(Console(file=printed, width=200))
     resolved, _ = load_resolved(str(recipe), overrides)
     with drive(workspace, resolved, source=str(recipe)) as run:
-        record = execute(run, screen, stage_function="fake_work.run_stage")
+        record = execute(run, screen, stage_function="tests.flows.fake_work.run_stage")
     return record, printed.getvalue()
 
 

@@ -1,7 +1,8 @@
 """No stage's code changes without a word on its numbers."""
 
 import pytest
-from code_record import (
+
+from tests.flows.code_record import (
     Written,
     present,
     read,

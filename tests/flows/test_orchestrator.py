@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_work import CHECKPOINT_EVERY, STEPS
-from orchestrated import attempt, attempt_all, events, orchestrated, pace
 
 from flows.exit_codes import ExitCode
 from flows.launchers.local_process import LocalProcess
@@ -20,6 +18,8 @@ from flows.runs.planning import plan
 from flows.runs.run import Workspace, read_run
 from ledger.run_ledger import Ledger
 from storage.store import Store
+from tests.flows.fake_work import CHECKPOINT_EVERY, STEPS
+from tests.flows.orchestrated import attempt, attempt_all, events, orchestrated, pace
 
 
 class Killed(BaseException):
@@ -418,7 +418,7 @@ def test_a_step_that_only_looks_its_artifact_up_computes_nothing(
 
 def test_a_failed_stage_names_its_cause_and_its_log(workspace: Workspace, recipe_file: Path) -> None:
     with orchestrated(workspace, recipe_file) as orchestrator:
-        orchestrator.stage_function = "fake_work.refuse"
+        orchestrator.stage_function = "tests.flows.fake_work.refuse"
         stages = attempt_all(orchestrator)
     assert (stages["model"].status, stages["model"].exit_code) == ("failed", ExitCode.BAD_INPUT)
     assert "row 7 has no prompt" in str(stages["model"].reason)

@@ -8,20 +8,20 @@ from pathlib import Path
 
 import psutil
 import pytest
-from orchestrated import events, pace
-from real_runs import (
-    Starter,
-    prefect_at,
-    prefect_shows,
-    run_recipe,
-    wait_for,
-)
 
 from flows.exit_codes import ExitCode
 from flows.prefect_server.server import prefect_server
 from flows.runs.execution import exit_code
 from flows.runs.run import Workspace, read_runs
 from flows.runs.status import look
+from tests.flows.orchestrated import events, pace
+from tests.flows.real_runs import (
+    Starter,
+    prefect_at,
+    prefect_shows,
+    run_recipe,
+    wait_for,
+)
 
 CANARY = "hf_canary_that_nobody_writes_down"
 

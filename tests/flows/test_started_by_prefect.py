@@ -9,10 +9,10 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from orchestrated import events
-from real_runs import prefect_shows
 
 from flows.runs.run import Workspace, read_runs
+from tests.flows.orchestrated import events
+from tests.flows.real_runs import prefect_shows
 
 ROOT = Path(__file__).parents[2]
 
@@ -33,7 +33,7 @@ def start(prefect_url: str) -> Start:
             deployment = client.create_deployment(
                 client.create_flow(pipeline),
                 "from the form",
-                entrypoint="fake_flow.pipeline",
+                entrypoint="tests.flows.fake_flow.pipeline",
                 path=str(ROOT),
                 parameter_openapi_schema=parameter_schema(pipeline).model_dump(),
                 enforce_parameter_schema=True,
@@ -42,7 +42,7 @@ def start(prefect_url: str) -> Start:
         environment = {
             **os.environ,
             "PREFECT__FLOW_RUN_ID": str(flow_run_id),
-            "PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(__file__).parent)]),
+            "PYTHONPATH": str(ROOT),
         }
         done = subprocess.run(
             [sys.executable, "-m", "prefect.engine", str(flow_run_id)],

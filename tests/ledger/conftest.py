@@ -9,9 +9,6 @@ from pathlib import Path
 import pytest
 from mlflow.tracking import MlflowClient
 
-# Lets tests import what several of them share by its bare name: there are no packages under tests.
-sys.path.insert(0, str(Path(__file__).parent))
-
 ROOT = Path(__file__).parents[2]
 
 MAKE_DATABASE = """

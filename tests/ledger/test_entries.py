@@ -1,7 +1,10 @@
 """What a run's operations add up to."""
 
 import pytest
-from told_operations import (
+
+from ledger.entries import after, new_rows
+from ledger.operations import LogMetrics
+from tests.ledger.told_operations import (
     FINISH_STAGE,
     OPEN_RUN,
     OPEN_STAGE,
@@ -9,9 +12,6 @@ from told_operations import (
     entry,
     policy,
 )
-
-from ledger.entries import after, new_rows
-from ledger.operations import LogMetrics
 
 
 def test_a_metric_is_told_once_a_step_whatever_is_passed_again() -> None:

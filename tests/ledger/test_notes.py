@@ -1,20 +1,19 @@
 """How the pages read."""
 
-from small_run import sha
-from told_operations import (
+from ledger.notes import (
+    Link,
+    made,
+    run_note,
+    stage_note,
+)
+from tests.ledger.small_run import sha
+from tests.ledger.told_operations import (
     DEMONSTRATIONS,
     FINISH_STAGE,
     OPEN_RUN,
     OPEN_STAGE,
     entry,
     policy,
-)
-
-from ledger.notes import (
-    Link,
-    made,
-    run_note,
-    stage_note,
 )
 
 

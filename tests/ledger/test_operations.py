@@ -1,13 +1,12 @@
 """Operations on their way through the outbox."""
 
-from told_operations import (
+from ledger.operations import LogMetrics, from_json, to_json
+from tests.ledger.told_operations import (
     FINISH_STAGE,
     OPEN_RUN,
     OPEN_STAGE,
     REUSE,
 )
-
-from ledger.operations import LogMetrics, from_json, to_json
 
 
 def test_every_operation_survives_the_outbox() -> None:

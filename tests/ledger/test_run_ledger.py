@@ -5,7 +5,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from small_run import (
+
+from ledger.operations import OpenRun, to_json
+from ledger.outbox import Outbox
+from ledger.run_ledger import Ledger
+from tests.ledger.small_run import (
     ROOT,
     STAGES,
     client_of,
@@ -13,10 +17,6 @@ from small_run import (
     runs_of,
     tell_run,
 )
-
-from ledger.operations import OpenRun, to_json
-from ledger.outbox import Outbox
-from ledger.run_ledger import Ledger
 
 
 def test_making_a_ledger_loads_neither_mlflow_nor_torch(tmp_path: Path) -> None:

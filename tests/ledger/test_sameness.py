@@ -1,11 +1,11 @@
 """A model that is the one it came from, or is measured against, is said to be."""
 
 import pytest
-from small_run import EVALUATION, artifact, sha
 
 from ledger.operations import Input
 from ledger.sameness import compared_with_itself, learned_nothing, remark_on
 from schemas.records.artifacts import PolicyCheckpoint
+from tests.ledger.small_run import EVALUATION, artifact, sha
 
 
 def policy(name: str, files: str | None) -> PolicyCheckpoint:

@@ -18,7 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_run import (
+
+from ledger.run_ledger import Ledger
+from ledger.tracking import MLFLOW_ENVIRONMENT
+from schemas.records.artifacts import PolicyCheckpoint
+from storage.sealed_folders import seal
+from tests.ledger.small_run import (
     JOURNAL_CURVE,
     RECIPE,
     artifact,
@@ -32,11 +37,6 @@ from small_run import (
     tell_run,
     tell_stage,
 )
-
-from ledger.run_ledger import Ledger
-from ledger.tracking import MLFLOW_ENVIRONMENT
-from schemas.records.artifacts import PolicyCheckpoint
-from storage.sealed_folders import seal
 
 
 def test_what_one_run_could_not_send_the_next_one_sends_before_its_own(

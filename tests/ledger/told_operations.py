@@ -1,7 +1,5 @@
 """Operations of a small run, and what they add up to."""
 
-from small_run import artifact, sha
-
 from ledger.entries import RunEntry, after
 from ledger.operations import (
     FinishStage,
@@ -12,6 +10,7 @@ from ledger.operations import (
     RecordReuse,
 )
 from schemas.records.artifacts import Dataset, PolicyCheckpoint
+from tests.ledger.small_run import artifact, sha
 
 
 def policy(name: str) -> PolicyCheckpoint:

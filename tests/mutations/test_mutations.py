@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from mutations import (
+
+from tests.mutations.mutations import (
     LISTS,
     ROOT,
     Mutation,

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from power_loss import WATCHED, Disk, written
 
 from schemas.records.artifacts import Artifact
 from schemas.records.stage_key import stage_key
@@ -35,6 +34,7 @@ from storage.store import (
     Locked,
     Store,
 )
+from tests.storage.power_loss import WATCHED, Disk, written
 
 PARTS = {"kind": "sft", "seed": 1}
 KEY = stage_key(PARTS)

@@ -1,7 +1,6 @@
 """A small built-in pipeline, run stage by stage in this process, for the tests of the stages."""
 
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -34,13 +33,6 @@ from schemas.recipe.terms import ModelTerm
 from schemas.recipe.work import ImportModel, PrepareData, Work
 from schemas.records.job import StageJob, StageResult
 from tasks.stages import run_stage
-
-# Lets tests import what several of them share by its bare name: there are no packages under tests.
-sys.path[:0] = [
-    str(Path(__file__).parent),
-    str(Path(__file__).parent / "training"),
-    str(Path(__file__).parents[1] / "storage"),
-]
 
 GENERATION = Generation(max_prompt_tokens=48, max_response_tokens=24)
 REWARDS = {"main": Reward(terms=(ModelTerm(model="reward"),), missing_eos=MissingEos(subtract=1.0))}

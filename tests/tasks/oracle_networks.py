@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, LlamaModel
-from unequal_inputs import EOS, PAD
 
 from tasks.training.seeds import derive_seed, generator
+from tests.tasks.unequal_inputs import EOS, PAD
 
 FRESH_HEAD_STD = 0.1
 """Times 1/√H: what a fresh head's weights are drawn with."""

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import oracle_networks as nets
-import oracle_rollouts as rolls
 import torch
-from oracle_networks import Optimizer, of_tokens
-from oracle_rollouts import Batch, Moments, mean
 from torch import Tensor, nn
+
+from tests.tasks import oracle_networks as nets
+from tests.tasks import oracle_rollouts as rolls
+from tests.tasks.oracle_networks import Optimizer, of_tokens
+from tests.tasks.oracle_rollouts import Batch, Moments, mean
 
 SURROGATE_ROUNDING = 1e-7
 

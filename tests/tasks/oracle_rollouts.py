@@ -8,12 +8,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import oracle_networks as nets
 import pyarrow.parquet as pq
 import torch
-from oracle_networks import of_tokens
 from torch import Tensor
-from unequal_inputs import (
+
+from tests.tasks import oracle_networks as nets
+from tests.tasks.oracle_networks import of_tokens
+from tests.tasks.unequal_inputs import (
     BOS,
     CHARACTERS,
     EOS,

@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from kills import same_bytes_after_a_kill, same_weights_in_half_the_micro_batch
 from safetensors.torch import load_file
-from small_models import load
 
 from ledger.journal import read
 from models.heads import load_scalar, scores
@@ -31,6 +29,8 @@ from tasks.rollout.rollouts import Sampled, prompts_of_iteration, sample_respons
 from tasks.rollout.selection import Selection
 from tasks.training.scratch import JOURNAL
 from tasks.training.seeds import derive_seed, stage_seed
+from tests.tasks.kills import same_bytes_after_a_kill, same_weights_in_half_the_micro_batch
+from tests.tasks.small_models import load
 
 WORK = BestOfN(
     kind="best_of_n",

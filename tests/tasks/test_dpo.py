@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from kills import same_bytes_after_a_kill, same_weights_in_half_the_micro_batch
-from small_models import load
 
 from ledger.journal import read
 from models.folders import load_policy
@@ -29,6 +27,8 @@ from tasks.dpo import (
 )
 from tasks.rewards.model_scores import TokenizersDiffer
 from tasks.training.scratch import JOURNAL
+from tests.tasks.kills import same_bytes_after_a_kill, same_weights_in_half_the_micro_batch
+from tests.tasks.small_models import load
 
 WORK = DirectPreferenceOptimization(
     kind="dpo",

@@ -11,13 +11,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import oracle_policy
 import pytest
 import torch
-from oracle_networks import assert_moved_alike, language_model
-from oracle_policy import Outcome
 from safetensors.torch import load_file
-from unequal_inputs import job_of, write_inputs
 
 from ledger.journal import read
 from schemas.recipe.rewards import MissingEos, Reward
@@ -27,6 +23,10 @@ from schemas.records.job import StageJob
 from tasks.stages import run_stage
 from tasks.training import checkpoints
 from tasks.training.scratch import CHECKPOINTS, JOURNAL
+from tests.tasks import oracle_policy
+from tests.tasks.oracle_networks import assert_moved_alike, language_model
+from tests.tasks.oracle_policy import Outcome
+from tests.tasks.unequal_inputs import job_of, write_inputs
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import torch
-from kills import Killed
-from small_models import load
 
 from ledger.journal import read
 from models.builtin import write_tokenizer
@@ -52,6 +50,8 @@ from tasks.training import preemption
 from tasks.training.batch_files import BATCHES, BatchFiles
 from tasks.training.scratch import JOURNAL, read_committed
 from tasks.training.seeds import derive_seed, stage_seed
+from tests.tasks.kills import Killed
+from tests.tasks.small_models import load
 
 JUDGED = PreferenceCollection(
     kind="preference_collection",

@@ -6,7 +6,9 @@ k1, values, ratios and weights stand. −0.05·k1 is −0.01, 0.02, −0.02, −
 
 from math import e, log, sqrt
 
-from two_responses import (
+from algorithms.rewards import RunningMoments
+from schemas.recipe.algorithm import PRESETS, Algorithm
+from tests.tasks.two_responses import (
     NEW_VALUES,
     RATIOS,
     SEQUENCE,
@@ -16,9 +18,6 @@ from two_responses import (
     learn,
     times,
 )
-
-from algorithms.rewards import RunningMoments
-from schemas.recipe.algorithm import PRESETS, Algorithm
 
 UNMOVED = [1.0] * 5
 

@@ -7,7 +7,10 @@ k1, ratios and weights stand. −0.05·k1 is −0.01, 0.02, −0.02, −0.01, 0.
 from math import exp, log, sqrt
 
 import pytest
-from two_responses import (
+
+from schemas.recipe.algorithm import PRESETS, Algorithm
+from tasks.rollout.group_sampling import fill
+from tests.tasks.two_responses import (
     CONSTANT_OF_10,
     RATIOS,
     SEQUENCE,
@@ -17,9 +20,6 @@ from two_responses import (
     scored_as,
     times,
 )
-
-from schemas.recipe.algorithm import PRESETS, Algorithm
-from tasks.rollout.group_sampling import fill
 
 UNMOVED = [1.0] * 5
 # log π − log π_ref after the update: k1 + log ρ

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from kills import killed_in
 from torch.nn.functional import softplus
 
 from algorithms.preference_loss import bradley_terry
@@ -44,6 +43,7 @@ from tasks.reward_model import (
 )
 from tasks.stages import run_stage
 from tasks.training.scratch import JOURNAL
+from tests.tasks.kills import killed_in
 
 CPU = torch.device("cpu")
 

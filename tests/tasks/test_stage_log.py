@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kills import killed_in
 
 from models.folders import load_policy
 from tasks.data.rows import read_rows
 from tasks.stages import run_stage
+from tests.tasks.kills import killed_in
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:

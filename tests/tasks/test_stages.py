@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kills import killed_in, same_weights_in_half_the_micro_batch
 
 from ledger.journal import read
 from schemas.records.metrics import curves_of, estimated_by, measured_by
@@ -15,6 +14,7 @@ from tasks.stages import run_stage
 from tasks.training import preemption
 from tasks.training.attempt import Attempt
 from tasks.training.scratch import JOURNAL, read_committed
+from tests.tasks.kills import killed_in, same_weights_in_half_the_micro_batch
 
 Contents = Callable[[Path], dict[str, bytes]]
 

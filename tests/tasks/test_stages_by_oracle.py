@@ -8,14 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import oracle_stages
 import pytest
 import torch
-from oracle_networks import assert_moved_alike
-from oracle_rollouts import rows_of
-from oracle_stages import Outcome
 from safetensors.torch import load_file
-from unequal_inputs import job_of, write_inputs
 
 from ledger.journal import read
 from schemas.recipe.stages import (
@@ -31,6 +26,11 @@ from schemas.records.job import StageJob
 from tasks.stages import run_stage
 from tasks.training import checkpoints
 from tasks.training.scratch import CHECKPOINTS, JOURNAL
+from tests.tasks import oracle_stages
+from tests.tasks.oracle_networks import assert_moved_alike
+from tests.tasks.oracle_rollouts import rows_of
+from tests.tasks.oracle_stages import Outcome
+from tests.tasks.unequal_inputs import job_of, write_inputs
 
 TRAINING = {"learning_rate": 0.01, "max_grad_norm": 0.3, "weight_decay": 0.1, "microbatch_size": 2}
 ROWS = {**TRAINING, "batch_size": 6, "epochs": 1.5, "group_by_length": False, "warmup_steps": 2}

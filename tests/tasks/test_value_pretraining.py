@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from small_models import load, models_of
 
 from algorithms.rewards import RunningMoments
 from ledger.journal import read
@@ -29,6 +28,7 @@ from tasks.value_pretraining import (
     headline_metrics,
     sample_held_out,
 )
+from tests.tasks.small_models import load, models_of
 
 
 @pytest.fixture(scope="module")

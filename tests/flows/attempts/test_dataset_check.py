@@ -6,12 +6,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from orchestrated import attempt_all, orchestrated
 
 from flows.attempts.dataset_check import check_dataset
 from flows.exit_codes import ExitCode
 from flows.runs.run import Workspace
 from schemas.tables import UnusableTable
+from tests.flows.orchestrated import attempt_all, orchestrated
 
 GOOD = [{"prompt": f"p {n}", "chosen": f"数 {n}", "rejected": "🙂"} for n in range(6)]
 
@@ -82,7 +82,7 @@ def test_a_stage_whose_rows_break_a_rule_fails_and_commits_nothing(
     recipe = tmp_path / "pairs.yaml"
     recipe.write_text(RECIPE)
     with orchestrated(workspace, recipe) as orchestrator:
-        orchestrator.stage_function = "fake_work.collect_equal_sides"
+        orchestrator.stage_function = "tests.flows.fake_work.collect_equal_sides"
         stages = attempt_all(orchestrator)
     assert (stages["pairs"].status, stages["pairs"].exit_code) == ("failed", ExitCode.BAD_INPUT)
     reason = str(stages["pairs"].reason)

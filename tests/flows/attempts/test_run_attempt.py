@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_work import CHECKPOINT_EVERY
-from orchestrated import events, pace
 
 from flows.attempts.jobs import request_for
 from flows.attempts.run_attempt import run_attempt
@@ -22,9 +20,10 @@ from schemas.records.artifacts import Artifact
 from schemas.records.attempt import AttemptBegun, AttemptOutcome, AttemptRequest
 from schemas.steps import dependencies
 from storage.store import Store
+from tests.flows.fake_work import CHECKPOINT_EVERY
+from tests.flows.orchestrated import events, pace
 
 ROOT = Path(__file__).parents[3]
-FAKES = Path(__file__).parents[1]
 
 
 class Seen:
@@ -72,7 +71,7 @@ def request(
         run_id=options.pop("run_id", "r"),
         storage=str(workspace.store),
         log=workspace.root / f"{step}.log",
-        function="fake_work.run_stage",
+        function="tests.flows.fake_work.run_stage",
         **options,
     )
 
@@ -87,7 +86,7 @@ def as_program(asked: AttemptRequest, folder: Path, *, then: str = "") -> subpro
     program += "print(json.dumps(servers))\nsys.exit(code)"
     return subprocess.Popen(
         [sys.executable, "-c", program, str(folder / "request.json"), str(folder / "outcome.json")],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(FAKES)])},
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
         text=True,
     )

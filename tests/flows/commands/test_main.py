@@ -9,13 +9,13 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from orchestrated import attempt_all, orchestrated
 from typer.testing import CliRunner
 
 from flows.commands.main import app
 from flows.commands.run import summary
 from flows.exit_codes import MEANINGS, ExitCode
 from flows.runs.run import Workspace, read_runs
+from tests.flows.orchestrated import attempt_all, orchestrated
 
 ROOT = Path(__file__).parents[3]
 HEAVY = ("torch", "transformers", "prefect", "mlflow", "pandera", "datasets", "pyarrow")
@@ -23,8 +23,8 @@ HEAVY = ("torch", "transformers", "prefect", "mlflow", "pandera", "datasets", "p
 
 def vantage(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "fake_vantage", *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(__file__).parents[1])])},
+        [sys.executable, "-m", "tests.flows.fake_vantage", *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=300,
@@ -345,8 +345,8 @@ def read_by_head(*arguments: str | Path) -> tuple[int, str]:
     """(Exit code, standard error) of a command whose reader closes the pipe before the first line is written."""
     reading, writing = os.pipe()
     process = subprocess.Popen(
-        [sys.executable, "-m", "fake_vantage", *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(__file__).parents[1])])},
+        [sys.executable, "-m", "tests.flows.fake_vantage", *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=writing,
         stderr=subprocess.PIPE,
         text=True,

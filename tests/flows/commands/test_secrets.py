@@ -26,7 +26,7 @@ def test_a_run_writes_no_secret_down_and_steers_no_terminal(
         [
             sys.executable,
             "-m",
-            "fake_vantage",
+            "tests.flows.fake_vantage",
             "run",
             str(recipe_file),
             "--workspace",
@@ -35,7 +35,7 @@ def test_a_run_writes_no_secret_down_and_steers_no_terminal(
         ],
         env={
             **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(__file__).parents[1])]),
+            "PYTHONPATH": str(ROOT),
             "PREFECT_API_URL": prefect_url.replace("://", "://ann:canary-of-prefect@"),
             "MLFLOW_TRACKING_URI": "http://ann:canary-of-mlflow@127.0.0.1:1",
             "MLFLOW_TRACKING_PASSWORD": "canary-for-mlflow",

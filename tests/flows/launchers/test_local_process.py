@@ -30,11 +30,6 @@ from schemas.records.job import StageJob, StageResult
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.fixture(autouse=True)
-def _fakes_can_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(Path(__file__).parents[1])
-
-
 def job_in(folder: Path, **changes: object) -> StageJob:
     scratch = folder / "scratch"
     scratch.mkdir(exist_ok=True)
@@ -58,7 +53,7 @@ def run_fake(folder: Path, stage: str, *, grace: float = 20.0, **options: object
     return launcher.launch(
         job_in(folder),
         log=folder / "log.txt",
-        function=f"fake_stages.{stage}",
+        function=f"tests.flows.fake_stages.{stage}",
         **options,  # type: ignore[arg-type]
     )
 
@@ -100,7 +95,9 @@ class TestResult:
         assert result.samples[0]["orchestrator_modules"] == []
 
     def test_what_a_stage_says_of_itself_is_in_the_log_with_the_time(self, tmp_path: Path) -> None:
-        LocalProcess().launch(job_in(tmp_path), log=tmp_path / "log.txt", function="fake_stages.log_lines")
+        LocalProcess().launch(
+            job_in(tmp_path), log=tmp_path / "log.txt", function="tests.flows.fake_stages.log_lines"
+        )
         log = (tmp_path / "log.txt").read_text()
         assert re.fullmatch(r"\d\d:\d\d:\d\d train: 1016 rows\n", log), "and nothing else"
 
@@ -118,7 +115,7 @@ class TestResult:
     def test_job_and_result_lie_in_the_attempts_folder(self, tmp_path: Path) -> None:
         job = job_in(tmp_path, attempt=3)
 
-        result = LocalProcess().launch(job, log=tmp_path / "log.txt", function="fake_stages.tell")
+        result = LocalProcess().launch(job, log=tmp_path / "log.txt", function="tests.flows.fake_stages.tell")
 
         assert attempt_folder(job) == tmp_path / "scratch" / "attempt-3"
         assert StageJob.model_validate_json((attempt_folder(job) / "job.json").read_bytes()) == job
@@ -141,7 +138,7 @@ class TestResult:
             job = job_in(folders[seed], seed=seed)
             return (
                 LocalProcess()
-                .launch(job, log=folders[seed] / "log.txt", function="fake_stages.tell")
+                .launch(job, log=folders[seed] / "log.txt", function="tests.flows.fake_stages.tell")
                 .metrics["seed"]
             )
 
@@ -188,7 +185,10 @@ class TestShare:
         job = job_in(tmp_path, threads=None)
 
         result = LocalProcess().launch(
-            job, log=tmp_path / "log.txt", function="fake_stages.tell", share=Share(cpus=2, gpus=("0", "3"))
+            job,
+            log=tmp_path / "log.txt",
+            function="tests.flows.fake_stages.tell",
+            share=Share(cpus=2, gpus=("0", "3")),
         )
 
         assert result.metrics["threads"] == 2
@@ -392,14 +392,14 @@ class TestHang:
 ORCHESTRATOR = """
 import sys, threading
 from pathlib import Path
-sys.path += [{root!r}, {here!r}, {fakes!r}]
-from test_local_process import job_in
+sys.path.append({root!r})
+from tests.flows.launchers.test_local_process import job_in
 from flows.launchers.local_process import LocalProcess, warm_up
 folder = Path({folder!r})
 (folder / "main-ran").open("a").write("x")
 warm_up()
 # From a thread that is not the main one, as the pipeline does.
-options = dict(log=folder / "log.txt", function="fake_stages.{stage}")
+options = dict(log=folder / "log.txt", function="tests.flows.fake_stages.{stage}")
 thread = threading.Thread(target=LocalProcess().launch, args=(job_in(folder),), kwargs=options)
 thread.start()
 thread.join()
@@ -411,8 +411,6 @@ def start_orchestrator(folder: Path, stage: str) -> subprocess.Popen[bytes]:
     (folder / "orchestrator.py").write_text(
         ORCHESTRATOR.format(
             root=str(ROOT),
-            here=str(Path(__file__).parent),
-            fakes=str(Path(__file__).parents[1]),
             folder=str(folder),
             stage=stage,
         )

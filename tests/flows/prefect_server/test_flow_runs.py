@@ -11,14 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from orchestrated import events, pace
-from real_runs import (
-    Starter,
-    prefect_at,
-    prefect_shows,
-    run_recipe,
-    wait_for,
-)
 
 from flows.exit_codes import ExitCode
 from flows.prefect_server.server import (
@@ -39,6 +31,14 @@ from flows.runs.run import (
     read_runs,
 )
 from tasks.training.scratch import read_committed
+from tests.flows.orchestrated import events, pace
+from tests.flows.real_runs import (
+    Starter,
+    prefect_at,
+    prefect_shows,
+    run_recipe,
+    wait_for,
+)
 
 
 def state_of(flow_run_id: str) -> Any:

@@ -5,7 +5,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-from orchestrated import attempt_all, orchestrated
 from typer.testing import CliRunner
 
 from flows.commands.main import app
@@ -13,6 +12,7 @@ from flows.exit_codes import ExitCode
 from flows.runs.damage import damage_of
 from flows.runs.run import PublishedCopy, Workspace, read_run
 from storage.sealed_folders import seal
+from tests.flows.orchestrated import attempt_all, orchestrated
 
 
 @pytest.fixture

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from orchestrated import attempt_all, orchestrated
 
 from flows.runs.evidence import contradictions
 from flows.runs.run import Workspace, read_run
 from flows.runs.status import look
+from tests.flows.orchestrated import attempt_all, orchestrated
 
 
 @pytest.fixture

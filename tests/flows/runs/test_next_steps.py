@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from orchestrated import attempt_all, orchestrated
 
 from flows.runs.next_steps import _just_met, after_closed_gates
 from flows.runs.run import RunRecord, Workspace, read_runs
 from schemas.recipe.stages import Gate
 from schemas.records.verdicts import judge
+from tests.flows.orchestrated import attempt_all, orchestrated
 
 ROOT = Path(__file__).parents[3]
 SETS = ("stages.value.gate.at_least=0.9",)
@@ -55,8 +55,8 @@ def test_no_closed_gate_no_advice(workspace: Workspace, recipe_file: Path) -> No
 def planned(words: list[str]) -> dict[str, str]:
     """Step → action of the plan of a command that would run."""
     done = subprocess.run(
-        [sys.executable, "-m", "fake_vantage", "plan", *words[1:], "--json"],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(__file__).parents[1])])},
+        [sys.executable, "-m", "tests.flows.fake_vantage", "plan", *words[1:], "--json"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         check=False,

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from orchestrated import attempt, attempt_all, events, orchestrated, pace
 
 from flows.runs.planning import (
     Drifted,
@@ -18,6 +17,7 @@ from flows.runs.resolving import load_resolved
 from flows.runs.run import Workspace, read_runs
 from schemas.problems import RecipeError
 from storage.store import Store
+from tests.flows.orchestrated import attempt, attempt_all, events, orchestrated, pace
 
 STEPS = [
     "model",
@@ -243,7 +243,7 @@ def test_an_interrupted_stage_is_resumed_at_its_checkpoint(workspace: Workspace,
 def test_a_stage_that_failed_says_so(workspace: Workspace, recipe_file: Path) -> None:
     with orchestrated(workspace, recipe_file) as orchestrator:
         attempt_all(orchestrator, until="sft")
-        orchestrator.stage_function = "fake_work.refuse"
+        orchestrator.stage_function = "tests.flows.fake_work.refuse"
         attempt(orchestrator, "sft")
     step = planned(workspace, recipe_file)["sft"]
     assert (step.action, step.reasons) == ("run", ("failed before",))

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from orchestrated import attempt_all, orchestrated
 
 from flows.launchers.local_process import RUN_STAGE
 from flows.orchestrator import Orchestrator
@@ -14,6 +13,7 @@ from flows.runs.run import StageRecord, Workspace, read_runs
 from schemas.records.artifacts import Dataset, PolicyCheckpoint
 from schemas.records.metrics import measured_by
 from tasks.data.rows import read_rows
+from tests.flows.orchestrated import attempt_all, orchestrated
 
 pytestmark = pytest.mark.timeout(600)
 

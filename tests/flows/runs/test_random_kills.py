@@ -10,10 +10,10 @@ import time
 from pathlib import Path
 
 import pytest
-from orchestrated import attempt_all, events, orchestrated, pace
 
 from flows.runs.run import Workspace, read_runs
 from ledger.run_ledger import Ledger
+from tests.flows.orchestrated import attempt_all, events, orchestrated, pace
 
 ROOT = Path(__file__).parents[3]
 KILLS = 20
@@ -24,7 +24,7 @@ from pathlib import Path
 
 forkserver.set_forkserver_preload = lambda modules: None  # fake stages need no torch
 
-from orchestrated import attempt_all, orchestrated
+from tests.flows.orchestrated import attempt_all, orchestrated
 from flows.runs.run import Workspace
 from ledger.run_ledger import Ledger
 
@@ -41,7 +41,7 @@ def drive(workspace: Workspace, recipe: Path) -> subprocess.Popen[str]:
     """A process that runs the recipe, once it has begun to."""
     process = subprocess.Popen(
         [sys.executable, "-c", DRIVER, str(workspace.root), str(recipe)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(__file__).parents[1])])},
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from orchestrated import attempt_all, orchestrated
 from rich.console import Console
 
 from flows.commands.console import headline_of, show_end
@@ -27,6 +26,7 @@ from flows.runs.summary import (
     shown_policy,
 )
 from models.builtin import build_tiny
+from tests.flows.orchestrated import attempt_all, orchestrated
 
 EVALUATED = {
     "accuracy": 0.9112,

@@ -14,7 +14,6 @@ from pathlib import Path
 from statistics import mean
 
 import pytest
-from orchestrated import events, pace
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -52,6 +51,7 @@ from schemas.sweep import (
     load_sweep,
 )
 from storage.store import Store
+from tests.flows.orchestrated import events, pace
 
 ROOT = Path(__file__).parents[3]
 
@@ -282,7 +282,7 @@ def sweep_here(workspace: Workspace, file: Path, *overrides: str) -> tuple[Sweep
         workspace,
         Screen(Console(file=printed, width=200)),
         source=str(file),
-        stage_function="fake_sweep.run_stage",
+        stage_function="tests.flows.fake_sweep.run_stage",
     )
     return end, printed.getvalue()
 
@@ -431,8 +431,8 @@ def test_a_sweep_is_driven_by_one_process_at_a_time(workspace: Workspace, sweep_
 
 def vantage(*arguments: str | Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "fake_sweep", *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(__file__).parents[1])])},
+        [sys.executable, "-m", "tests.flows.fake_sweep", *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -4,7 +4,9 @@ import json
 from pathlib import Path
 
 import mlflow
-from small_run import (
+
+from ledger.run_ledger import Ledger
+from tests.ledger.small_run import (
     JOURNAL_CURVE,
     ORIGIN,
     RECIPE,
@@ -19,8 +21,6 @@ from small_run import (
     tell_reuse,
     tell_stage,
 )
-
-from ledger.run_ledger import Ledger
 
 
 def test_a_run_is_recorded_with_params_curves_verdicts_and_lineage(workspace: Path) -> None:

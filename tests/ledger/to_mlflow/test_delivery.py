@@ -3,20 +3,6 @@
 from pathlib import Path
 
 import pytest
-from cutting import cut_after_every_write
-from small_run import (
-    JOURNAL_CURVE,
-    RECIPE,
-    STAGES,
-    client_of,
-    curve,
-    record_run,
-    refused,
-    runs_of,
-    sha,
-    snapshot,
-    tell_stage,
-)
 
 from ledger.journal import Entry
 from ledger.operations import (
@@ -29,6 +15,20 @@ from ledger.outbox import Outbox
 from ledger.run_ledger import Ledger
 from ledger.to_mlflow.delivery import Delivery
 from ledger.to_mlflow.server import Server
+from tests.ledger.cutting import cut_after_every_write
+from tests.ledger.small_run import (
+    JOURNAL_CURVE,
+    RECIPE,
+    STAGES,
+    client_of,
+    curve,
+    record_run,
+    refused,
+    runs_of,
+    sha,
+    snapshot,
+    tell_stage,
+)
 
 
 def test_a_kill_after_anything_was_written_leaves_one_entry_of_each(workspace: Path) -> None:

@@ -2,7 +2,9 @@
 
 from pathlib import Path
 
-from small_run import (
+from ledger.operations import Input
+from ledger.run_ledger import Ledger
+from tests.ledger.small_run import (
     EVALUATION,
     RECIPE,
     SFT,
@@ -15,9 +17,6 @@ from small_run import (
     tell_reuse,
     tell_stage,
 )
-
-from ledger.operations import Input
-from ledger.run_ledger import Ledger
 
 
 def test_a_reused_stage_links_its_producer_and_has_no_metrics(workspace: Path) -> None:

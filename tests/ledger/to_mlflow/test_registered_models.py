@@ -10,9 +10,7 @@ import mlflow.pyfunc
 import mlflow.transformers
 import pytest
 import torch
-from cutting import cut_after_every_write
 from mlflow.tracking import MlflowClient
-from small_run import VERDICT, artifact, runs_of
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForSequenceClassification
 
 from ledger.operations import Input
@@ -25,6 +23,8 @@ from schemas.records.artifacts import (
     RewardModel,
     ValueModel,
 )
+from tests.ledger.cutting import cut_after_every_write
+from tests.ledger.small_run import VERDICT, artifact, runs_of
 
 RUN_ID = "0001-tiny-aaaaaa"
 PROMPT = "3 + 4 ="

@@ -3,7 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from small_run import (
+from ledger.journal import Entry
+from ledger.run_ledger import Ledger
+from ledger.to_mlflow.writing import fit_tag, flatten
+from tests.ledger.small_run import (
     RECIPE,
     client_of,
     curve,
@@ -11,10 +14,6 @@ from small_run import (
     runs_of,
     sha,
 )
-
-from ledger.journal import Entry
-from ledger.run_ledger import Ledger
-from ledger.to_mlflow.writing import fit_tag, flatten
 
 
 def test_nested_values_become_dotted_params_written_as_in_json() -> None:

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from kills import killed_in
-from small_models import load
 from torch import Tensor
 
 from models.policy import PolicyModel
@@ -20,6 +18,8 @@ from tasks.rollout import rollout_models
 from tasks.rollout.engine import LocalEngine, RolloutEngine, load_engine
 from tasks.rollout.rollouts import sample_responses
 from tasks.stages import run_stage
+from tests.tasks.kills import killed_in
+from tests.tasks.small_models import load
 
 Contents = Callable[[Path], dict[str, bytes]]
 

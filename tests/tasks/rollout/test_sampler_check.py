@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from small_models import load
 
 from ledger.journal import read
 from models.policy import PolicyModel
@@ -32,6 +31,7 @@ from tasks.rollout.sampler_check import (
 from tasks.stages import run_stage
 from tasks.training.optimization import Precision
 from tasks.training.scratch import JOURNAL
+from tests.tasks.small_models import load
 
 TEMPERATURE = 0.7
 VERIFIED = (VerifierTerm(verifier="arithmetic", wrong=-1.0),)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from kills import Killed
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -23,6 +22,7 @@ from tasks.training.optimization import TrainingDiverged, make_optimizer, take_s
 from tasks.training.scratch import CHECKPOINTS, JOURNAL, read_committed
 from tasks.training.seeds import generator
 from tasks.training.stage_state import NoState
+from tests.tasks.kills import Killed
 
 TOTAL = 7
 

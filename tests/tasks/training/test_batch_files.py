@@ -4,13 +4,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kills import Killed
 
 from ledger.journal import read
 from tasks.training import preemption
 from tasks.training.batch_files import BATCHES, BatchFiles
 from tasks.training.progress import read_progress
 from tasks.training.scratch import JOURNAL, PROGRESS, read_committed
+from tests.tasks.kills import Killed
 
 TOTAL = 5
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from power_loss import WATCHED, Disk, written
 
 from tasks.training.checkpoint_folders import (
     Checkpoint,
@@ -20,6 +19,7 @@ from tasks.training.checkpoint_folders import (
     latest,
     saving_folder,
 )
+from tests.storage.power_loss import WATCHED, Disk, written
 
 
 def save(folder: Path, step: int, *, keep: int = 2, content: str | None = None) -> Checkpoint:

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 import torch
-from small_models import load
 
 from models.folders import load_policy
 from models.sequences import collate
 from tasks.training.likelihood import Likelihood, accumulate_nll
+from tests.tasks.small_models import load
 
 MINIBATCH = collate(
     [[1, 20, 21], [1, 22], [1, 23, 24, 25], [1, 20], [1, 27]],

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from rank_losses import LENGTHS, LOSSES, OF_RANK, gradient_of
 from safetensors.torch import load_file
 
 from ledger.journal import read
@@ -18,6 +17,7 @@ from tasks.training import ranks
 from tasks.training.checkpoint_folders import committed
 from tasks.training.scratch import CHECKPOINTS, JOURNAL
 from tasks.training.writer import writes_files
+from tests.tasks.training.rank_losses import LENGTHS, LOSSES, OF_RANK, gradient_of
 
 SECONDS = 240
 """The most that both processes may take; on an idle machine they take 20."""

@@ -2,17 +2,17 @@
 
 import pytest
 import torch
-from two_responses import (
-    VALUES,
-    close,
-    learn,
-    scored_as,
-)
 
 from schemas.recipe.algorithm import Algorithm
 from tasks.rollout.rollouts import Scored, build_rollout
 from tasks.updates.estimates import estimate, minibatch_advantages, positive_responses
 from tasks.updates.policy_losses import minibatch_of
+from tests.tasks.two_responses import (
+    VALUES,
+    close,
+    learn,
+    scored_as,
+)
 
 RETURNS = {  # r = 0, 1 | 0, 0, −1, each from its token on with γ = ½
     "returns_to_go": [0.5, 1.0, -0.25, -0.5, -1.0],

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from small_models import models_of
 from torch.nn.functional import cross_entropy
 
 from models.folders import load_policy
@@ -31,6 +30,7 @@ from tasks.updates.policy_losses import (
     minibatch_of,
     surrogate_and_old_kl,
 )
+from tests.tasks.small_models import models_of
 
 CPU = torch.device("cpu")
 MAX_LENGTH = 10
