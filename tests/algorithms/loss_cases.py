@@ -1,17 +1,22 @@
 """Every loss with the batch that it is tried on: what the tests of all losses, and their two ranks, run over."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from algorithms.aggregation import aggregate, denominator_of
-from algorithms.kl import full_kl
-from algorithms.kl_loss import exact_kl_loss, old_kl_loss, reference_kl_loss
-from algorithms.policy_loss import clipped_surrogate, policy_gradient, positive_example_nll
+from algorithms.aggregation import Aggregation, Denominator, aggregate, denominator_of
+from algorithms.kl import OldKLKind, full_kl
+from algorithms.kl_loss import KLLoss, KLLossKind, OldKLLoss, exact_kl_loss, old_kl_loss, reference_kl_loss
+from algorithms.policy_loss import PolicyLoss, clipped_surrogate, policy_gradient, positive_example_nll
 from algorithms.preference_loss import (
+    CentringLoss,
+    DPOLoss,
+    PreferenceLoss,
     bradley_terry,
     dpo,
     rankable,
@@ -32,24 +37,28 @@ class Batch:
     What an output stands for is the loss's affair: a log-probability, a value, a score, one logit of three.
     """
 
-    features: torch.Tensor
-    old: torch.Tensor
-    targets: torch.Tensor
-    mask: torch.Tensor
-    is_positive: torch.Tensor
-    pair_weights: torch.Tensor
+    features: Tensor
+    old: Tensor
+    targets: Tensor
+    mask: Tensor
+    is_positive: Tensor
+    pair_weights: Tensor
 
-    def rows(self, indices):
+    def rows(self, indices: Sequence[int]) -> "Batch":
         """Some rows, trimmed to the longest among them, as a micro-batch would be."""
         mask = self.mask[indices]
         width = max(1, int(mask.any(dim=0).nonzero().max()) + 1 if mask.any() else 1)
-        per_token = (
-            tensor[indices][:, :width] for tensor in (self.features, self.old, self.targets, self.mask)
+        return Batch(
+            features=self.features[indices][:, :width],
+            old=self.old[indices][:, :width],
+            targets=self.targets[indices][:, :width],
+            mask=mask[:, :width],
+            is_positive=self.is_positive[indices],
+            pair_weights=self.pair_weights[indices],
         )
-        return Batch(*per_token, self.is_positive[indices], self.pair_weights[indices])
 
 
-def random_batch(seed, num_rows=6):
+def random_batch(seed: int, num_rows: int = 6) -> Batch:
     """Ragged rows with gaps, an empty row among them, right-padded to MAX_LENGTH; row 0 has an untied pair."""
     rng = np.random.default_rng(seed)
     shape = (num_rows, MAX_LENGTH)
@@ -71,6 +80,13 @@ def random_batch(seed, num_rows=6):
     )
 
 
+class Result(Protocol):
+    """What every loss returns: a 0-d tensor, and metrics of its own beside it."""
+
+    @property
+    def loss(self) -> Tensor: ...
+
+
 @dataclass(frozen=True)
 class Case:
     """A loss on (model outputs, batch, denominator), and what a batch contributes to its denominator.
@@ -80,14 +96,22 @@ class Case:
     (outputs, at, batch, denominator): what finite differences have to differentiate.
     """
 
-    loss: Callable
-    denominator: Callable
+    loss: Callable[[Tensor, Batch, Denominator | None], Result]
+    denominator: Callable[[Batch], float]
     whole_minibatch_by_default: bool = True
     of_pairs: bool = False
-    held: Callable | None = None
+    held: Callable[[Tensor, Tensor, Batch, Denominator | None], Tensor] | None = None
 
 
-def surrogate(outputs, batch, denominator, *, aggregation, clip_range=0.2, dual_clip=None):
+def surrogate(
+    outputs: Tensor,
+    batch: Batch,
+    denominator: Denominator | None,
+    *,
+    aggregation: Aggregation,
+    clip_range: float | None = 0.2,
+    dual_clip: float | None = None,
+) -> PolicyLoss:
     return clipped_surrogate(
         outputs,
         batch.old,
@@ -101,13 +125,22 @@ def surrogate(outputs, batch, denominator, *, aggregation, clip_range=0.2, dual_
     )
 
 
-def plain_gradient(outputs, batch, denominator, *, aggregation):
+def plain_gradient(
+    outputs: Tensor, batch: Batch, denominator: Denominator | None, *, aggregation: Aggregation
+) -> PolicyLoss:
     return policy_gradient(
         outputs, batch.old, batch.targets, batch.mask, aggregation=aggregation, denominator=denominator
     )
 
 
-def to_reference(outputs, batch, denominator, *, kind, aggregation):
+def to_reference(
+    outputs: Tensor,
+    batch: Batch,
+    denominator: Denominator | None,
+    *,
+    kind: KLLossKind,
+    aggregation: Aggregation,
+) -> KLLoss:
     """KL to a policy whose log-probabilities are the targets, on tokens that old sampled."""
     return reference_kl_loss(
         outputs,
@@ -120,35 +153,52 @@ def to_reference(outputs, batch, denominator, *, kind, aggregation):
     )
 
 
-def to_reference_with_ratio_held(outputs, at, batch, denominator, *, kind, aggregation):
+def to_reference_with_ratio_held(
+    outputs: Tensor,
+    at: Tensor,
+    batch: Batch,
+    denominator: Denominator | None,
+    *,
+    kind: KLLossKind,
+    aggregation: Aggregation,
+) -> Tensor:
     difference = outputs - batch.targets
-    estimate = {
+    estimates: dict[KLLossKind, Tensor] = {
         "abs": difference.abs(),
         "k2": difference.square() / 2,
         "k3": (-difference).exp() - 1 + difference,
-    }[kind]
+    }
     ratio = (at - batch.old).exp()
-    return aggregate(ratio * estimate, batch.mask, aggregation=aggregation, denominator=denominator)
+    return aggregate(ratio * estimates[kind], batch.mask, aggregation=aggregation, denominator=denominator)
 
 
-def to_reference_exactly(outputs, batch, denominator, *, aggregation):
+def to_reference_exactly(
+    outputs: Tensor, batch: Batch, denominator: Denominator | None, *, aggregation: Aggregation
+) -> KLLoss:
     """KL over a vocabulary of three, whose logits are multiples of the outputs and of the targets."""
     multiples = torch.tensor([1.0, -0.5, 0.2], dtype=outputs.dtype)
     kl = full_kl(outputs.unsqueeze(2) * multiples, batch.targets.unsqueeze(2) * multiples)
     return exact_kl_loss(kl, batch.mask, aggregation=aggregation, denominator=denominator)
 
 
-def to_old(outputs, batch, denominator, *, kind, aggregation):
+def to_old(
+    outputs: Tensor,
+    batch: Batch,
+    denominator: Denominator | None,
+    *,
+    kind: OldKLKind,
+    aggregation: Aggregation,
+) -> OldKLLoss:
     return old_kl_loss(
         outputs, batch.old, batch.mask, kind=kind, aggregation=aggregation, denominator=denominator
     )
 
 
-def summed(outputs, batch):
+def summed(outputs: Tensor, batch: Batch) -> Tensor:
     return torch.where(batch.mask, outputs, 0.0).sum(dim=1)
 
 
-def preference(outputs, batch, denominator):
+def preference(outputs: Tensor, batch: Batch, denominator: Denominator | None) -> PreferenceLoss:
     """Each row is a pair: its summed outputs against its first old value; an empty row has weight 0."""
     return bradley_terry(
         summed(outputs, batch),
@@ -159,11 +209,11 @@ def preference(outputs, batch, denominator):
     )
 
 
-def centring(outputs, batch, denominator):
+def centring(outputs: Tensor, batch: Batch, denominator: Denominator | None) -> CentringLoss:
     return score_centring(summed(outputs, batch), batch.old[:, 0], denominator=denominator)
 
 
-def direct_preference(outputs, batch, denominator):
+def direct_preference(outputs: Tensor, batch: Batch, denominator: Denominator | None) -> DPOLoss:
     """Each row is a pair: the log-probability of its response against its first old and target value."""
     return dpo(
         summed(outputs, batch),
@@ -175,27 +225,34 @@ def direct_preference(outputs, batch, denominator):
     )
 
 
-def completions(batch):
+def completions(batch: Batch) -> tuple[Tensor, Tensor]:
     """Each row is a prompt and each of its tokens a completion; the rounded targets rank them, with ties."""
     prompts = torch.arange(len(batch.mask)).unsqueeze(1).expand(batch.mask.shape)
     return batch.targets.round()[batch.mask], prompts[batch.mask]
 
 
-def ranking(outputs, batch, denominator):
+def ranking(outputs: Tensor, batch: Batch, denominator: Denominator | None) -> PreferenceLoss:
     return ranking_loss(outputs[batch.mask], *completions(batch), denominator=denominator)
 
 
-def count(aggregation):
+def count(aggregation: Aggregation) -> Callable[[Batch], int]:
     return lambda batch: denominator_of(batch.mask, aggregation=aggregation, max_length=MAX_LENGTH)
 
 
 TOKENS = count("token")
-CASES = {
+OF_SURROGATE: tuple[Aggregation, ...] = ("token", "sequence", "sequence_sum", "constant")
+OF_PLAIN_GRADIENT: tuple[Aggregation, ...] = ("token", "sequence_sum", "constant")
+OF_REFERENCE: tuple[tuple[KLLossKind, Aggregation], ...] = (
+    ("k2", "token"),
+    ("k3", "sequence"),
+    ("abs", "constant"),
+)
+CASES: dict[str, Case] = {
     **{
         f"clipped_surrogate by {aggregation}": Case(
             partial(surrogate, aggregation=aggregation), count(aggregation), aggregation != "constant"
         )
-        for aggregation in ("token", "sequence", "sequence_sum", "constant")
+        for aggregation in OF_SURROGATE
     },
     "unclipped surrogate": Case(partial(surrogate, aggregation="token", clip_range=None), TOKENS),
     "dual-clipped surrogate": Case(partial(surrogate, aggregation="token", dual_clip=1.5), TOKENS),
@@ -203,7 +260,7 @@ CASES = {
         f"policy_gradient by {aggregation}": Case(
             partial(plain_gradient, aggregation=aggregation), count(aggregation), aggregation != "constant"
         )
-        for aggregation in ("token", "sequence_sum", "constant")
+        for aggregation in OF_PLAIN_GRADIENT
     },
     **{
         f"{kind} loss by {aggregation}": Case(
@@ -212,7 +269,7 @@ CASES = {
             aggregation != "constant",
             held=partial(to_reference_with_ratio_held, kind=kind, aggregation=aggregation),
         )
-        for kind, aggregation in (("k2", "token"), ("k3", "sequence"), ("abs", "constant"))
+        for kind, aggregation in OF_REFERENCE
     },
     "full KL loss by sequence": Case(
         partial(to_reference_exactly, aggregation="sequence"), count("sequence")
@@ -252,11 +309,11 @@ CASES = {
 }
 
 
-def initial_weights():
+def initial_weights() -> Tensor:
     return torch.tensor([0.5, -0.3, 0.2], dtype=torch.float64, requires_grad=True)
 
 
-def result_and_gradient(case, batch, denominator):
+def result_and_gradient(case: Case, batch: Batch, denominator: Denominator | None) -> tuple[Result, Tensor]:
     weights = initial_weights()
     result = case.loss(batch.features @ weights, batch, denominator)
     return result, torch.autograd.grad(result.loss, weights)[0]

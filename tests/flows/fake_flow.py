@@ -1,11 +1,8 @@
-"""The flow with fake stages behind it, as a deployment's entrypoint: ``fake_flow.pipeline``."""
+"""The flow with fake stages behind it, as a deployment's entrypoint: ``tests.flows.fake_flow.pipeline``."""
 
-from multiprocessing import forkserver
+from tests.flows.faked_stages import compute_with
 
-import schemas.records.attempt
-
-schemas.records.attempt.RUN_STAGE = "tests.flows.fake_work.run_stage"
-forkserver.set_forkserver_preload = lambda modules: None  # fake stages need no torch, which takes seconds
+compute_with("tests.flows.fake_work.run_stage")
 
 from flows.pipeline import pipeline  # noqa: E402
 

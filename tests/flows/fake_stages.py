@@ -9,11 +9,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from schemas.records.job import StageJob, StageResult
 from tasks.training import preemption
 from tasks.training.progress import Progress
 from tasks.training.scratch import PROGRESS
+
+if TYPE_CHECKING:
+    import torch
 
 
 def tell(job: StageJob) -> StageResult:
@@ -125,7 +129,7 @@ def save_where_nothing_fits(job: StageJob) -> StageResult:
     return _beyond_the_limit(lambda: save_file({"a": _noise()}, job.scratch / "a.safetensors"), limit=0)
 
 
-def _noise():  # type: ignore[no-untyped-def]
+def _noise() -> "torch.Tensor":
     import torch
 
     return torch.rand(100_000)

@@ -1,23 +1,22 @@
 """`vantage` with fake stages whose evaluation measures something of its own for every arm and seed."""
 
 import time
-from multiprocessing import forkserver
 from pathlib import Path
 
-import schemas.records.attempt
+from schemas.recipe.stages import PolicyOptimization
 from schemas.records.job import StageJob, StageResult
 from tests.flows.fake_work import WEIGHTS, workspace_of
 from tests.flows.fake_work import run_stage as run_fake
+from tests.flows.faked_stages import compute_with
 
-schemas.records.attempt.RUN_STAGE = "tests.flows.fake_sweep.run_stage"
-forkserver.set_forkserver_preload = lambda modules: None  # fake stages need no torch, which takes seconds
+compute_with("tests.flows.fake_sweep.run_stage")
 
 
 def run_stage(job: StageJob) -> StageResult:
     """A fake stage; an evaluation's accuracy is a function of the candidate's weights alone."""
     if job.work.kind == "policy_optimization" and (workspace_of(job) / "meet.txt").exists():
         meet(workspace_of(job) / "meet.txt")
-    if job.work.kind == "policy_optimization" and job.work.iterations == 13:
+    if isinstance(job.work, PolicyOptimization) and job.work.iterations == 13:
         raise ValueError("13 iterations bring bad luck; use 12")
     result = run_fake(job)
     if job.work.kind != "evaluation":

@@ -1,13 +1,8 @@
-"""The command line with fake stages behind it: ``python -m fake_vantage run RECIPE …``."""
+"""The command line with fake stages behind it: ``python -m tests.flows.fake_vantage run RECIPE …``."""
 
-from multiprocessing import forkserver
+from tests.flows.faked_stages import compute_with
 
-import schemas.records.attempt
-
-schemas.records.attempt.RUN_STAGE = "tests.flows.fake_work.run_stage"
-forkserver.set_forkserver_preload = lambda modules: (
-    None
-)  # fake stages need no torch, which takes seconds to load
+compute_with("tests.flows.fake_work.run_stage")
 
 if __name__ == "__main__":
     from flows.commands.main import main

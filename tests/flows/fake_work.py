@@ -15,9 +15,11 @@ import signal
 import threading
 import time
 from pathlib import Path
+from typing import cast
 
 from ledger.journal import Journal
 from schemas.recipe.stages import SupervisedFineTuning
+from schemas.recipe.work import ImportVerifier
 from schemas.records.job import StageJob, StageResult
 from storage.durable_files import replace_file
 from tasks import import_verifier
@@ -55,7 +57,7 @@ def run_stage(job: StageJob) -> StageResult:
         leak()
     if job.work.kind == "import_verifier":
         # quick enough to be done as it is, but for the prompts, of which there are none here
-        import_verifier.run(job.model_copy(update={"inputs": {}}))
+        import_verifier.run(cast(StageJob[ImportVerifier], job.model_copy(update={"inputs": {}})))
         weights = digest("".join(path.read_text() for path in sorted(job.output.iterdir())))
     elif job.work.kind in ("import_model", "prepare_data"):
         weights = digest(job.name)
@@ -96,7 +98,7 @@ def train(job: StageJob, seconds: float) -> str:
         saved = {"step": 0, "weights": digest(job.stage_key + json.dumps(inputs, sort_keys=True))}
         journal.truncate(0)
     progress = Progress(job.scratch / PROGRESS, total=STEPS, phase="training")
-    weights = saved["weights"]
+    weights: str = saved["weights"]
     for step in range(saved["step"], STEPS):
         time.sleep(seconds)
         if step == FATAL_STEP:

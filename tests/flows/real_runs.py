@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
+from uuid import UUID
 
 from rich.console import Console
 
@@ -15,6 +16,9 @@ from flows.prefect_server.server import _set_environment
 from flows.runs.execution import execute
 from flows.runs.resolving import load_resolved
 from flows.runs.run import RunRecord, Workspace, drive
+
+if TYPE_CHECKING:
+    from prefect.client.schemas.objects import FlowRun, TaskRun
 
 Starter = Callable[..., subprocess.Popen[str]]
 
@@ -36,15 +40,15 @@ def wait_for(condition: Callable[[], object], seconds: float = 300.0) -> None:
         time.sleep(0.05)
 
 
-def prefect_shows(flow_run_id: str) -> tuple[Any, dict[str, str | None]]:
+def prefect_shows(flow_run_id: str) -> tuple["FlowRun", dict[str, str | None]]:
     """A flow run, and name → state of each of its task runs once the server has heard of their ends."""
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
     from prefect.client.schemas.objects import StateType
 
     with get_client(sync_client=True) as client:
-        chosen = FlowRunFilter(id=FlowRunFilterId(any_=[flow_run_id]))
-        task_runs: list[Any] = []
+        chosen = FlowRunFilter(id=FlowRunFilterId(any_=[UUID(flow_run_id)]))
+        task_runs: list[TaskRun] = []
 
         def all_ended() -> bool:
             task_runs[:] = client.read_task_runs(flow_run_filter=chosen)
@@ -53,7 +57,7 @@ def prefect_shows(flow_run_id: str) -> tuple[Any, dict[str, str | None]]:
             )
 
         wait_for(all_ended)  # task runs arrive as events, a moment after the flow has ended
-        flow_run = client.read_flow_run(flow_run_id)  # type: ignore[arg-type]
+        flow_run = client.read_flow_run(UUID(flow_run_id))
     return flow_run, {each.name: each.state_name for each in task_runs}
 
 

@@ -4,13 +4,15 @@ import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from mlflow.tracking import MlflowClient
 
 from ledger.outbox import Outbox
 from ledger.to_mlflow.delivery import Delivery
 from ledger.to_mlflow.server import Server
+
+Found = TypeVar("Found")
 
 
 class Lost(ConnectionError):
@@ -41,8 +43,8 @@ class Cutting:
 
 
 def cut_after_every_write(
-    workspace: Path, run_id: str, found: Callable[[MlflowClient], Any], *, since: str | None = None
-) -> tuple[Any, list[str]]:
+    workspace: Path, run_id: str, found: Callable[[MlflowClient], Found], *, since: str | None = None
+) -> tuple[Found, list[str]]:
     """Assert that after a cut at any call that writes, from the first ``since`` on, MLflow holds the same in the end.
 
     Returns what is ``found`` after sending without a cut, and the names of the calls that wrote.

@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -27,6 +27,9 @@ from schemas.records.verdicts import Verdict
 ROOT = Path(__file__).parents[2]
 
 
+A = TypeVar("A", bound=Artifact)
+
+
 def sha(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -36,8 +39,8 @@ def client_of(workspace: Path) -> MlflowClient:
 
 
 def artifact(
-    cls: type[Any], name: str, inputs: dict[str, Input], *, digest: str | None = None, **fields: Any
-) -> Any:
+    cls: type[A], name: str, inputs: dict[str, Input], *, digest: str | None = None, **fields: Any
+) -> A:
     """An artifact called ``name``; ``digest`` is that of a sealed folder, where there is one."""
     digest = digest or sha(name)
     if cls in (PolicyCheckpoint, RewardModel, ValueModel):
@@ -158,7 +161,7 @@ def curve(client: MlflowClient, run: Run, metric: str) -> list[tuple[int, int, f
     return sorted((point.step, point.timestamp, point.value) for point in history)
 
 
-def snapshot(client: MlflowClient, run_id: str) -> Any:
+def snapshot(client: MlflowClient, run_id: str) -> dict[str, Any]:
     """Everything of a run in MLflow, with MLflow's own ids replaced by ours."""
     runs = runs_of(client, run_id)
     experiment_id = runs[""].info.experiment_id
@@ -166,6 +169,16 @@ def snapshot(client: MlflowClient, run_id: str) -> Any:
     ours = {run.info.run_id: f"run of {stage}" for stage, run in runs.items()}
     ours |= {model.model_id: f"model of {model.tags['vantage.stage']}" for model in models}
     assert len(set(ours.values())) == len(ours), "one entry each"
+
+    def used(run: Run) -> dict[str, list[str]]:
+        """The datasets and models that a run read, and the models that it made."""
+        assert run.inputs is not None
+        assert run.outputs is not None
+        return {
+            "datasets": [given.dataset.digest for given in run.inputs.dataset_inputs],
+            "models": sorted(ours[given.model_id] for given in run.inputs.model_inputs),
+            "made": sorted(ours[made.model_id] for made in run.outputs.model_outputs),
+        }
 
     def renamed(value: str) -> str:
         for theirs, name in ours.items():
@@ -179,9 +192,7 @@ def snapshot(client: MlflowClient, run_id: str) -> Any:
             "params": run.data.params,
             "tags": {name: renamed(value) for name, value in run.data.tags.items()},
             "curves": {metric: curve(client, run, metric) for metric in run.data.metrics},
-            "datasets": [given.dataset.digest for given in run.inputs.dataset_inputs],
-            "models": sorted(ours[given.model_id] for given in run.inputs.model_inputs),
-            "made": sorted(ours[made.model_id] for made in run.outputs.model_outputs),
+            **used(run),
         }
         for stage, run in runs.items()
     } | {

@@ -14,8 +14,7 @@ from tests.ledger.small_run import artifact, sha
 
 
 def policy(name: str) -> PolicyCheckpoint:
-    made: PolicyCheckpoint = artifact(PolicyCheckpoint, name, {})
-    return made
+    return artifact(PolicyCheckpoint, name, {})
 
 
 DEMONSTRATIONS = Dataset(

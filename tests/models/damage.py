@@ -10,7 +10,7 @@ from typing import Any
 Damage = Callable[[Path], None]
 
 
-def config(**changes: Any) -> Damage:
+def config(**changes: object) -> Damage:
     """Fields of config.json, changed."""
     return lambda folder: _edit(folder / "config.json", changes)
 
@@ -25,12 +25,12 @@ def text(file: str, content: str | bytes) -> Damage:
     return overwrite
 
 
-def tokenizer(**changes: Any) -> Damage:
+def tokenizer(**changes: object) -> Damage:
     """Parts of tokenizer.json, changed."""
     return lambda folder: _edit(folder / "tokenizer.json", changes)
 
 
-def index(weight_map: Any) -> Damage:
+def index(weight_map: object) -> Damage:
     """The weights as a shard, under an index that says so."""
 
     def damage(folder: Path) -> None:
@@ -57,7 +57,7 @@ def header(change: Callable[[dict[str, Any]], None], *, length: int | None = Non
     return damage
 
 
-def _edit(path: Path, changes: dict[str, Any]) -> None:
+def _edit(path: Path, changes: dict[str, object]) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
@@ -128,7 +128,7 @@ BY_HAND: dict[str, tuple[Damage, str]] = {
 }  # fmt: skip
 """What it is → how it is done, and a part of what is said of it."""
 
-_VALUES: tuple[Any, ...] = (
+_VALUES: tuple[object, ...] = (
     None, True, 0, -1, 1, 2, 3, 7, 64, 99, 128, 10**5, 2**31, 2**63, 10**30, 0.0, 0.5, -1e30, 1e300, "", "x", "silu", [], [1], {},
     {"a": 1}, [[]], "<s>", "../x", "a\0b", "\ud800",
 )  # fmt: skip

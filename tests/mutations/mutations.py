@@ -24,7 +24,6 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -217,7 +216,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("patterns", nargs="*", metavar="NAME", help="names or patterns such as 'updates/*'")
     parser.add_argument("--jobs", type=int, default=1, help="mutations tried side by side")
     parser.add_argument("--list", action="store_true", help="only say what there is")
-    options: Any = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     mutations = selected(load(), options.patterns)
     if options.list:
         for mutation in mutations:

@@ -2,6 +2,7 @@
 
 import random
 import re
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,9 @@ from typing import Any
 import yaml
 
 from schemas.loading.json_schema import recipe_schema, sweep_schema
-from schemas.loading.recipe_file import builtin_recipes, find_recipe
+from schemas.loading.recipe_file import builtin_recipes, find_recipe, load_recipe
+from schemas.problems import RecipeError
+from schemas.sweep import load_sweep
 
 PIECES = (
     b"\0", b"\r", b"\t", b"\n", b"\x85", "\u2028".encode(), "\u2029".encode(), b"\xff", b"\xed\xa0\x80", b"\xef\xbb\xbf", b"---\n",
@@ -189,17 +192,14 @@ def try_one(number: int, folder: Path) -> str:
 
     Whatever is raised but a ``RecipeError`` goes on up, and AssertionError where that is not as it should be.
     """
-    from schemas.loading.recipe_file import load_recipe
-    from schemas.problems import RecipeError
-    from schemas.sweep import load_sweep
-
     chance = random.Random(number)
     given = overrides(chance) if chance.random() < 0.4 else []
-    file, load = folder / "x.yaml", load_recipe
+    file = folder / "x.yaml"
+    load: Callable[[Path, Sequence[str]], object] = load_recipe
     match number % 5:
         case 0 | 1:
             file.write_bytes(damaged_text(chance))
-            load = load_sweep if chance.random() < 0.2 else load_recipe  # type: ignore[assignment]
+            load = load_sweep if chance.random() < 0.2 else load_recipe
         case 2:
             file.write_bytes(by_schema(chance))
         case 3:
@@ -210,7 +210,7 @@ def try_one(number: int, folder: Path) -> str:
             file.write_bytes(
                 sweep_of(recipe, chance) if chance.random() < 0.7 else by_schema(chance, sweep=True)
             )
-            load = load_sweep  # type: ignore[assignment]
+            load = load_sweep
     try:
         load(file, given)
     except RecipeError as error:
@@ -219,7 +219,7 @@ def try_one(number: int, folder: Path) -> str:
     return "loaded"
 
 
-def _check(error: Any) -> None:
+def _check(error: RecipeError) -> None:
     said = str(error)
     said.encode()
     assert error.problems

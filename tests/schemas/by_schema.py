@@ -7,18 +7,24 @@ key), the schema refuses. What it refuses for another reason, no schema has to k
 import copy
 from collections.abc import Callable, Iterator
 from functools import cache
-from typing import Any
+from typing import Any, ParamSpec
 
 import jsonschema
 import pytest
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from schemas import sweep
 from schemas.loading import recipe_file as loading
 from schemas.loading.json_schema import recipe_schema, sweep_schema
-from schemas.problems import RecipeError
+from schemas.loading.overrides import Override, apply_overrides
+from schemas.problems import Path, Problem, RecipeError
 from schemas.recipe.recipe import Recipe
 from schemas.sweep import Sweep
+
+P = ParamSpec("P")
+Applied = tuple[Any, dict[Path, Override], list[Problem]]
+Validated = tuple[Sweep | None, list[Problem]]
 
 SAID = {
     "RewardTerm._is_of_one_kind",
@@ -68,7 +74,7 @@ NO_FIELDS = (
 
 
 @cache
-def validator(of: type[BaseModel]) -> Any:
+def validator(of: type[BaseModel]) -> jsonschema.Draft7Validator:
     """The validator of recipes or of sweeps."""
     schema = recipe_schema() if of is Recipe else sweep_schema()
     jsonschema.Draft7Validator.check_schema(schema)
@@ -88,12 +94,12 @@ def wrong_fields(of: type[BaseModel], plain: Any) -> list[str]:
     return []
 
 
-def _counts_valid_items(error: Any) -> bool:
+def _counts_valid_items(error: ErrorDetails) -> bool:
     """pydantic says that a list is too short when an item of it breaks a rule."""
     return error["type"] == "too_short" and len(error["input"]) >= error["ctx"]["min_length"]
 
 
-def _is_whole(error: Any) -> bool:
+def _is_whole(error: ErrorDetails) -> bool:
     value = error["input"]
     return error["type"].startswith("int") and isinstance(value, float) and value.is_integer()
 
@@ -123,16 +129,16 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Compare whatever is loaded until the generator goes on."""
     last: list[Any] = []
 
-    def noted(apply: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*arguments: Any) -> Any:
-            result = apply(*arguments)
+    def noted(apply: Callable[P, Applied]) -> Callable[P, Applied]:
+        def run(*arguments: P.args, **named: P.kwargs) -> Applied:
+            result = apply(*arguments, **named)
             last[:] = [copy.deepcopy(result[0])]
             return result
 
         return run
 
-    def compared(parse: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*arguments: Any, **named: Any) -> Any:
+    def compared(parse: Callable[P, Recipe]) -> Callable[P, Recipe]:
+        def run(*arguments: P.args, **named: P.kwargs) -> Recipe:
             try:
                 recipe = parse(*arguments, **named)
             except RecipeError:
@@ -143,8 +149,8 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
         return run
 
-    def compared_sweep(validate: Callable[..., Any]) -> Callable[..., Any]:
-        def run(place: Any) -> Any:
+    def compared_sweep(validate: Callable[[sweep._Place], Validated]) -> Callable[[sweep._Place], Validated]:
+        def run(place: sweep._Place) -> Validated:
             value, problems = validate(place)
             compare(Sweep, place.reading.value, loads=not problems)
             return value, problems
@@ -152,7 +158,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return run
 
     with monkeypatch.context() as patched:
-        patched.setattr(loading, "apply_overrides", noted(loading.apply_overrides))
+        patched.setattr(loading, "apply_overrides", noted(apply_overrides))
         patched.setattr(loading, "_parse", compared(loading._parse))
         patched.setattr(sweep, "_validate", compared_sweep(sweep._validate))
         yield

@@ -5,10 +5,14 @@ import os
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias, Union
 
 WATCHED = ("rename", "replace", "fsync", "mkdir", "unlink", "rmdir", "chmod")
 """Functions of ``os`` after each of which the power may go."""
+
+
+Tree: TypeAlias = dict[str, Union[bytes, "Tree"]]
+"""Name → content, or what is in the folder."""
 
 
 class Disk:
@@ -84,7 +88,7 @@ class Moment:
         self._root, self._names, self._contents = root, names, contents
         self._sure_names, self._sure_contents = sure_names, sure_contents
 
-    def survivors(self) -> Iterator[dict[str, Any]]:
+    def survivors(self) -> Iterator[Tree]:
         """Each mixture, folder by folder, of the sure names and the newest; unsure content lost, or kept."""
         unsure = [inode for inode in self._names if self._names[inode] != self._sure_names.get(inode, {})]
         for newest in itertools.product((False, True), repeat=len(unsure)):
@@ -95,9 +99,7 @@ class Moment:
             for contents in (self._sure_contents, {**self._sure_contents, **self._contents}):
                 yield self._tree(self._root, names, contents)
 
-    def _tree(
-        self, folder: int, names: dict[int, dict[str, int]], contents: dict[int, bytes]
-    ) -> dict[str, Any]:
+    def _tree(self, folder: int, names: dict[int, dict[str, int]], contents: dict[int, bytes]) -> Tree:
         is_folder = {**self._sure_names, **self._names}
         return {
             name: self._tree(inode, names, contents) if inode in is_folder else contents.get(inode, b"")
@@ -105,7 +107,7 @@ class Moment:
         }
 
 
-def written(tree: dict[str, Any], folder: Path) -> Path:
+def written(tree: Tree, folder: Path) -> Path:
     """The tree as files, below a new folder."""
     folder.mkdir()
     for name, content in tree.items():

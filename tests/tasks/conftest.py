@@ -4,7 +4,6 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -150,7 +149,7 @@ class Pipeline:
         self.root = root
         self.results: dict[str, StageResult] = {}
 
-    def job(self, name: str, *, folder: Path | None = None, **changes: Any) -> StageJob:
+    def job(self, name: str, *, folder: Path | None = None, **changes: object) -> StageJob:
         """A job of one stage in a folder of its own, its inputs made first; ``changes`` are to its configuration."""
         inputs = {role: self.folder(source) for role, source in INPUTS.get(name, {}).items()}
         folder = folder or Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self.root))

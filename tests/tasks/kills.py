@@ -1,9 +1,9 @@
 """A stage that is killed in a step, and run again: what the tests of several stages do."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -13,6 +13,7 @@ from ledger.journal import read
 from schemas.records.job import StageJob, StageResult
 from tasks.training.attempt import Attempt
 from tasks.training.scratch import JOURNAL
+from tasks.training.stage_state import State
 
 
 class Killed(BaseException):
@@ -22,15 +23,24 @@ class Killed(BaseException):
 @contextmanager
 def killed_in(step: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Have the attempt die in the middle of a step, after its update and before anything is written."""
+    with raising_in(step, Killed(), monkeypatch):
+        yield
+
+
+@contextmanager
+def raising_in(step: int, error: BaseException, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Have the attempt end with the error in the middle of a step, after its update and before anything is written."""
     finish = Attempt.finish_step
 
-    def dying(self: Attempt, *args: Any, **kwargs: Any) -> None:
+    def raising(
+        self: Attempt[State], metrics: Mapping[str, float], *, num_tokens: int, headline: str
+    ) -> None:
         if self.step == step:
-            raise Killed
-        finish(self, *args, **kwargs)
+            raise error
+        finish(self, metrics, num_tokens=num_tokens, headline=headline)
 
-    with monkeypatch.context() as patched, pytest.raises(Killed):
-        patched.setattr(Attempt, "finish_step", dying)
+    with monkeypatch.context() as patched, pytest.raises(type(error)):
+        patched.setattr(Attempt, "finish_step", raising)
         yield
 
 
@@ -71,15 +81,8 @@ def same_weights_in_half_the_micro_batch(
     """
     whole = job_in(folder / "whole", microbatch_size=microbatch_size)
     expected = run(whole)
-    finish = Attempt.finish_step
-
-    def full(self: Attempt, *args: Any, **kwargs: Any) -> None:
-        if self.step == 3:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-        finish(self, *args, **kwargs)
-
-    with monkeypatch.context() as patched, pytest.raises(torch.OutOfMemoryError):
-        patched.setattr(Attempt, "finish_step", full)
+    full = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+    with raising_in(3, full, monkeypatch):
         run(job_in(folder / "cut", microbatch_size=microbatch_size))
     cut = job_in(folder / "cut", microbatch_size=half)
     result = run(cut)
@@ -93,5 +96,5 @@ def same_weights_in_half_the_micro_batch(
         there, here = load_file(whole.output / name), load_file(cut.output / name)
         for tensor, values in there.items():
             torch.testing.assert_close(
-                here[tensor], values, atol=2e-6, rtol=1e-4, msg=lambda text, at=tensor: f"{at}: {text}"
+                here[tensor], values, atol=2e-6, rtol=1e-4, msg=partial("{}: {}".format, tensor)
             )

@@ -4,16 +4,24 @@ A response is a plain list of ids, and what is said of it a tensor of its own le
 """
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, LlamaModel
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    LlamaForCausalLM,
+    LlamaForSequenceClassification,
+    LlamaModel,
+)
 
+from schemas.recipe.resolved import ResolvedTraining
+from schemas.records.job import StageJob
 from tasks.training.seeds import derive_seed, generator
 from tests.tasks.unequal_inputs import EOS, PAD
 
@@ -22,16 +30,17 @@ FRESH_HEAD_STD = 0.1
 BETAS, EPSILON = (0.9, 0.95), 1e-8
 
 
-def language_model(folder: Path) -> Any:
-    return AutoModelForCausalLM.from_pretrained(
+def language_model(folder: Path) -> LlamaForCausalLM:
+    model: LlamaForCausalLM = AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float64, attn_implementation="eager"
     ).eval()
+    return model
 
 
 class Scalar(nn.Module):
     """head(backbone) − shift."""
 
-    def __init__(self, backbone: Any, weight: Tensor, bias: Tensor | None, shift: float = 0.0) -> None:
+    def __init__(self, backbone: LlamaModel, weight: Tensor, bias: Tensor | None, shift: float = 0.0) -> None:
         super().__init__()
         self.backbone, self.shift = backbone, shift
         self.head = nn.Linear(weight.shape[1], 1, bias=bias is not None, dtype=torch.float64)
@@ -40,11 +49,12 @@ class Scalar(nn.Module):
             self.head.bias.data.copy_(bias)
 
     def read(self, hidden: Tensor) -> Tensor:
-        return self.head(hidden)[..., 0] - self.shift
+        scores: Tensor = self.head(hidden)[..., 0]
+        return scores - self.shift
 
 
 def reward_model(folder: Path) -> Scalar:
-    classifier = AutoModelForSequenceClassification.from_pretrained(
+    classifier: LlamaForSequenceClassification = AutoModelForSequenceClassification.from_pretrained(
         folder, dtype=torch.float64, attn_implementation="eager"
     ).eval()
     shift = json.loads((folder / "scalar.json").read_text())["score_shift"]
@@ -70,15 +80,19 @@ def fresh_head(hidden_size: int, seed: int) -> tuple[Tensor, Tensor]:
     return weight, torch.zeros(1)
 
 
-def hidden_states(trunk: Any, rows: Sequence[Sequence[int]]) -> Tensor:
+def hidden_states(trunk: LlamaModel, rows: Sequence[Sequence[int]]) -> Tensor:
     """(B, L, H) of whole rows; attention looks back only, so what fills the ends up has no say."""
     width = max(map(len, rows))
     ids = torch.tensor([[*row, *[PAD] * (width - len(row))] for row in rows])
-    return trunk(input_ids=ids, use_cache=False).last_hidden_state
+    hidden: Tensor = trunk(input_ids=ids, use_cache=False).last_hidden_state
+    return hidden
 
 
 def distributions(
-    model: Any, prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]], temperature: float
+    model: LlamaForCausalLM,
+    prompts: Sequence[Sequence[int]],
+    responses: Sequence[Sequence[int]],
+    temperature: float,
 ) -> list[Tensor]:
     """log softmax(logits / T) at each response token, (length, V) for each response."""
     rows = [[*prompt, *response] for prompt, response in zip(prompts, responses, strict=True)]
@@ -120,7 +134,7 @@ def scores(
 
 @torch.no_grad()
 def sample(
-    model: Any,
+    model: LlamaForCausalLM,
     prompts: Sequence[Sequence[int]],
     *,
     seed: int,
@@ -145,6 +159,16 @@ def sample(
     return responses
 
 
+@dataclass(frozen=True)
+class Snapshot:
+    """A network and its optimiser as they were before a step."""
+
+    parameters: list[Tensor]
+    first: list[Tensor]
+    second: list[Tensor]
+    steps: int
+
+
 @dataclass
 class Optimizer:
     """AdamW (arXiv 1711.05101) of one network, with its gradient clipped to a norm; matrices alone are decayed."""
@@ -165,7 +189,7 @@ class Optimizer:
     @torch.no_grad()
     def step(self, gradients: Sequence[Tensor], learning_rate: float) -> float:
         """Returns the norm before clipping."""
-        norm = torch.sqrt(sum((gradient**2).sum() for gradient in gradients)).item()
+        norm = math.sqrt(sum((gradient**2).sum().item() for gradient in gradients))
         share = self.max_grad_norm / max(norm, self.max_grad_norm)
         self.steps += 1
         for i, parameter in enumerate(self.parameters):
@@ -176,25 +200,27 @@ class Optimizer:
             square = self.second[i] / (1 - BETAS[1] ** self.steps)
             if parameter.dim() >= 2:
                 parameter.mul_(1 - learning_rate * self.weight_decay)
-            parameter -= learning_rate * mean / (square.sqrt() + EPSILON)
+            parameter.sub_(learning_rate * mean / (square.sqrt() + EPSILON))
         self.module.zero_grad()
         return norm
 
-    def snapshot(self) -> Any:
-        copies = (
-            [t.detach().clone() for t in tensors] for tensors in (self.parameters, self.first, self.second)
+    def snapshot(self) -> "Snapshot":
+        return Snapshot(
+            parameters=[tensor.detach().clone() for tensor in self.parameters],
+            first=[tensor.clone() for tensor in self.first],
+            second=[tensor.clone() for tensor in self.second],
+            steps=self.steps,
         )
-        return *copies, self.steps
 
     @torch.no_grad()
-    def go_back(self, snapshot: Any) -> None:
-        parameters, first, second, self.steps = snapshot
-        self.first, self.second = [t.clone() for t in first], [t.clone() for t in second]
-        for parameter, before in zip(self.parameters, parameters, strict=True):
+    def go_back(self, snapshot: "Snapshot") -> None:
+        self.steps = snapshot.steps
+        self.first, self.second = ([t.clone() for t in old] for old in (snapshot.first, snapshot.second))
+        for parameter, before in zip(self.parameters, snapshot.parameters, strict=True):
             parameter.copy_(before)
 
 
-def learning_rate(work: Any, step: int, total_steps: int, *, peak: float | None = None) -> float:
+def learning_rate(work: ResolvedTraining, step: int, total_steps: int, *, peak: float | None = None) -> float:
     """Linear warm-up, then constant, or down to 0 in a line or half a cosine."""
     peak = work.learning_rate if peak is None else peak
     if step < work.warmup_steps:
@@ -210,19 +236,20 @@ def learning_rate(work: Any, step: int, total_steps: int, *, peak: float | None 
 # -- the documented streams of random numbers
 
 
-def own_seed(job: Any) -> int:
+def own_seed(job: StageJob) -> int:
     """What all streams of a stage derive from: its seed and its kind."""
     return derive_seed(job.seed, job.work.kind)
 
 
-def stream(job: Any, name: str, *indices: int) -> int:
+def stream(job: StageJob, name: str, *indices: int) -> int:
     """The seed of one stream of a stage."""
     return derive_seed(own_seed(job), name, *indices)
 
 
 def shuffled(seed: int, count: int, name: str, *indices: int) -> list[int]:
     """A permutation drawn from one named stream of a seed."""
-    return torch.randperm(count, generator=generator(seed, name, *indices)).tolist()
+    order: list[int] = torch.randperm(count, generator=generator(seed, name, *indices)).tolist()
+    return order
 
 
 def batch_of(seed: int, number: int, *, size: int, count: int) -> list[int]:

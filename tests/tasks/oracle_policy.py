@@ -3,17 +3,20 @@
 Lists hold one tensor for each response; nothing is padded or masked, and every sum over time is written out.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import LlamaForCausalLM
 
+from schemas.recipe.resolved import ResolvedPolicyOptimization
+from schemas.records.job import StageJob
 from tests.tasks import oracle_networks as nets
 from tests.tasks import oracle_rollouts as rolls
 from tests.tasks.oracle_networks import Optimizer, of_tokens
 from tests.tasks.oracle_rollouts import Batch, Moments, mean
+from tests.tasks.unequal_inputs import BOS, EOS
 
 SURROGATE_ROUNDING = 1e-7
 
@@ -59,7 +62,7 @@ class Rollout:
 class PolicyStage:
     """The stage's networks and what moves with them."""
 
-    def __init__(self, job: Any) -> None:
+    def __init__(self, job: StageJob[ResolvedPolicyOptimization]) -> None:
         self.job, self.work, self.switches = job, job.work, job.work.algorithm
         self.temperature, self.limit = job.generation.temperature, job.generation.max_response_tokens
         self.policy = nets.language_model(job.inputs["init"])
@@ -91,6 +94,7 @@ class PolicyStage:
 
     def modules(self) -> dict[str, nn.Module]:
         if self.switches.shared_trunk:
+            assert self.critic is not None
             return {"policy": _Joint(self.policy, self.critic)}
         return {"policy": self.policy} | ({"critic": self.critic} if self.critic is not None else {})
 
@@ -106,7 +110,9 @@ class PolicyStage:
             self.batches += 1
             return rolls.sample_and_score(job, self.policy, self.train, indices, seed=seed)
 
-        parts, mixed, uniform = [], [], []
+        parts: list[Batch] = []
+        mixed: list[tuple[int, int]] = []
+        uniform: list[tuple[int, int]] = []
         wanted = self.work.batch_size // group
         drops, most = self.switches.drop_uniform_groups, self.switches.max_sampling_rounds
         while not parts or (drops and len(mixed) < wanted and len(parts) < most):
@@ -154,6 +160,7 @@ class PolicyStage:
         elif a.positive_verifier is not None:
             positive = batch.right
         else:
+            assert a.positive_threshold is not None
             positive = [score > a.positive_threshold for score in batch.scores]
         deltas = [p - q for p, q in zip(old, ref, strict=True)]
         return Rollout(
@@ -221,6 +228,7 @@ class PolicyStage:
         """What would follow each response: of one that was cut off, where the switch says so, the critic's value of it."""
         if not self.switches.bootstrap_truncated:
             return [0.0] * len(batch)
+        assert self.critic is not None
         whole = nets.scores(self.critic, batch.prompts, batch.responses)
         return [0.0 if end else value.item() for value, end in zip(whole, batch.ended, strict=True)]
 
@@ -236,11 +244,11 @@ class PolicyStage:
         """The aggregation of the policy's loss, over the responses of one minibatch."""
         kept = [x for x, keeps in zip(per_token, learns, strict=True) if keeps]
         if not kept:
-            return 0.0 * sum(x.sum() for x in per_token)
+            return 0.0 * _sum([x.sum() for x in per_token])
         kind = self.switches.aggregation
         if kind == "sequence":
-            return sum(x.mean() for x in kept) / len(kept)
-        total = sum(x.sum() for x in kept)
+            return _sum([x.mean() for x in kept]) / len(kept)
+        total = _sum([x.sum() for x in kept])
         divisors = {
             "token": sum(map(len, kept)),
             "sequence_sum": len(kept),
@@ -309,7 +317,10 @@ class PolicyStage:
                 kl = [ell.detach().exp() * each for ell, each in zip(ells, kl, strict=True)]
             loss = loss + a.kl_loss_coef * self.mean_over(kl, learns)
         if self.kl_penalty_coef:
-            kinds = {"k1": lambda ell: -ell, "k3": lambda ell: ell.exp() - 1 - ell}
+            kinds: dict[str, Callable[[Tensor], Tensor]] = {
+                "k1": lambda ell: -ell,
+                "k3": lambda ell: ell.exp() - 1 - ell,
+            }
             to_old = [kinds[a.kl_penalty_kind](ell) for ell in ells]
             loss = loss + self.kl_penalty_coef * self.mean_over(to_old, learns)
         metrics["policy_loss"] = loss.item()
@@ -317,12 +328,15 @@ class PolicyStage:
         if value_loss is not None:
             metrics["value_loss"] = value_loss.item()
         if a.shared_trunk:
+            assert value_loss is not None
             loss, value_loss = loss + a.value_coef * value_loss, None
         return metrics, loss, value_loss
 
     def value_loss(self, r: Rollout, rows: list[int]) -> Tensor | None:
         if self.critic is None:
             return None
+        assert r.old_values is not None
+        assert r.targets is not None
         prompts, responses = ([x[i] for i in rows] for x in (r.batch.prompts, r.batch.responses))
         now, old = (
             torch.cat(nets.values(self.critic, prompts, responses)),
@@ -340,8 +354,8 @@ class PolicyStage:
         indices = nets.batch_of(
             nets.stream(job, "ptx"), number, size=self.work.minibatch_size, count=len(rows)
         )
-        prompts = [[rolls.BOS, *rolls.encode(rows[i]["prompt"])] for i in indices]
-        responses = [[*rolls.encode(rows[i]["response"]), rolls.EOS] for i in indices]
+        prompts = [[BOS, *rolls.encode(rows[i]["prompt"])] for i in indices]
+        responses = [[*rolls.encode(rows[i]["response"]), EOS] for i in indices]
         said = nets.distributions(self.policy, prompts, responses, 1.0)
         return -torch.cat(of_tokens(said, responses)).mean()
 
@@ -455,7 +469,7 @@ class PolicyStage:
         }
 
 
-def run(job: Any) -> Outcome:
+def run(job: StageJob[ResolvedPolicyOptimization]) -> Outcome:
     """The whole stage."""
     stage, work = PolicyStage(job), job.work
     first = {name: nets.state_of(module) for name, module in stage.modules().items()}
@@ -493,7 +507,13 @@ def run(job: Any) -> Outcome:
 
 
 def gae(
-    rewards: Tensor, values: Tensor, gamma: float, lam: float, *, final: Any = 0.0, horizon: int | None = None
+    rewards: Tensor,
+    values: Tensor,
+    gamma: float,
+    lam: float,
+    *,
+    final: float = 0.0,
+    horizon: int | None = None,
 ) -> Tensor:
     """A_t = Σ_k (γλ)^k δ_{t+k} over ``horizon`` steps at most,  δ_t = r_t + γ·V_{t+1} − V_t; ``final`` is V after the end."""
     following = [*values[1:], torch.as_tensor(final, dtype=torch.float64)]
@@ -505,6 +525,11 @@ def gae(
     )
 
 
+def _sum(numbers: Sequence[Tensor]) -> Tensor:
+    """Of 0-d tensors, in their order."""
+    return sum(numbers[1:], start=numbers[0])
+
+
 def _standardised(advantages: Sequence[Tensor], over: Tensor) -> list[Tensor]:
     """(A − mean)/std by the population's moments of some tokens."""
     return [(x - over.mean()) / (over.std(correction=0) + 1e-8) for x in advantages]
@@ -513,6 +538,6 @@ def _standardised(advantages: Sequence[Tensor], over: Tensor) -> list[Tensor]:
 class _Joint(nn.Module):
     """A policy and the head on its trunk."""
 
-    def __init__(self, policy: Any, critic: nets.Scalar) -> None:
+    def __init__(self, policy: LlamaForCausalLM, critic: nets.Scalar) -> None:
         super().__init__()
         self.policy, self.value_head = policy, critic.head

@@ -1,17 +1,23 @@
 """What is sampled, what it is worth, and which policy is kept: what the oracles of several stages share."""
 
 import json
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow.parquet as pq
 import torch
 from torch import Tensor
+from transformers import LlamaForCausalLM
 
+from schemas.recipe.algorithm import Returns
+from schemas.recipe.resolved import ResolvedRollouts
+from schemas.recipe.terms import ModelTerm, VerifierTerm
+from schemas.records.job import StageJob
 from tests.tasks import oracle_networks as nets
 from tests.tasks.oracle_networks import of_tokens
 from tests.tasks.unequal_inputs import (
@@ -32,7 +38,8 @@ def decode(ids: Sequence[int]) -> str:
 
 
 def rows_of(folder: Path, split: str) -> list[dict[str, Any]]:
-    return pq.read_table(folder / f"{split}.parquet").to_pylist()
+    rows: list[dict[str, Any]] = pq.read_table(folder / f"{split}.parquet").to_pylist()
+    return rows
 
 
 @dataclass
@@ -43,7 +50,7 @@ class Questions:
     answers: list[str]
 
 
-def questions(job: Any, split: str) -> Questions:
+def questions(job: StageJob, split: str) -> Questions:
     rows = rows_of(job.inputs["prompts"], split)
     return Questions([[BOS, *encode(row["prompt"])] for row in rows], [row["answer"] for row in rows])
 
@@ -78,7 +85,13 @@ frozen_reward = cache(nets.reward_model)
 
 @torch.no_grad()
 def sample_and_score(
-    job: Any, policy: Any, asked: Questions, indices: Sequence[int], *, seed: int, greedy: bool = False
+    job: StageJob,
+    policy: LlamaForCausalLM,
+    asked: Questions,
+    indices: Sequence[int],
+    *,
+    seed: int,
+    greedy: bool = False,
 ) -> Batch:
     prompts, answers = [asked.ids[i] for i in indices], [asked.answers[i] for i in indices]
     responses = nets.sample(
@@ -93,31 +106,37 @@ def sample_and_score(
 
 
 @torch.no_grad()
-def scored(job: Any, prompts: list[list[int]], answers: list[str], responses: list[list[int]]) -> Batch:
+def scored(job: StageJob, prompts: list[list[int]], answers: list[str], responses: list[list[int]]) -> Batch:
     """What the responses are worth under the job's reward."""
     ended = [response[-1] == EOS for response in responses]
     [reward] = job.rewards.values()
     by_term: dict[str, list[float]] = {}
     for number, term in enumerate(reward.terms):
-        if term.model is not None:
+        if isinstance(term, ModelTerm):
             model = frozen_reward(job.inputs[f"reward.main.{number}"])
             by_term[term.model] = [score.item() for score in nets.scores(model, prompts, responses)]
         else:
+            assert isinstance(term, VerifierTerm)
             right = [is_right(r, a) for r, a in zip(responses, answers, strict=True)]
             by_term[term.verifier] = [1.0 if each else term.wrong for each in right]
     sums = [
         sum(t.weight * values[i] for t, values in zip(reward.terms, by_term.values(), strict=True))
         for i in range(len(prompts))
     ]
+    assert reward.missing_eos is not None
     penalty = reward.missing_eos.subtract
+    assert penalty is not None
     scores = [total if end else total - penalty for total, end in zip(sums, ended, strict=True)]
     return Batch(prompts, answers, responses, ended, by_term, sums, scores)
+
+
+T = TypeVar("T")
 
 
 def joined(parts: Sequence[tuple[Batch, Sequence[int]]]) -> Batch:
     """Some rows of several batches, in order."""
 
-    def taken(read: Any) -> list[Any]:
+    def taken(read: Callable[[Batch], Sequence[T]]) -> list[T]:
         return [read(batch)[row] for batch, rows in parts for row in rows]
 
     return Batch(
@@ -125,19 +144,22 @@ def joined(parts: Sequence[tuple[Batch, Sequence[int]]]) -> Batch:
         taken(lambda b: b.answers),
         taken(lambda b: b.responses),
         taken(lambda b: b.ended),
-        {name: taken(lambda b, name=name: b.by_term[name]) for name in parts[0][0].by_term},
+        {
+            name: [batch.by_term[name][row] for batch, rows in parts for row in rows]
+            for name in parts[0][0].by_term
+        },
         taken(lambda b: b.weighted_sums),
         taken(lambda b: b.scores),
     )
 
 
 @torch.no_grad()
-def logprobs_of(model: Any, batch: Batch, temperature: float) -> list[Tensor]:
+def logprobs_of(model: LlamaForCausalLM, batch: Batch, temperature: float) -> list[Tensor]:
     said = nets.distributions(model, batch.prompts, batch.responses, temperature)
     return of_tokens(said, batch.responses)
 
 
-def scaled(job: Any, returns: Any, moments: "Moments", batch: Batch) -> list[float]:
+def scaled(job: StageJob, returns: Returns, moments: "Moments", batch: Batch) -> list[float]:
     """R/σ or (R − μ)/σ, clipped on both sides, less what DAPO's eq. 13 takes from long responses."""
     found = []
     limit = job.generation.max_response_tokens
@@ -181,14 +203,14 @@ class Moments:
 
     @property
     def std(self) -> float:
-        return (self.squares / self.count - self.mean**2) ** 0.5
+        return math.sqrt(self.squares / self.count - self.mean**2)
 
 
 def kl_per_token(kind: str, said: list[Tensor], of_reference: list[Tensor], batch: Batch) -> list[Tensor]:
     """KL(π‖ref) at each token, from log-distributions (length, V) of both."""
     logprobs, ref_logprobs = of_tokens(said, batch.responses), of_tokens(of_reference, batch.responses)
     deltas = [a - b for a, b in zip(logprobs, ref_logprobs, strict=True)]
-    formulas = {
+    formulas: dict[str, Callable[[Tensor], Tensor]] = {
         "k1": lambda d: d,
         "abs": lambda d: d.abs(),
         "k2": lambda d: d**2 / 2,
@@ -217,7 +239,8 @@ def discounted(rewards: Tensor, gamma: float) -> Tensor:
 def explained(values: Sequence[Tensor], returns: Sequence[Tensor]) -> float:
     """1 − Var(G − V)/Var(G) over all tokens."""
     v, g = torch.cat(list(values)), torch.cat(list(returns))
-    return (1 - (g - v).var(correction=0) / g.var(correction=0)).item()
+    unexplained: Tensor = (g - v).var(correction=0) / g.var(correction=0)
+    return 1 - unexplained.item()
 
 
 def mean(numbers: Sequence[float]) -> float:
@@ -229,12 +252,14 @@ def asked_again(asked: Questions, count: int) -> list[int]:
     return [index % len(asked.ids) for index in range(count)]
 
 
-def prompts_of_iteration(job: Any, number: int, *, group: int, count: int) -> list[int]:
+def prompts_of_iteration(
+    job: StageJob[ResolvedRollouts], number: int, *, group: int, count: int
+) -> list[int]:
     indices = nets.batch_of(nets.own_seed(job), number, size=job.work.batch_size // group, count=count)
     return [index for index in indices for _ in range(group)]
 
 
-def minibatches(job: Any, iteration: int, count: int) -> list[list[list[int]]]:
+def minibatches(job: StageJob[ResolvedRollouts], iteration: int, count: int) -> list[list[list[int]]]:
     """Rows of each optimiser step, by epoch."""
     size = job.work.minibatch_size
     orders = [

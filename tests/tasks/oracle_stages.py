@@ -7,13 +7,28 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
+from transformers import LlamaForCausalLM
 
+from schemas.recipe.resolved import (
+    ResolvedBestOfN,
+    ResolvedDirectPreferenceOptimization,
+    ResolvedPreferenceCollection,
+    ResolvedRewardModelling,
+    ResolvedSupervisedFineTuning,
+    ResolvedTraining,
+    ResolvedValuePretraining,
+)
+from schemas.recipe.stages import PolicyEvaluation
+from schemas.records.job import StageJob
 from tests.tasks import oracle_networks as nets
 from tests.tasks import oracle_rollouts as rolls
 from tests.tasks.oracle_networks import Optimizer, of_tokens
 from tests.tasks.oracle_rollouts import Batch, Moments, mean
+from tests.tasks.unequal_inputs import BOS, EOS
 
 Metrics = dict[str, float]
+LearnsRows = ResolvedSupervisedFineTuning | ResolvedRewardModelling | ResolvedDirectPreferenceOptimization
+Judged = PolicyEvaluation | ResolvedPreferenceCollection
 
 
 @dataclass
@@ -30,11 +45,11 @@ class Outcome:
     moments: Moments = field(default_factory=Moments)
 
 
-def _optimizer(job: Any, module: nn.Module) -> Optimizer:
+def _optimizer(job: StageJob[ResolvedTraining], module: nn.Module) -> Optimizer:
     return Optimizer(module, job.work.weight_decay, job.work.max_grad_norm)
 
 
-def _step(optimizer: Optimizer, work: Any, loss: Tensor, number: int, total: int) -> Metrics:
+def _step(optimizer: Optimizer, work: ResolvedTraining, loss: Tensor, number: int, total: int) -> Metrics:
     loss.backward()
     rate = nets.learning_rate(work, number, total)
     return {"grad_norm": optimizer.step(optimizer.gradients(), rate), "learning_rate": rate}
@@ -53,7 +68,7 @@ class Returned:
 
 
 class ValueStage:
-    def __init__(self, job: Any) -> None:
+    def __init__(self, job: StageJob[ResolvedValuePretraining]) -> None:
         self.job, self.work, self.temperature = job, job.work, job.generation.temperature
         self.policy = nets.language_model(job.inputs["policy"])
         self.reference = nets.language_model(job.inputs["reference"])
@@ -119,7 +134,7 @@ class ValueStage:
         return found
 
 
-def pretrain_value(job: Any) -> Outcome:
+def pretrain_value(job: StageJob[ResolvedValuePretraining]) -> Outcome:
     stage, work = ValueStage(job), job.work
     optimizer, before = _optimizer(job, stage.critic), nets.state_of(stage.critic)
     held_out = stage.held_out("validation", "validation sampling")
@@ -174,17 +189,20 @@ class Rows:
     margins: list[float]
 
 
-def completions(job: Any, role: str, split: str, columns: Sequence[str]) -> Rows:
+def completions(job: StageJob, role: str, split: str, columns: Sequence[str]) -> Rows:
     rows = rolls.rows_of(job.inputs[role], split)
     return Rows(
-        [[rolls.BOS, *rolls.encode(row["prompt"])] for row in rows],
-        {c: [[*rolls.encode(row[c]), rolls.EOS] for row in rows] for c in columns},
+        [[BOS, *rolls.encode(row["prompt"])] for row in rows],
+        {c: [[*rolls.encode(row[c]), EOS] for row in rows] for c in columns},
         [row.get("margin") or 0.0 for row in rows],
     )
 
 
 def fit(
-    job: Any, module: nn.Module, count: int, loss_of: Callable[[list[int]], tuple[Tensor, Metrics]]
+    job: StageJob[LearnsRows],
+    module: nn.Module,
+    count: int,
+    loss_of: Callable[[list[int]], tuple[Tensor, Metrics]],
 ) -> list[Metrics]:
     """Every optimiser step of a stage over ``count`` rows; returns its journal."""
     work, optimizer, journal = job.work, _optimizer(job, module), []
@@ -195,14 +213,16 @@ def fit(
     return journal
 
 
-def _nll(model: Any, rows: Rows, column: str, indices: Sequence[int], temperature: float) -> Tensor:
+def _nll(
+    model: LlamaForCausalLM, rows: Rows, column: str, indices: Sequence[int], temperature: float
+) -> Tensor:
     """Log-probabilities of all tokens, negated."""
     responses = [rows.responses[column][i] for i in indices]
     said = nets.distributions(model, [rows.prompts[i] for i in indices], responses, temperature)
     return -torch.cat(of_tokens(said, responses))
 
 
-def fine_tune(job: Any) -> Outcome:
+def fine_tune(job: StageJob[ResolvedSupervisedFineTuning]) -> Outcome:
     policy = nets.language_model(job.inputs["init"])
     splits = {s: completions(job, "data", s, ["response"]) for s in ("train", "validation", "test")}
     before, train = nets.state_of(policy), splits["train"]
@@ -218,7 +238,7 @@ def fine_tune(job: Any) -> Outcome:
     return Outcome(nets.state_of(policy), before, journal, measured)
 
 
-def direct_preference(job: Any) -> Outcome:
+def direct_preference(job: StageJob[ResolvedDirectPreferenceOptimization]) -> Outcome:
     policy, reference = (nets.language_model(job.inputs[role]) for role in ("init", "reference"))
     splits = {s: completions(job, "data", s, ["chosen", "rejected"]) for s in ("train", "validation", "test")}
     before, temperature = nets.state_of(policy), job.generation.temperature
@@ -260,7 +280,7 @@ def direct_preference(job: Any) -> Outcome:
 
 
 class RewardStage:
-    def __init__(self, job: Any) -> None:
+    def __init__(self, job: StageJob[ResolvedRewardModelling]) -> None:
         self.job, self.work = job, job.work
         self.language = nets.language_model(job.inputs["init"])
         weight, _ = nets.fresh_head(self.language.config.hidden_size, nets.stream(job, "init"))
@@ -300,8 +320,8 @@ class RewardStage:
         """The mean over prompts of the mean over their untied pairs; and the gaps of all those pairs."""
         losses, gaps = [], []
         for i in indices:
-            prompt = [rolls.BOS, *rolls.encode(rows[i]["prompt"])]
-            responses = [[*rolls.encode(text), rolls.EOS] for text in rows[i]["responses"]]
+            prompt = [BOS, *rolls.encode(rows[i]["prompt"])]
+            responses = [[*rolls.encode(text), EOS] for text in rows[i]["responses"]]
             scores = nets.scores(self.reward, [prompt] * len(responses), responses)
             ranks = rows[i]["ranks"]
             found = [
@@ -315,7 +335,7 @@ class RewardStage:
         return torch.stack(losses).mean(), gaps
 
 
-def reward_modelling(job: Any) -> Outcome:
+def reward_modelling(job: StageJob[ResolvedRewardModelling]) -> Outcome:
     stage = RewardStage(job)
     splits = ("train", "validation", "test")
     measured: Metrics = {}
@@ -347,7 +367,7 @@ def reward_modelling(job: Any) -> Outcome:
 # -- best of n
 
 
-def best_of_n(job: Any) -> Outcome:
+def best_of_n(job: StageJob[ResolvedBestOfN]) -> Outcome:
     work, policy = job.work, nets.language_model(job.inputs["init"])
     optimizer, before = _optimizer(job, policy), nets.state_of(policy)
     train, validation, test = (rolls.questions(job, split) for split in ("train", "validation", "test"))
@@ -404,17 +424,24 @@ def best_of_n(job: Any) -> Outcome:
 
 
 def judged(
-    job: Any, asked: rolls.Questions, indices: Sequence[int], responses: list[list[int]]
+    job: StageJob[Judged], asked: rolls.Questions, indices: Sequence[int], responses: list[list[int]]
 ) -> list[float]:
     """Right or wrong by the verifier, or scores by the reward."""
     prompts, answers = [asked.ids[i] for i in indices], [asked.answers[i] for i in indices]
+    assert job.work.judge is not None
     if job.work.judge.verifier is not None:
         return [float(rolls.is_right(r, a)) for r, a in zip(responses, answers, strict=True)]
     return rolls.scored(job, prompts, answers, responses).scores
 
 
 def answers_of(
-    job: Any, role: str, asked: rolls.Questions, indices: Sequence[int], **how: Any
+    job: StageJob,
+    role: str,
+    asked: rolls.Questions,
+    indices: Sequence[int],
+    *,
+    seed: int,
+    greedy: bool = False,
 ) -> list[list[int]]:
     """The responses of the model in ``role``."""
     return nets.sample(
@@ -422,11 +449,12 @@ def answers_of(
         [asked.ids[i] for i in indices],
         temperature=job.generation.temperature,
         max_tokens=job.generation.max_response_tokens,
-        **how,
+        seed=seed,
+        greedy=greedy,
     )
 
 
-def evaluation(job: Any) -> Metrics:
+def evaluation(job: StageJob[PolicyEvaluation]) -> Metrics:
     """Both models on every test prompt, from one stream."""
     asked, copies = rolls.questions(job, "test"), job.work.samples_per_prompt
     name = "accuracy" if job.work.judge.verifier is not None else "score"
@@ -453,7 +481,7 @@ def evaluation(job: Any) -> Metrics:
     }
 
 
-def preferences(job: Any) -> dict[str, list[tuple[str, str, str]]]:
+def preferences(job: StageJob[ResolvedPreferenceCollection]) -> dict[str, list[tuple[str, str, str]]]:
     """Split → (prompt, best response, worst response), where the two differ in score and text."""
     work, number = job.work, 0
     size = max(1, work.batch_size // work.samples_per_prompt)
@@ -470,7 +498,9 @@ def preferences(job: Any) -> dict[str, list[tuple[str, str, str]]]:
             number += 1
             for index in of_batch:
                 rows = [i for i, of in enumerate(indices) if of == index and said[i].strip()]
-                best, worst = (pick(rows, key=scores.__getitem__, default=None) for pick in (max, min))
-                if len(rows) > 1 and scores[best] != scores[worst] and said[best] != said[worst]:
+                if len(rows) < 2:
+                    continue
+                best, worst = (pick(rows, key=scores.__getitem__) for pick in (max, min))
+                if scores[best] != scores[worst] and said[best] != said[worst]:
                     pairs[split].append((texts[index], said[best], said[worst]))
     return pairs

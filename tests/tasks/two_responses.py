@@ -43,7 +43,6 @@ NEW_VALUES = [0.3, 0.9, 0.0, -0.3, 0.1]
 # What one token weighs under each aggregation
 TOKEN = [1 / 5] * 5
 SEQUENCE = [1 / 2 / 2, 1 / 2 / 2, 1 / 2 / 3, 1 / 2 / 3, 1 / 2 / 3]
-SEQUENCE_SUM = [1 / 2] * 5
 CONSTANT_OF_10 = [1 / (2 * 10)] * 5
 
 _MASK = torch.tensor([[True, True, False], [True, True, True]])

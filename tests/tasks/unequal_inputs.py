@@ -5,9 +5,9 @@ its own. What a stage confuses with something else then shows in its numbers.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors.torch import save_file
@@ -24,13 +24,17 @@ from transformers import (
     LlamaForCausalLM,
     LlamaForSequenceClassification,
     LlamaModel,
+    PreTrainedModel,
 )
 
 from schemas.recipe.inputs import Generation, Verifier
 from schemas.recipe.rewards import MissingEos, Reward
 from schemas.recipe.terms import ModelTerm, VerifierTerm
+from schemas.recipe.work import Work
 from schemas.records.job import StageJob
 from tasks.data.rows import write_rows
+
+M = TypeVar("M", bound=PreTrainedModel)
 
 SPECIAL = ("<pad>", "<s>", "</s>", "<unk>")
 CHARACTERS = "01234+?a"
@@ -71,7 +75,14 @@ def write_inputs(root: Path) -> dict[str, Path]:
     return folders
 
 
-def job_of(work: Any, folder: Path, inputs: Mapping[str, Path], *, seed: int, **changes: Any) -> StageJob:
+def job_of(
+    work: Work,
+    folder: Path,
+    inputs: Mapping[str, Path],
+    *,
+    seed: int,
+    rewards: Mapping[str, Reward] = REWARDS,
+) -> StageJob:
     """One attempt at a stage in ``folder``."""
     for name in ("scratch", "output"):
         (folder / name).mkdir(parents=True, exist_ok=True)
@@ -85,12 +96,13 @@ def job_of(work: Any, folder: Path, inputs: Mapping[str, Path], *, seed: int, **
         inputs=dict(inputs),
         scratch=folder / "scratch",
         output=folder / "output",
-        **{"generation": GENERATION, "rewards": REWARDS, **changes},
+        generation=GENERATION,
+        rewards=dict(rewards),
     )
 
 
 def _config() -> LlamaConfig:
-    return LlamaConfig(
+    config = LlamaConfig(
         vocab_size=len(SPECIAL) + len(CHARACTERS),
         hidden_size=16,
         intermediate_size=24,
@@ -103,17 +115,18 @@ def _config() -> LlamaConfig:
         pad_token_id=PAD,
         bos_token_id=BOS,
         eos_token_id=EOS,
-        num_labels=1,
     )
+    config.num_labels = 1
+    return config
 
 
-def _model(kind: type[Any], *, seed: int) -> Any:
+def _model(kind: Callable[[LlamaConfig], M], *, seed: int) -> M:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return kind(_config())
 
 
-def _save(model: Any, folder: Path) -> None:
+def _save(model: PreTrainedModel, folder: Path) -> None:
     model.save_pretrained(folder)
     _write_tokenizer(folder)
 

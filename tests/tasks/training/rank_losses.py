@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors.torch import save_file
@@ -23,14 +23,15 @@ from models.folders import load_policy, load_tokenizer
 from models.heads import ScalarModel, fresh_value_head, reward_with_language_head, value_from_policy
 from models.policy import PolicyModel
 from models.sequences import collate
-from schemas.recipe.algorithm import Algorithm
+from schemas.recipe.algorithm import Algorithm, Returns
 from schemas.recipe.inputs import Generation
-from schemas.recipe.stages import (
-    DirectPreferenceOptimization,
-    PolicyOptimization,
-    RewardModelling,
-    ValuePretraining,
+from schemas.recipe.resolved import (
+    ResolvedDirectPreferenceOptimization,
+    ResolvedRewardModelling,
+    ResolvedValuePretraining,
 )
+from schemas.recipe.stages import PolicyOptimization
+from schemas.records.job import StageJob
 from tasks import dpo, reward_model, value_pretraining
 from tasks.data.examples import Codec, Completions, Rankings
 from tasks.rewards.scoring import Scorer, Scores
@@ -55,6 +56,8 @@ IDS = [[7 + (row * 5 + place) % 80 for place in range(length)] for row, length i
 PROMPTS = [[1, 20 + row, *range(30, 30 + row % 3)] for row in range(7)]
 SEQUENCES = collate(PROMPTS, IDS, pad_token_id=0)
 MAX_LENGTH = 9
+LEARNING_RATE = 1e-3
+"""That every stage names and no loss reads."""
 
 NOISE = torch.randn(7, MAX_LENGTH, generator=torch.Generator().manual_seed(0))
 CPU = torch.device("cpu")
@@ -79,8 +82,14 @@ def pairs() -> Completions:
 
 
 def bradley_terry(folder: Path, rows: list[int]) -> tuple[nn.Module, Metrics]:
-    work = RewardModelling(
-        kind="reward_model", init="model", data="pairs", centre_coef=0.1, lm_coef=0.5, microbatch_size=2
+    work = ResolvedRewardModelling(
+        kind="reward_model",
+        init="model",
+        data="pairs",
+        centre_coef=0.1,
+        lm_coef=0.5,
+        learning_rate=LEARNING_RATE,
+        microbatch_size=2,
     )
     reward = reward_with_language_head(folder, seed=1, device=CPU)
     return reward, reward_model.accumulate_pairs(reward, pairs(), rows, work)[0]
@@ -91,13 +100,27 @@ def ranking(folder: Path, rows: list[int]) -> tuple[nn.Module, Metrics]:
     responses = [[IDS[row], IDS[row - 1], IDS[row - 2]] for row in range(7)]
     places = [[0, 0, 0] if row == 1 else [0, 1, 1] if row % 2 else [2, 0, 1] for row in range(7)]
     rankings = Rankings(PROMPTS, responses, places, pad_token_id=0, num_too_long=0)
-    work = RewardModelling(kind="reward_model", init="model", rankings="rankings", microbatch_size=2)
+    work = ResolvedRewardModelling(
+        kind="reward_model",
+        init="model",
+        rankings="rankings",
+        learning_rate=LEARNING_RATE,
+        microbatch_size=2,
+    )
     reward = reward_with_language_head(folder, seed=1, device=CPU)
     return reward, reward_model.accumulate_rankings(reward, rankings, rows, work)[0]
 
 
 def preferences(folder: Path, rows: list[int]) -> tuple[nn.Module, Metrics]:
-    work = DirectPreferenceOptimization(kind="dpo", init="model", data="pairs", beta=0.3, microbatch_size=2)
+    work = ResolvedDirectPreferenceOptimization(
+        kind="dpo",
+        init="model",
+        reference="model",
+        data="pairs",
+        beta=0.3,
+        learning_rate=LEARNING_RATE,
+        microbatch_size=2,
+    )
     models = dpo.Models(
         policy=PolicyModel(load_policy(folder)), reference=reference_of(folder), temperature=0.8
     )
@@ -105,8 +128,16 @@ def preferences(folder: Path, rows: list[int]) -> tuple[nn.Module, Metrics]:
 
 
 def value_regression(folder: Path, rows: list[int]) -> tuple[nn.Module, Metrics]:
-    work = ValuePretraining(
-        kind="value_pretraining", policy="p", init="p", reward="r", prompts="d", microbatch_size=2
+    work = ResolvedValuePretraining(
+        kind="value_pretraining",
+        policy="p",
+        init="p",
+        reference="p",
+        reward="r",
+        prompts="d",
+        returns=Returns(),
+        learning_rate=LEARNING_RATE,
+        microbatch_size=2,
     )
     critic = value_from_policy(folder, seed=2)
     rollout = rollout_of(folder, rows, Algorithm.model_validate("ppo"))
@@ -128,7 +159,7 @@ def reference_of(folder: Path) -> PolicyModel:
     generator = torch.Generator().manual_seed(9)
     with torch.no_grad():
         for parameter in reference.parameters():
-            parameter += 0.02 * torch.randn(parameter.shape, generator=generator)
+            parameter.add_(0.02 * torch.randn(parameter.shape, generator=generator))
     return reference.requires_grad_(False)
 
 
@@ -263,7 +294,7 @@ def gradient_of(network: nn.Module) -> torch.Tensor:
 def agreements(scratch: Path, rank: int) -> dict[str, Any]:
     """What two ranks make of a loop in which each has a say of its own."""
     network = nn.Linear(1, 1)
-    job: Any = SimpleNamespace(scratch=scratch, work=SimpleNamespace(checkpoint_every=2))
+    job = cast(StageJob, SimpleNamespace(scratch=scratch, work=SimpleNamespace(checkpoint_every=2)))
     steps: list[int] = []
     with Attempt(
         job,
