@@ -81,37 +81,49 @@ async def pipeline(
         run_id: of the run to go on with; None: as ``vantage run`` chooses it.
         strict: refuse to reuse what was made with other code or libraries.
     """
-    if orchestrator := orchestrator_of(run_id):
-        return await run_steps(orchestrator)
+    flow_run_id = str(runtime.flow_run.id)
     with ExitStack() as held:
-        try:
-            started = await asyncio.to_thread(
-                open_run, held, recipe, overrides or [], Path(workspace), run_id, strict=strict
-            )
-        except ValueError as error:  # the recipe, the run or the machine; the message says what to do
-            return state_of("failed", without_secrets(str(error)))
-        async with get_client() as client:
-            name, its_tags = started.run.record.run_id, tags_of(started)
-            await client.update_flow_run(UUID(str(runtime.flow_run.id)), name=name, tags=its_tags)
-        return await run_steps(started)
+        orchestrator = orchestrator_of(run_id)
+        if orchestrator is None:
+            try:
+                orchestrator = await asyncio.to_thread(
+                    open_run, held, recipe, overrides or [], Path(workspace), run_id, strict=strict
+                )
+            except ValueError as error:  # the recipe, the run or the machine; the message says what to do
+                return state_of("failed", without_secrets(str(error)))
+            await _name_flow_run(flow_run_id, orchestrator)
+        await _begin(flow_run_id, orchestrator)
+        steps: dict[str, asyncio.Task[State[None] | None]] = {}
+        # Task runs get no tags: for each of them Prefect would ask its server for a place, and end the run if it is busy.
+        with TagsContext(current_tags=set()), stopping(orchestrator.request_stop), first_error():
+            async with cancelled_by(flow_run_id, orchestrator.cancel), asyncio.TaskGroup() as side_by_side:
+                for step, reads in orchestrator.inputs.items():
+                    first = orchestrator.before_any_stage() if step in orchestrator.recipe.stages else []
+                    before = [steps[other] for other in dict.fromkeys([*first, *reads.values()])]
+                    steps[step] = side_by_side.create_task(when_ready(step, before, orchestrator))
+                    steps[step].add_done_callback(partial(_ended, orchestrator, step))
+        return await _finish(flow_run_id, orchestrator)
 
 
-async def run_steps(orchestrator: Orchestrator) -> State[None]:
-    """The flow run's body: order the steps, publish, and say in Prefect how it ended."""
-    run = orchestrator.run
-    flow_run_id, server = str(runtime.flow_run.id), server_name(run.workspace.root)
-    await close_left_open(run, server=server)
-    run.add_flow_run(flow_run_id, server=server)
+async def _name_flow_run(flow_run_id: str, orchestrator: Orchestrator) -> None:
+    """Give a flow run that Prefect started the name and the tags of the run that it opened."""
+    async with get_client() as client:
+        await client.update_flow_run(
+            UUID(flow_run_id), name=orchestrator.run.record.run_id, tags=tags_of(orchestrator)
+        )
+
+
+async def _begin(flow_run_id: str, orchestrator: Orchestrator) -> None:
+    """Record the flow run, after closing those that dead processes left open."""
+    server = server_name(orchestrator.run.workspace.root)
+    await close_left_open(orchestrator.run, server=server)
+    orchestrator.run.add_flow_run(flow_run_id, server=server)
     orchestrator.watcher.say(f"  Prefect shows it at {page_of(flow_run_id)}", "dim")
-    steps: dict[str, asyncio.Task[State[None] | None]] = {}
-    # Task runs get no tags: for each of them Prefect would ask its server for a place, and end the run if it is busy.
-    with TagsContext(current_tags=set()), stopping(orchestrator.request_stop), first_error():
-        async with cancelled_by(flow_run_id, orchestrator.cancel), asyncio.TaskGroup() as side_by_side:
-            for step, reads in orchestrator.inputs.items():
-                first = orchestrator.before_any_stage() if step in orchestrator.recipe.stages else []
-                before = [steps[other] for other in dict.fromkeys([*first, *reads.values()])]
-                steps[step] = side_by_side.create_task(when_ready(step, before, orchestrator))
-                steps[step].add_done_callback(partial(_ended, orchestrator, step))
+
+
+async def _finish(flow_run_id: str, orchestrator: Orchestrator) -> State[None]:
+    """Publish, and say in Prefect how the run ended."""
+    run = orchestrator.run
     for publication in orchestrator.recipe.publish:
         await asyncio.to_thread(publish, publication, orchestrator)
     await show_run(run.record, mlflow=orchestrator.ledger.where())

@@ -1,15 +1,19 @@
-"""What the README shows of a rule of one's own works as it is shown."""
+"""What the README shows works as it is shown."""
 
+import ast
 import re
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from schemas.loading.recipe_file import parse_recipe
+from schemas.records.attempt import RUN_STAGE
 from tasks.rewards.exact_match import exact_match
 from tasks.rewards.verifier_file import load_function
 
-README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+README_FILE = Path(__file__).parents[1] / "README.md"
+README = README_FILE.read_text(encoding="utf-8")
 SECTION = README.partition("### A rule of your own")[2].partition("\n## ")[0]
 STAGES = """
 recipe: rule
@@ -45,3 +49,33 @@ def test_the_recipe_as_shown_loads_and_extracts(folder: Path) -> None:
     extract = recipe.verifiers["boxed"].extract
     assert exact_match(r"so it is \boxed{1,000}.", "1000.0", extract=extract)
     assert not exact_match("so it is 1,000.", "1000.0", extract=extract)
+
+
+def functions_to_an_optimiser_step() -> list[tuple[str, ast.AST]]:
+    """(name, syntax tree) of each function that the README lists, in its order."""
+    [listed] = re.findall(r"```\n(flows/commands/run.py .*?)```", README, re.DOTALL)
+    functions: list[tuple[str, ast.AST]] = []
+    for line in listed.splitlines():
+        file, qualified_name = line.split()[:2]
+        node: ast.AST = ast.parse((README_FILE.parent / file).read_text(encoding="utf-8"))
+        for name in qualified_name.split("."):
+            [node] = [each for each in ast.iter_child_nodes(node) if getattr(each, "name", None) == name]
+        functions.append((name, node))
+    return functions
+
+
+def names_in(node: ast.AST) -> set[str]:
+    """Every name and attribute that the function reads."""
+    found = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+    return found | {each.attr for each in ast.walk(node) if isinstance(each, ast.Attribute)}
+
+
+def test_the_functions_on_the_way_to_an_optimiser_step_call_each_other_as_listed() -> None:
+    functions = functions_to_an_optimiser_step()
+    assert len(functions) <= 15, "20 before the attempts became values"
+    for (_, caller), (called, _) in pairwise(functions):
+        if called == "run_stage":  # by its dotted name, in the request
+            assert RUN_STAGE == "tasks.stages.run_stage"
+        else:
+            assert called in names_in(caller)
+    assert "step" in names_in(functions[-1][1])

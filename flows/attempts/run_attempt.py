@@ -91,7 +91,19 @@ def run_attempt(
     began = time.monotonic()
     try:
         with attempt.exclusive():
-            outcome = attempt.reuse() or attempt.make()
+            outcome = attempt.reuse()
+            if outcome is None:
+                begun, job = attempt.begin()
+                result = attempt.launcher.launch(
+                    job,
+                    log=request.log,
+                    share=request.share,
+                    stop=attempt.stop,
+                    on_poll=attempt.observer.polled,
+                    function=request.function,
+                    hang_seconds=request.hang_seconds,
+                )
+                outcome = attempt.commit(begun, job, result)
     except _Stopped:
         outcome = AttemptOutcome(status="stopped")
     except Exception as error:  # one attempt that fails must not take those beside it along
@@ -161,39 +173,35 @@ class _Attempt:
             dropped=self._dropped(ref.artifact),
         )
 
-    def make(self) -> AttemptOutcome:
-        """Compute, and commit what was made."""
-        request, key = self.request, self.request.stage_key
+    def begin(self) -> tuple[AttemptBegun, StageJob]:
+        """Take a number and a scratch folder for the computation, and say what it is to do."""
+        key = self.request.stage_key
         number = self.storage.next_attempt(key)
         scratch = self.storage.scratch_folder(key)
-        self.begun = AttemptBegun(attempt=number, provenance=self._provenance(scratch), scratch=scratch)
-        self.observer.begun(self.begun)
-        job = self._job(number, scratch)
-        result = self.launcher.launch(
-            job,
-            log=request.log,
-            share=request.share,
-            stop=self.stop,
-            on_poll=self.observer.polled,
-            function=request.function,
-            hang_seconds=request.hang_seconds,
-        )
+        begun = AttemptBegun(attempt=number, provenance=self._provenance(scratch), scratch=scratch)
+        self.begun = begun
+        self.observer.begun(begun)
+        return begun, self._job(number, scratch)
+
+    def commit(self, begun: AttemptBegun, job: StageJob, result: StageResult) -> AttemptOutcome:
+        """Check what the computation left in ``job.output``, and make it the artifact of the stage key."""
+        request = self.request
         if (content := KINDS[job.work.kind].content) is not None:
             check_dataset(job.output, content, step=request.step)
         artifact = self.storage.commit(
             job.output,
-            stage_key=key,
-            attempt=number,
+            stage_key=request.stage_key,
+            attempt=job.attempt,
             run_id=request.run_id,
             description=_description(request, result),
             key_parts=request.key_parts,
-            provenance=self.begun.provenance,
+            provenance=begun.provenance,
         )
         return AttemptOutcome(
             status="made",
-            attempt=number,
+            attempt=job.attempt,
             artifact=artifact,
-            provenance=self.begun.provenance,
+            provenance=begun.provenance,
             made_by=request.run_id,
             samples=result.samples,
             dropped=self._dropped(artifact),

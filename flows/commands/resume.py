@@ -6,7 +6,7 @@ import typer
 
 from flows.commands.app import DEFAULT_WORKSPACE, RUN_HELP, AsJson, Folder, Strict, Verbose, complete_run
 from flows.commands.output import explained, warn, workspace_at
-from flows.commands.run import execute_and_exit
+from flows.commands.run import finish, screen_of
 
 
 def resume(
@@ -18,6 +18,7 @@ def resume(
 ) -> None:
     """Go on with one run, whatever its status, from the recipe that it was started with."""
     with explained(verbose):
+        from flows.runs.execution import execute
         from flows.runs.run import damaged_runs, drive_again
         from flows.runs.run_ids import find_run
 
@@ -25,4 +26,5 @@ def resume(
         run_id = find_run(place, run_id)
         warn(damaged_runs(place), but=run_id)
         with drive_again(place, run_id) as taken:
-            execute_and_exit(taken, as_json=as_json, strict=strict, verbose=verbose)
+            record = execute(taken, screen_of(as_json), strict=strict, verbose=verbose)
+        finish(record, as_json=as_json)

@@ -9,8 +9,8 @@ from flows.commands.app import DEFAULT_WORKSPACE, AsJson, Folder, Set, Source, S
 from flows.commands.output import explained, print_json, workspace_at
 
 if TYPE_CHECKING:
-    from flows.runs.resolving import ChosenRates
-    from flows.runs.run import Run, RunRecord
+    from flows.commands.console import Screen
+    from flows.runs.run import RunRecord
 
 
 def run(
@@ -23,24 +23,27 @@ def run(
 ) -> None:
     """Run a recipe, or go on with its unfinished run; what is already made is reused."""
     with explained(verbose):
+        from flows.runs.execution import execute
         from flows.runs.resolving import load_resolved
         from flows.runs.run import drive
 
         resolved, chosen = load_resolved(recipe, overrides or [])
         with drive(workspace_at(workspace), resolved, source=recipe, overrides=overrides or ()) as started:
-            execute_and_exit(started, as_json=as_json, strict=strict, verbose=verbose, chosen=chosen)
+            record = execute(started, screen_of(as_json), strict=strict, verbose=verbose, chosen=chosen)
+        finish(record, as_json=as_json)
 
 
-def execute_and_exit(
-    run: "Run", *, as_json: bool, strict: bool, verbose: bool, chosen: "ChosenRates | None" = None
-) -> None:
-    """Drive a run, print how it ended, and end the process with the code that says so."""
+def screen_of(as_json: bool) -> "Screen":
+    """Where people read: standard error, where programs read standard output."""
     from flows.commands.console import Screen, open_console
-    from flows.runs.execution import execute, exit_code
 
-    # With --json, people read standard error.
-    screen = Screen(open_console(sys.stderr if as_json else sys.stdout))
-    record = execute(run, screen, strict=strict, verbose=verbose, chosen=chosen)
+    return Screen(open_console(sys.stderr if as_json else sys.stdout))
+
+
+def finish(record: "RunRecord", *, as_json: bool) -> None:
+    """End the process with the code that says how the run ended; with ``--json``, print what it made."""
+    from flows.runs.execution import exit_code
+
     if as_json:
         print_json(summary(record))
     raise typer.Exit(exit_code(record))
