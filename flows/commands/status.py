@@ -49,5 +49,5 @@ def status(
         for view in views:
             for what, problems in view.damage.items():
                 warn_of_damage(view.record.run_id, what, problems)
-        if any(view.damage for view in views):
+        if any(view.damage or view.contradictions for view in views):
             raise typer.Exit(ExitCode.STORAGE)

@@ -12,6 +12,8 @@ from schemas.recipe.recipe import ResolvedRecipe
 from schemas.records.verdicts import Verdict, judge
 from schemas.steps import dependencies
 from storage.measured_file import Sealed, differences, read_sealed
+from storage.refs import DamagedRef
+from storage.store import Store
 
 _JUDGED = frozenset({"completed", "reused", "gate_closed"})
 _COMPARED = ("passed", "metric", "measured", "relation", "threshold", "n", "interval", "confidence")
@@ -22,7 +24,7 @@ def contradictions(workspace: Workspace, record: RunRecord) -> list[str]:
     sealed: dict[str, Sealed] = {}
     found: list[str] = []
     for step, stage in record.stages.items():
-        if stage.status not in _JUDGED or stage.digest is None:
+        if stage.status not in _JUDGED or stage.digest is None or _made_again(workspace, stage):
             continue
         try:
             sealed[step] = read_sealed(workspace.store / "objects" / stage.digest, digest=stage.digest)
@@ -31,6 +33,17 @@ def contradictions(workspace: Workspace, record: RunRecord) -> list[str]:
             continue
         found += (f"{step}: {each}" for each in _of_stage(record.recipe, step, stage, sealed))
     return found
+
+
+def _made_again(workspace: Workspace, stage: StageRecord) -> bool:
+    """Whether the stage key has another artifact by now, with other bits, and the run's own is no longer kept."""
+    if stage.stage_key is None or (workspace.store / "objects" / str(stage.digest)).is_dir():
+        return False
+    try:
+        ref = Store(workspace.store).find(stage.stage_key)
+    except DamagedRef:
+        return False
+    return ref is not None and ref.artifact.digest != stage.digest
 
 
 def _of_stage(

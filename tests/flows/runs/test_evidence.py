@@ -1,11 +1,15 @@
 """What run.json says is checked against the artifacts: metrics as they are, verdicts recomputed."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from flows.commands.main import app
+from flows.exit_codes import ExitCode
 from flows.runs.evidence import contradictions
 from flows.runs.run import Workspace, read_run
 from flows.runs.status import look
@@ -91,3 +95,26 @@ def test_an_artifact_that_is_gone_or_edited_cannot_bear_anything_out(finished: t
     file.write_text(file.read_text().replace("0.8", "0.9"))
     [found] = told(workspace, run_id)
     assert found.startswith("reward: what was measured cannot be looked up: metrics.json: sha256 is")
+
+
+def test_an_artifact_that_was_made_again_with_other_bits_says_nothing_of_the_run_before(
+    finished: tuple[Workspace, str],
+) -> None:
+    workspace, run_id = finished
+    stage = read_run(workspace, run_id).stages["reward"]
+    ref = workspace.store / "refs" / f"{stage.stage_key}.json"
+    ref.write_text(ref.read_text().replace(str(stage.digest), "f" * 64))
+    shutil.rmtree(workspace.store / "objects" / str(stage.digest))
+    assert told(workspace, run_id) == []
+
+
+def test_status_ends_with_the_code_of_damage_where_the_run_is_not_borne_out(
+    finished: tuple[Workspace, str],
+) -> None:
+    workspace, run_id = finished
+    arguments = ["status", run_id, "--workspace", str(workspace.root)]
+    assert CliRunner().invoke(app, arguments).exit_code == ExitCode.OK
+    edit(workspace, run_id, "evaluation", "metrics", "accuracy_gain", value=0.9)
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == ExitCode.STORAGE
+    assert "accuracy_gain is 0.9" in " ".join(done.stdout.split())
