@@ -530,7 +530,7 @@ def test_a_real_sweep_is_killed_and_resumed_and_its_table_is_that_of_mlflow(
     victim = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
     assert victim.stderr is not None
     for line in victim.stderr:  # in the middle: one run is over, others are on their way
-        if "1/4" in line:
+        if "1/4" in line and "policy.validation_score" in line:
             break
     os.killpg(victim.pid, signal.SIGKILL)
     victim.communicate()
