@@ -38,8 +38,8 @@ def run(seed: int, workspace: Path, overrides: list[str]) -> dict[str, Any]:
     """The report of one run, with ``minutes`` of wall time, kept beside the run for the next call."""
     kept = workspace / "report.json"
     if kept.is_file():
-        report: dict[str, Any] = json.loads(kept.read_text())
-        return report
+        known: dict[str, Any] = json.loads(kept.read_text())
+        return known
     vantage = Path(sys.executable).with_name("vantage")
     sets = [part for override in (f"seed={seed}", *overrides) for part in ("--set", override)]
     began = time.monotonic()
@@ -48,10 +48,10 @@ def run(seed: int, workspace: Path, overrides: list[str]) -> dict[str, Any]:
         capture_output=True,
         text=True,
     )
-    report = json.loads(done.stdout.strip().splitlines()[-1])
-    report["minutes"] = (time.monotonic() - began) / 60
     if done.returncode:
-        sys.exit(f"seed {seed} ended with exit code {done.returncode}: {json.dumps(report, indent=1)}")
+        sys.exit(f"seed {seed} ended with exit code {done.returncode}:\n{done.stderr[-3000:]}")
+    report: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    report["minutes"] = (time.monotonic() - began) / 60
     kept.write_text(json.dumps(report, indent=1))
     return report
 
