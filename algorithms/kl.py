@@ -14,11 +14,11 @@ from torch import Tensor
 
 from algorithms.masking import keep
 
-KLKind: TypeAlias = Literal["k1", "abs", "k2", "k3"]
+KLEstimator: TypeAlias = Literal["k1", "abs", "k2", "k3"]
 OldKLKind: TypeAlias = Literal["k1", "k3"]
 
 
-def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, *, kind: KLKind) -> Tensor:
+def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, *, kind: KLEstimator) -> Tensor:
     """Estimate KL(π‖ref) on each sampled token, in nats; with Δ = logprobs − ref_logprobs:
 
         k1  Δ               unbiased, either sign; the one for rewards. As a loss its expected gradient is 0
@@ -33,7 +33,7 @@ def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, *, kind: KLKind) -> Tens
 
     Raises ValueError for an unknown kind or unequal shapes.
     """
-    _check_kind(kind, get_args(KLKind))
+    _check_kind(kind, get_args(KLEstimator))
     return _estimate_where_finite(_log_ratio(logprobs, "ref_logprobs", ref_logprobs), kind)
 
 

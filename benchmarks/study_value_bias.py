@@ -50,7 +50,7 @@ from models.heads import (
 )
 from models.policy import PolicyModel
 from models.sequences import Sequences
-from schemas.kinds import as_it_runs
+from schemas.kinds import resolve_work
 from schemas.loading.recipe_file import load_recipe
 from schemas.recipe.recipe import Recipe
 from schemas.recipe.resolved import ResolvedValuePretraining
@@ -59,7 +59,7 @@ from tasks.data.examples import Codec, Prompts, read_prompts
 from tasks.data.splits import TEST, TRAIN
 from tasks.rewards import model_scores, verifier_scores
 from tasks.rewards.scoring import Scorer, Term, score
-from tasks.rewards.verifiers import VERIFIERS
+from tasks.rewards.verifiers import BUILTIN_FUNCTIONS
 from tasks.rollout.engine import load_engine
 from tasks.rollout.minibatches import minibatches
 from tasks.rollout.rollouts import Sampled, per_token, sample_responses
@@ -139,7 +139,7 @@ class Setting:
                 Term(
                     term.name,
                     term.weight,
-                    verifier_scores.scored_by(VERIFIERS[term.verifier], wrong=term.wrong),
+                    verifier_scores.scored_by(BUILTIN_FUNCTIONS[term.verifier], wrong=term.wrong),
                 )
                 for term in terms
                 if isinstance(term, VerifierTerm)
@@ -366,7 +366,7 @@ def train_critic(setting: Setting, rollouts: list[Responses], *, lam: float) -> 
 
 def value_stage(setting: Setting) -> ResolvedValuePretraining:
     """The recipe's value stage, for its optimiser's settings."""
-    work = as_it_runs(setting.recipe.stages["value"])
+    work = resolve_work(setting.recipe.stages["value"])
     assert isinstance(work, ResolvedValuePretraining)
     return work
 

@@ -7,7 +7,7 @@ from ledger.operations import Input
 from ledger.sameness import compared_with_itself
 from schemas.recipe.recipe import ResolvedRecipe
 from schemas.records.artifacts import Artifact
-from schemas.records.verdicts import Verdict, judge_artifact
+from schemas.records.verdicts import Verdict, check_artifact_gate
 
 
 def judge(
@@ -15,7 +15,7 @@ def judge(
 ) -> tuple[Verdict, ...]:
     """A verdict for each of the step's gates."""
     equal = compared_with_itself(inputs)
-    return tuple(judge_artifact(gate, artifact, equal=equal) for gate in gates_of(recipe, step))
+    return tuple(check_artifact_gate(gate, artifact, equal=equal) for gate in gates_of(recipe, step))
 
 
 def are_closed(verdicts: tuple[Verdict, ...]) -> bool:

@@ -29,7 +29,7 @@ from schemas.records.attempt import (
     Share,
 )
 from schemas.safe_text import without_secrets
-from schemas.steps import dependencies, order
+from schemas.steps import dependencies, ordered_steps
 from storage.store import Store
 from tasks.training.progress import StageProgress, read_progress
 from tasks.training.scratch import PROGRESS
@@ -80,7 +80,7 @@ class Orchestrator:
         """Once set, running stages save their state and end, and no other begins."""
         self.cancelled = False
         """Whether it was Prefect that asked."""
-        self.inputs = {step: dependencies(self.recipe)[step] for step in order(self.recipe)}
+        self.inputs = {step: dependencies(self.recipe)[step] for step in ordered_steps(self.recipe)}
         """Step → role → step that it reads; every step comes after all that it reads."""
         self.artifacts: dict[str, Artifact] = {}
         """What the steps that went well have made."""

@@ -14,7 +14,7 @@ from ledger.run_ledger import Ledger
 from ledger.sameness import remark_on
 from schemas.records.artifacts import Artifact
 from schemas.records.attempt import AttemptBegun, AttemptOutcome, AttemptRequest
-from schemas.records.metric_warnings import left_out, warnings_of
+from schemas.records.metric_warnings import dropped_summary, warnings_of
 from schemas.safe_text import safe_text
 from storage.store import Locked, Store
 
@@ -75,7 +75,7 @@ class Recording:
             digest=artifact.digest,
             metrics=artifact.metrics,
             remark=remark_on(artifact, inputs),
-            left_out=left_out(artifact.metrics, outcome.dropped),
+            left_out=dropped_summary(artifact.metrics, outcome.dropped),
             warnings=warnings_of(artifact.metrics),
             verdicts=verdicts,
             seconds=0.0 if reused else outcome.seconds,

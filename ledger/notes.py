@@ -8,7 +8,7 @@ from ledger.entries import RunEntry, StageEntry
 from ledger.operations import Input
 from ledger.sameness import remark_on
 from schemas.records.artifacts import Artifact
-from schemas.records.metric_warnings import left_out, warnings_of
+from schemas.records.metric_warnings import dropped_summary, warnings_of
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def stage_note(entry: RunEntry, name: str, run_page: str, makers: Mapping[Made, 
         head.append(f"**Reused:** made by {maker}, where its curves are; nothing was trained here.")
     if remark := _remark(stage):
         head.append(remark)
-    if stage.artifact and (lost := left_out(stage.artifact.metrics)):
+    if stage.artifact and (lost := dropped_summary(stage.artifact.metrics)):
         head.append(f"**Left out:** {_cell(lost)}")
     head += _warnings(stage)
     if stage.reason:

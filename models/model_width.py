@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from models.source_digest import parse_source, resolve_commit
-from schemas.recipe.sources import Builtin, Gguf, Hub, Place
+from schemas.recipe.sources import Builtin, Gguf, Hub, LocalPath
 
 BUILTIN_WIDTHS = {"tiny": 128}
 WIDTH_FIELDS = ("hidden_size", "n_embd", "d_model")
@@ -31,7 +31,7 @@ def hidden_size(source: str) -> int:
             return _of_gguf(path)
         case Hub() as named:
             return _of_config(_hub_config(named))
-        case Place(path=path):
+        case LocalPath(path=path):
             return _of_config(path / "config.json")
 
 

@@ -9,12 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from models.folder_check import check_agreement
-from schemas.recipe.sources import Builtin, Gguf, Hub, Package, Place, model_source
+from schemas.recipe.sources import Builtin, Gguf, Hub, LocalPath, Package, model_source
 from schemas.source_files import (
+    check_unchanged,
     copy_hashed,
     hash_file,
     model_limit,
-    refuse_changed,
 )
 
 BUILTIN_VERSIONS = {"tiny": 1}
@@ -26,7 +26,7 @@ IMPORTED_SUFFIXES = frozenset({".safetensors", ".json", ".jinja", ".model", ".tx
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
-Source = Builtin | Hub | Gguf | Place
+Source = Builtin | Hub | Gguf | LocalPath
 """What a model is imported from, found: a package is its GGUF file."""
 
 
@@ -58,14 +58,14 @@ def parse_source(source: str, *, base: Path = Path()) -> Source:
                     f"model.source={source!r}: write hub:org/name@revision; without a revision the model could change"
                 )
             return hub
-        case Place(path=path):
+        case LocalPath(path=path):
             path = base / path.expanduser()
             if not path.is_dir():
                 raise ValueError(
                     f"model.source={source!r}: {path} is no folder; use a Hugging Face folder, {_known()}, gguf:FILE, "
                     "package:NAME or hub:org/name@revision"
                 )
-            return Place(path)
+            return LocalPath(path)
 
 
 def source_digest(source: str, *, base: Path = Path()) -> str:
@@ -77,7 +77,7 @@ def source_digest(source: str, *, base: Path = Path()) -> str:
         SourceTooLarge: the files together are larger than is read.
     """
     limit, parsed = model_limit(), parse_source(source, base=base)
-    if isinstance(parsed, Place):
+    if isinstance(parsed, LocalPath):
         check_agreement(parsed.path)
     return _digest(parsed, lambda path: hash_file(path, limit))
 
@@ -98,10 +98,10 @@ def copy_source(source: str, scratch: Path, *, planned: str | None = None, base:
     if isinstance(parsed, Hub):
         parsed = replace(parsed, revision=resolve_commit(parsed))
     found = _digest(parsed, lambda path: copy_hashed(path, scratch / path.name, limit))
-    refuse_changed(source, planned=planned, found=found)
+    check_unchanged(source, planned=planned, found=found)
     match parsed:
-        case Place():
-            return Place(scratch)
+        case LocalPath():
+            return LocalPath(scratch)
         case Gguf(path=path):
             return Gguf(scratch / path.name)
         case _:
@@ -117,9 +117,9 @@ def _digest(parsed: Source, digest_of: Callable[[Path], str]) -> str:
             content = {"gguf": digest_of(path)}
         case Hub(repository=repository):
             content = {"hub": repository, "commit": resolve_commit(parsed)}
-        case Place(path=path):
+        case LocalPath(path=path):
             files = imported_files(path)
-            model_limit().refuse(path, sum(file.stat().st_size for file in files))
+            model_limit().check(path, sum(file.stat().st_size for file in files))
             content = {"folder": {file.name: digest_of(file) for file in files}}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 

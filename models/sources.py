@@ -29,7 +29,7 @@ from models.source_digest import (
     parse_source,
     source_digest,
 )
-from schemas.recipe.sources import Builtin, Gguf, Hub, Place
+from schemas.recipe.sources import Builtin, Gguf, Hub, LocalPath
 
 __all__ = ["import_model", "source_digest"]
 
@@ -62,7 +62,7 @@ def import_model(
         UnsafeModel: see `models.folders.check_folder`.
     """
     original = parse_source(source, base=base)
-    if isinstance(original, Place):
+    if isinstance(original, LocalPath):
         check_folder(original.path)  # all that lies there, also what is not copied
     with tempfile.TemporaryDirectory(dir=scratch, prefix="source-") as folder:
         parsed = copy_source(source, Path(folder), planned=planned, base=base)

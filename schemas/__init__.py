@@ -1,1 +1,1 @@
-"""The nouns of Vantage: recipe, algorithm switches, artifacts, tables, verdicts, metrics."""
+"""The data types of Vantage: recipe, algorithm switches, artifacts, tables, verdicts, metrics."""

@@ -1,4 +1,4 @@
-"""The one base of every noun: immutable, and strict about names."""
+"""The base class of all data types: immutable, unknown fields are refused."""
 
 from collections.abc import Callable
 from typing import (
@@ -14,7 +14,7 @@ Rule = TypeVar("Rule", bound=Callable[[Any], None])
 
 
 class BrokenRules(ValueError):
-    """Every rule over several fields that a value breaks, each as a message."""
+    """All rules over several fields that a value breaks, one message each."""
 
     def __init__(self, messages: list[str]) -> None:
         self.messages = messages
@@ -22,16 +22,16 @@ class BrokenRules(ValueError):
 
 
 def rule(check: Rule) -> Rule:
-    """Mark a method as a rule over several fields: it raises ValueError where they do not go together.
+    """Mark a method as a rule over several fields: it raises ValueError if they contradict each other.
 
-    pydantic stops at the first of its validators that refuses; of these, a value is told all that it breaks.
+    pydantic stops at the first validator that fails; of these rules, all are checked and reported together.
     """
     check.is_rule = True  # type: ignore[attr-defined]
     return check
 
 
 class Frozen(BaseModel):
-    """A value that never changes after it was made and refuses fields that it does not know."""
+    """An immutable value that refuses unknown fields."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -50,7 +50,7 @@ class Frozen(BaseModel):
         cls._rules = tuple(dict.fromkeys((*cls._rules, *own)))
 
     @model_validator(mode="after")
-    def _keeps_every_rule(self) -> Self:
+    def _check_rules(self) -> Self:
         broken = []
         for name in self._rules:
             try:

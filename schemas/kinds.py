@@ -1,7 +1,7 @@
-"""Everything that is known of a kind of work, one row a kind.
+"""The table of kinds of work: one row a kind.
 
-A new kind of stage is its class in ``schemas.recipe``, its module in ``tasks``, and its row here. Modules and metrics are
-named, not imported: what ``schemas`` loads has no tensor library.
+A new kind of stage is its class in ``schemas.recipe``, its module in ``tasks``, and its row here. Modules are given by
+name and not imported: ``schemas`` must load without a tensor library.
 """
 
 from collections.abc import Mapping
@@ -40,63 +40,63 @@ ArtifactKind = Literal["policy", "dataset", "verifier", "reward_model", "value_m
 MODELS: tuple[ArtifactKind, ...] = ("policy", "reward_model", "value_model")
 """Kinds of artifact that are models."""
 PUBLISHED: tuple[ArtifactKind, ...] = ("policy", "reward_model")
-"""Kinds of artifact that a stage's can be to become a registered model."""
+"""Kinds of artifact that can become a registered model."""
 
 Pass = Literal["batch_size", "minibatch_size", "test_responses"]
-"""What is in one forward pass where no ``microbatch_size`` is given: a field, or every response to the test prompts."""
+"""Sequences in one forward pass without ``microbatch_size``: a field, or all responses to the test prompts."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """What is known of one kind of work."""
+    """One row: a kind of work."""
 
     work: type[Work]
     """Its class as a recipe writes it; the literal of its field ``kind`` is the kind's name."""
     resolved: type[Work] | None = None
-    """Its class as it runs; None: the same, since it leaves nothing open."""
+    """Its class with all optional fields resolved; None: the same as ``work``."""
     module: str
-    """Of ``tasks``; its function ``run`` does the work."""
+    """Dotted name of its module in ``tasks``; the module's function ``run`` does the work."""
     makes: ArtifactKind
     content: Content | None = None
-    """What the dataset that it makes holds; None: it makes none, or the work itself says."""
+    """Content of the dataset that it makes; None: it makes none, or ``work.content`` says."""
     revision: int
     """Part of every stage key; raised when the kind's numbers change (``tests/flows/code_record.py`` asks)."""
     imports: str | None = None
-    """Of an implicit step: its field with the ``source`` that it copies into the store."""
+    """Implicit steps only: the field whose ``source`` it copies into the store."""
     reads: Mapping[str, tuple[ArtifactKind, ...]] = field(default_factory=dict)
-    """Field that names a stage → kinds of artifact that it may have made; the recipe's model is a policy."""
+    """Field that names a stage → kinds of artifact that are allowed there; the recipe's model is a policy."""
     data: Mapping[str, Content] = field(default_factory=dict)
-    """Field that names a dataset → what is read there."""
+    """Field that names a dataset → the content that is read."""
     reference_from: str | None = None
-    """Field that stands in for ``reference`` where the recipe gives none."""
+    """Field that ``reference`` defaults to."""
     one_pass: Pass | None = None
-    """None: no ``microbatch_size`` decides its memory."""
+    """Sequences in one forward pass; None: ``microbatch_size`` does not change its memory."""
     learning_rate: float | None = None
-    """For models as wide as ``schemas.recipe.learning_rates`` says; None: it trains nothing."""
+    """Published rate, at the width in ``schemas.recipe.learning_rates``; None: it trains nothing."""
     critic_learning_rate: float | None = None
-    """The same of a critic beside the policy."""
+    """The same for the critic of a policy stage."""
     estimates: tuple[str, ...] = ()
-    """Headline metrics that are estimates over held-out prompts; each comes with its uncertainty."""
+    """Headline metrics that are estimates over held-out prompts; each has an uncertainty."""
     numbers: tuple[str, ...] = ()
     """Its other headline metrics."""
     curves: tuple[str, ...] = ()
-    """Metrics that it reports while it runs: against the optimiser step (the iteration, where responses are sampled;
-    the batch, in preference_collection)."""
+    """Metrics that it reports while it runs, by optimiser step (by iteration where responses are sampled; by batch in
+    preference_collection)."""
 
     @property
     def name(self) -> str:
-        """As a recipe writes it."""
+        """Its name in a recipe."""
         name: str = get_args(self.work.model_fields["kind"].annotation)[0]
         return name
 
     @property
-    def runs(self) -> type[Work]:
-        """Its class with nothing left open: what a job holds."""
+    def resolved_type(self) -> type[Work]:
+        """Its class with all optional fields resolved: the type of a job's work."""
         return self.resolved or self.work
 
     @property
     def is_implicit(self) -> bool:
-        """Whether no recipe writes it."""
+        """Whether it is an implicit step, which recipes do not contain."""
         return self.imports is not None
 
     @property
@@ -106,7 +106,7 @@ class Kind:
 
     @property
     def headline(self) -> tuple[str, ...]:
-        """Metrics that it reports once, at its end; a gate can ask for them."""
+        """Metrics that it reports once, at its end; gates can use them."""
         return (*self.estimates, *self.numbers)
 
     @property
@@ -126,12 +126,12 @@ _CHOSEN_POLICY = ("best_iteration", "validation_score", "reward_spread")
 _ROLLOUT = ("score_mean", "score_mean_TERM", "response_length_mean", "truncated_share", "validation_score")
 
 
-def _judged(name: str) -> tuple[str, ...]:
-    """What an evaluation says of both models in the words of its judge, each with its uncertainty."""
+def _judge_metrics(name: str) -> tuple[str, ...]:
+    """Metrics of an evaluation, named by its kind of judge; each has an uncertainty."""
     return (name, f"baseline_{name}", f"{name}_gain", f"greedy_{name}", f"baseline_greedy_{name}")
 
 
-_ROWS_OF_THE_TABLE = (
+_TABLE = (
     Kind(
         work=ImportModel,
         module="tasks.import_model",
@@ -311,8 +311,8 @@ _ROWS_OF_THE_TABLE = (
         data={"prompts": "prompts"},
         one_pass="test_responses",
         estimates=(
-            *_judged("accuracy"),
-            *_judged("score"),
+            *_judge_metrics("accuracy"),
+            *_judge_metrics("score"),
             *("win_rate", "truncated_share", "mean_response_length", "baseline_mean_response_length"),
         ),
         numbers=(
@@ -322,11 +322,11 @@ _ROWS_OF_THE_TABLE = (
     ),
 )
 
-KINDS: Mapping[str, Kind] = {kind.name: kind for kind in _ROWS_OF_THE_TABLE}
-"""Name → row: everything that a stage process can be asked to do."""
+KINDS: Mapping[str, Kind] = {kind.name: kind for kind in _TABLE}
+"""Name → row, for all kinds of work."""
 
 STAGES: Mapping[str, Kind] = {name: kind for name, kind in KINDS.items() if not kind.is_implicit}
-"""The rows of the kinds that a recipe writes."""
+"""Name → row, for the kinds that recipes contain."""
 
 if TYPE_CHECKING:
     AnyStage = Stage
@@ -335,31 +335,31 @@ if TYPE_CHECKING:
 else:
     AnyStage = Annotated[reduce(or_, (kind.work for kind in STAGES.values())), Field(discriminator="kind")]
     AnyResolvedStage = Annotated[
-        reduce(or_, (kind.runs for kind in STAGES.values())), Field(discriminator="kind")
+        reduce(or_, (kind.resolved_type for kind in STAGES.values())), Field(discriminator="kind")
     ]
     AnyWork = Annotated[
-        reduce(or_, (kind.runs for kind in KINDS.values())),
+        reduce(or_, (kind.resolved_type for kind in KINDS.values())),
         Field(discriminator="kind"),
-        BeforeValidator(lambda work: as_it_runs(work) if isinstance(work, Work) else work),
+        BeforeValidator(lambda work: resolve_work(work) if isinstance(work, Work) else work),
     ]
 
 
-def as_it_runs(work: Work) -> Work:
-    """The work as the class of its kind that leaves nothing open.
+def resolve_work(work: Work) -> Work:
+    """The work as the resolved class of its kind.
 
     Raises:
-        pydantic.ValidationError: something is still open.
+        pydantic.ValidationError: a field is not resolved.
     """
-    resolved = KINDS[work.kind].runs
+    resolved = KINDS[work.kind].resolved_type
     return work if isinstance(work, resolved) else resolved.model_validate(dict(work))
 
 
-def makers_of(artifacts: tuple[ArtifactKind, ...]) -> tuple[str, ...]:
-    """Kinds of stage that make one of these artifacts, before them ``model`` where a policy is one."""
+def kinds_making(artifacts: tuple[ArtifactKind, ...]) -> tuple[str, ...]:
+    """Kinds of stage that make one of these artifacts; ``model`` comes first if a policy is among them."""
     kinds = [name for makes in artifacts for name, kind in STAGES.items() if kind.makes == makes]
     return (*((MODEL,) if "policy" in artifacts else ()), *kinds)
 
 
-def collectors_of(content: Content) -> tuple[str, ...]:
+def kinds_collecting(content: Content) -> tuple[str, ...]:
     """Kinds of stage whose artifact is a dataset of this content."""
     return tuple(name for name, kind in STAGES.items() if kind.content == content)

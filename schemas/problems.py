@@ -1,4 +1,4 @@
-"""What is wrong with a recipe, said so that its author can put it right."""
+"""Problems of a recipe, with field, rule and remedy."""
 
 import difflib
 import json
@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from typing import Any
 
 Path = tuple[str | int, ...]
-"""Where in a recipe: names of fields, indices of lists."""
+"""Path of a value in a recipe: names of fields, indices of lists."""
 
-MOST_PROBLEMS = 200
-"""So many of each kind are looked for; who made more has another file than a recipe."""
-_LONGEST_QUOTE = 60
-_LONGEST_PLACE = 400
+MAX_PROBLEMS = 200
+"""Largest number of problems of each kind that is reported."""
+_MAX_QUOTE_CHARACTERS = 60
+_MAX_SOURCE_CHARACTERS = 400
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One mistake: where it is, what rule it breaks, and what to do."""
+    """One mistake: its path, the rule it breaks, and what to do."""
 
     path: Path
     message: str
@@ -40,7 +40,7 @@ class Problem:
 
 
 class RecipeError(ValueError):
-    """A recipe that cannot be run, with everything that is wrong with it."""
+    """An invalid recipe, with all its problems."""
 
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems = tuple(problems)
@@ -48,7 +48,7 @@ class RecipeError(ValueError):
 
 
 def printable(text: str) -> str:
-    """The text in one line: what is no visible character is written as its escape (``\\n``, ``\\x1b``, ``\\ud800``)."""
+    """The text in one line: characters that cannot be printed become escapes (``\\n``, ``\\x1b``, ``\\ud800``)."""
     return "".join(
         char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text
     )
@@ -57,15 +57,15 @@ def printable(text: str) -> str:
 def quote(value: Any) -> str:
     """A value as one short piece of YAML."""
     text = f"'{value}'" if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
-    return text if len(text) <= _LONGEST_QUOTE else f"{text[:_LONGEST_QUOTE]}…"
+    return text if len(text) <= _MAX_QUOTE_CHARACTERS else f"{text[:_MAX_QUOTE_CHARACTERS]}…"
 
 
 def _shortened(place: str) -> str:
-    return place if len(place) <= _LONGEST_PLACE else f"{place[:_LONGEST_PLACE]}…"
+    return place if len(place) <= _MAX_SOURCE_CHARACTERS else f"{place[:_MAX_SOURCE_CHARACTERS]}…"
 
 
 def suggest(word: str, known: Iterable[str]) -> str:
-    """``did you mean 'policy'?`` where a known word is near, otherwise ``use one of: …``."""
+    """``did you mean 'policy'?`` where a known word is similar, otherwise ``use one of: …``."""
     known = list(known)
     near = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
     near += [name for name in known if len(word) >= 3 and name.startswith(word)]

@@ -59,7 +59,7 @@ def secrets_of(environment: Mapping[str, str]) -> tuple[str, ...]:
     return _secrets_in(tuple(sorted(environment.items())))
 
 
-def servers_secrets(environment: Mapping[str, str]) -> list[str]:
+def server_secrets(environment: Mapping[str, str]) -> list[str]:
     """The variables with which Prefect's and MLflow's clients log in: no stage, and no server of ours, has a use for them."""
     return [
         name

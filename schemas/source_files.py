@@ -36,7 +36,7 @@ class SizeLimit:
     num_bytes: int
     remedy: str
 
-    def refuse(self, path: Path | str, size: int) -> None:
+    def check(self, path: Path | str, size: int) -> None:
         """
         Raises:
             SourceTooLarge: ``size`` is more.
@@ -93,7 +93,7 @@ def copy_hashed(path: Path, target: Path, limit: SizeLimit) -> str:
         return _hash(path, limit, copy)
 
 
-def refuse_changed(source: str, *, planned: str | None, found: str) -> None:
+def check_unchanged(source: str, *, planned: str | None, found: str) -> None:
     """
     Raises:
         SourceChanged: the digests differ; None stands for one that nobody looked at.
@@ -110,7 +110,7 @@ def _hash(path: Path, limit: SizeLimit, copy: BinaryIO | None) -> str:
     with _opened(path, limit) as file:
         while chunk := file.read(_CHUNK):
             size += len(chunk)
-            limit.refuse(path, size)  # it may grow while it is read
+            limit.check(path, size)  # it may grow while it is read
             digest.update(chunk)
             if copy is not None:
                 copy.write(chunk)
@@ -125,7 +125,7 @@ def _opened(path: Path, limit: SizeLimit) -> Iterator[BinaryIO]:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise FileNotFoundError(f"{path} is not a regular file; name one")
-        limit.refuse(path, status.st_size)
+        limit.check(path, status.st_size)
         with open(descriptor, "rb", closefd=False) as file:
             yield file
     finally:

@@ -12,7 +12,7 @@ def shares_of(recipe: Recipe) -> Shares:
     return Shares(**{side: share for side in HELD_OUT for share in list(_named(recipe, side).values())[:1]})
 
 
-def is_alone(recipe: Recipe, name: str) -> bool:
+def is_only_dataset(recipe: Recipe, name: str) -> bool:
     """Whether a dataset that asks for a number of rows has no other to agree with, and may reach beyond its share."""
     split = recipe.data[name].split
     return len(recipe.data) == 1 and (isinstance(split.validation, int) or isinstance(split.test, int))

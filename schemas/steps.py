@@ -20,7 +20,7 @@ OPTIONAL_COLUMNS: dict[str, tuple[str, ...]] = {"preferences": ("margin",), "pro
 """Content → columns that its rows may have: the least gap in score that a pair should have (Llama 2), and the reference
 answer that a verifier is given."""
 
-VERIFIERS = ("arithmetic", "arithmetic_long")
+BUILTIN_VERIFIERS = ("arithmetic", "arithmetic_long")
 """Built-in rules that say whether a response is right; a recipe's own stand in its ``verifiers``."""
 
 
@@ -47,10 +47,10 @@ def dependencies(recipe: Recipe) -> dict[str, dict[str, str]]:
     stages = {name: _inputs(recipe, stage) for name, stage in recipe.stages.items()}
     read = {step for inputs in stages.values() for step in inputs.values()}
     implicit = (MODEL, *(f"data.{name}" for name in recipe.data))
-    return {**{step: {} for step in implicit if step in read}, **_tried(recipe), **stages}
+    return {**{step: {} for step in implicit if step in read}, **_verifier_steps(recipe), **stages}
 
 
-def _tried(recipe: Recipe) -> dict[str, dict[str, str]]:
+def _verifier_steps(recipe: Recipe) -> dict[str, dict[str, str]]:
     """The steps that try a verifier, each with the datasets that it is tried on."""
     judged: dict[str, dict[str, None]] = {}
     for stage in recipe.stages.values():
@@ -58,11 +58,11 @@ def _tried(recipe: Recipe) -> dict[str, dict[str, str]]:
             data = getattr(stage, "prompts", None)
             origin = recipe.data[data].origin if data in recipe.data else None
             its_own = isinstance(origin, Builtin) and origin.kind is not None and origin.name == name
-            if name in recipe.verifiers or (name in VERIFIERS and not its_own):
+            if name in recipe.verifiers or (name in BUILTIN_VERIFIERS and not its_own):
                 judged.setdefault(name, {}).update({data: None} if data in recipe.data else {})
     return {
         f"verifiers.{name}": {f"prompts.{i}": f"data.{data}" for i, data in enumerate(judged[name])}
-        for name in (*recipe.verifiers, *VERIFIERS)
+        for name in (*recipe.verifiers, *BUILTIN_VERIFIERS)
         if name in judged
     }
 
@@ -91,7 +91,7 @@ def verifiers_of(recipe: Recipe, stage: Stage) -> dict[str, str]:
     reward = reward_of(stage)
     if reward is not None:
         terms = enumerate(recipe.rewards[reward].terms)
-        named |= {f"reward.{reward}.{i}": term.asked for i, term in terms}
+        named |= {f"reward.{reward}.{i}": term.verifier_name for i, term in terms}
     judge = judge_of(stage)
     if judge is not None:
         named["judge"] = judge.verifier
@@ -113,7 +113,7 @@ def judge_of(stage: Stage) -> Judge | None:
     return judge
 
 
-def order(recipe: Recipe) -> list[str]:
+def ordered_steps(recipe: Recipe) -> list[str]:
     """Every step after all that it reads; otherwise as the recipe lists them, ``model`` and data first.
 
     Raises:

@@ -23,17 +23,17 @@ from typing_extensions import TypeVar
 from schemas.checks.sweep_rules import (
     MAX_SEEDS,
     Draft,
-    choice_problems,
     draft_of,
     draft_problems,
     mapping_of,
+    selection_problems,
 )
 from schemas.frozen import Frozen
 from schemas.loading import plain_yaml
 from schemas.loading.field_errors import validated
 from schemas.loading.recipe_file import find_recipe, load_recipe, read_document
 from schemas.loading.sources import (
-    NoPlace,
+    UnresolvablePath,
     absolute,
     is_file,
     mode_of,
@@ -53,11 +53,11 @@ from schemas.recipe.fields import (
 )
 from schemas.recipe.recipe import Recipe
 from schemas.recipe.stages import Stage
-from schemas.records.metrics import measured_by
+from schemas.records.metrics import headline_metric_names
 from schemas.records.stage_key import NOT_IN_KEY, canonical_json
-from schemas.steps import dependencies, judge_of, order, reward_of
+from schemas.steps import dependencies, judge_of, ordered_steps, reward_of
 
-ONLY_HOW = NOT_IN_KEY - {"kind", "seed"}
+NOT_COMPARED = NOT_IN_KEY - {"kind", "seed"}
 """Fields of a stage that never change what it measures."""
 
 
@@ -134,7 +134,7 @@ class Cell(Generic[R]):
 
 
 @dataclass(frozen=True)
-class Plan(Generic[R]):
+class SweepPlan(Generic[R]):
     """A sweep whose every run is known to load."""
 
     sweep: Sweep
@@ -163,7 +163,7 @@ def load_sweep(
     *,
     arms: Sequence[str] | None = None,
     seeds: Sequence[str] | None = None,
-) -> Plan:
+) -> SweepPlan:
     """Load a sweep's file (or a built-in one by its bare name) and the recipe of every arm.
 
     Args:
@@ -174,14 +174,14 @@ def load_sweep(
         RecipeError: with every problem that was found, each with its line, arm or override.
     """
     file = find_recipe(source)
-    place = _Place(str(source), file.parent, read_document(file, str(source)))
-    sweep, problems = _validate(place)
-    draft = draft_of(place.reading.value)
-    problems += [*draft_problems(draft, overrides), *choice_problems(draft, arms, seeds)]
+    sweep_file = _SweepFile(str(source), file.parent, read_document(file, str(source)))
+    sweep, problems = _validate(sweep_file)
+    draft = draft_of(sweep_file.reading.value)
+    problems += [*draft_problems(draft, overrides), *selection_problems(draft, arms, seeds)]
     chosen = {arm: own for arm, own in draft.arms.items() if arms is None or arm in arms}
-    recipes, found = _load_arms(replace(draft, arms=chosen), overrides, place)
+    recipes, found = _load_arms(replace(draft, arms=chosen), overrides, sweep_file)
     problems += [*found, *_recipe_problems(draft, recipes)]
-    place.refuse(problems)
+    sweep_file.raise_problems(problems)
     assert sweep is not None  # or there was a problem
     sweep = sweep.model_copy(
         update={
@@ -190,16 +190,17 @@ def load_sweep(
         }
     )
     needed = {
-        arm: _needed(recipe, [measure.stage for measure in sweep.measure]) for arm, recipe in recipes.items()
+        arm: _restricted_to(recipe, [measure.stage for measure in sweep.measure])
+        for arm, recipe in recipes.items()
     }
-    place.refuse(_equal_arms(needed))
-    return Plan(sweep, needed)
+    sweep_file.raise_problems(_equal_arms(needed))
+    return SweepPlan(sweep, needed)
 
 
-def reached(recipe: Recipe, reseeds: Iterable[str]) -> set[str]:
+def with_downstream(recipe: Recipe, reseeds: Iterable[str]) -> set[str]:
     """Steps whose artifact differs from seed to seed: those that are reseeded, and all that read one of these."""
     inputs, found = dependencies(recipe), set(reseeds)
-    for step in order(recipe):
+    for step in ordered_steps(recipe):
         if found & set(inputs[step].values()):
             found.add(step)
     return found
@@ -209,14 +210,14 @@ def reached(recipe: Recipe, reseeds: Iterable[str]) -> set[str]:
 
 
 @dataclass(frozen=True)
-class _Place:
+class _SweepFile:
     """Where problems are found: the sweep's file and its lines."""
 
     source: str
     folder: File
-    reading: plain_yaml.Reading
+    reading: plain_yaml.Document
 
-    def refuse(self, problems: Iterable[Problem]) -> None:
+    def raise_problems(self, problems: Iterable[Problem]) -> None:
         """Raise RecipeError where there are problems, those of the file with their lines."""
         located = [self.locate(problem) for problem in problems]
         if located:
@@ -234,17 +235,19 @@ class _Place:
         return replace(problem, source=self.source, line=problem.line or line)
 
 
-def _validate(place: _Place) -> tuple[Sweep | None, list[Problem]]:
+def _validate(sweep_file: _SweepFile) -> tuple[Sweep | None, list[Problem]]:
     """The sweep, where each of its fields is one by itself, or what is wrong with them.
 
     Raises:
         RecipeError: it is no sweep at all.
     """
-    plain, problems = place.reading.value, list(place.reading.problems)
+    plain, problems = sweep_file.reading.value, list(sweep_file.reading.problems)
     if not isinstance(plain, dict):
-        place.refuse([*problems, Problem((), "is not a mapping", "a sweep starts with `sweep: NAME`")])
+        sweep_file.raise_problems(
+            [*problems, Problem((), "is not a mapping", "a sweep starts with `sweep: NAME`")]
+        )
     if "sweep" not in plain and "stages" in plain:
-        place.refuse([*problems, Problem((), "is a recipe, not a sweep", "use `vantage run`")])
+        sweep_file.raise_problems([*problems, Problem((), "is a recipe, not a sweep", "use `vantage run`")])
     fields = validated(Sweep, plain)
     return (None if fields.problems else fields.value), problems + fields.problems
 
@@ -253,30 +256,32 @@ def _validate(place: _Place) -> tuple[Sweep | None, list[Problem]]:
 
 
 def _load_arms(
-    sweep: Draft, overrides: Sequence[str], place: _Place
+    sweep: Draft, overrides: Sequence[str], sweep_file: _SweepFile
 ) -> tuple[dict[str, Recipe], list[Problem]]:
     """Arm → its recipe, where it has one; the problems of the recipe itself, and those that an arm adds to them."""
     if sweep.recipe is None:
         return {}, []
     try:
-        beside = absolute(sweep.recipe, place.folder)
+        beside = absolute(sweep.recipe, sweep_file.folder)
         found = is_file(beside)
-    except NoPlace as error:
+    except UnresolvablePath as error:
         message = f"{quote(sweep.recipe)} cannot be looked up ({error})"
         return {}, [Problem(("recipe",), message, "name a .yaml file, or a built-in recipe")]
     is_path = found or beside.suffix in (".yaml", ".yml")
-    recipe = str(place.folder / sweep.recipe) if is_path else sweep.recipe
-    common = {_as_override(key, value, place.folder): ("set", key) for key, value in sweep.set.items()}
+    recipe = str(sweep_file.folder / sweep.recipe) if is_path else sweep.recipe
+    common = {_as_override(key, value, sweep_file.folder): ("set", key) for key, value in sweep.set.items()}
     given = {**common, **dict.fromkeys(overrides, ())}
     _, shared = _load(recipe, given)
-    problems = [_placed(problem, recipe, given) for problem in shared]
+    problems = [_in_sweep_file(problem, recipe, given) for problem in shared]
     told = {(problem.path, problem.message) for problem in shared}
     recipes: dict[str, Recipe] = {}
     for arm, own in sweep.arms.items():
-        texts = {_as_override(key, value, place.folder): ("arms", arm, key) for key, value in own.items()}
+        texts = {
+            _as_override(key, value, sweep_file.folder): ("arms", arm, key) for key, value in own.items()
+        }
         loaded, added = _load(recipe, {**texts, **given})
         new = [problem for problem in added if (problem.path, problem.message) not in told]
-        problems += (_placed(problem, recipe, {**texts, **given}, arm) for problem in new)
+        problems += (_in_sweep_file(problem, recipe, {**texts, **given}, arm) for problem in new)
         if loaded is not None:
             recipes[arm] = loaded
     return recipes, problems
@@ -289,7 +294,9 @@ def _load(recipe: str, texts: Iterable[str]) -> tuple[Recipe | None, tuple[Probl
         return None, error.problems
 
 
-def _placed(problem: Problem, recipe: str, texts: Mapping[str, Path], arm: str | None = None) -> Problem:
+def _in_sweep_file(
+    problem: Problem, recipe: str, texts: Mapping[str, Path], arm: str | None = None
+) -> Problem:
     """A recipe's problem at the place in the sweep's file that causes it (``texts``: override → where it stands)."""
     paths = {f"--set {text}": path for text, path in texts.items() if path}
     path = paths.get(problem.source) or (("arms", arm) if arm and problem.source == recipe else ())
@@ -303,7 +310,7 @@ def _placed(problem: Problem, recipe: str, texts: Mapping[str, Path], arm: str |
 def _as_override(key: str, value: Any, folder: File) -> str:
     """``KEY=VALUE``; a path to a source starts at the sweep's folder."""
     if key.endswith(".source") and isinstance(value, str):
-        with contextlib.suppress(NoPlace):  # the recipe's loader says so
+        with contextlib.suppress(UnresolvablePath):  # the recipe's loader says so
             file = absolute(value, folder)
             value = str(file) if mode_of(file) else value
     return f"{key}={json.dumps(value, ensure_ascii=False)}"
@@ -338,11 +345,11 @@ def _measure_problem(
     if stage is None:
         message = f"{quote(name)} is not a stage of arm '{arm}'"
         return Problem((*path, "stage"), message, suggest(name, recipe.stages))
-    known = measured_by(stage.kind, judge=_kind_of_judge(stage))
+    known = headline_metric_names(stage.kind, judge=_kind_of_judge(stage))
     if isinstance(metric, str) and metric not in known:
         message = f"{quote(metric)} is not measured by '{name}'"
         return Problem((*path, "metric"), message, suggest(metric, sorted(known)))
-    if reseeds and name not in reached(recipe, reseeds):
+    if reseeds and name not in with_downstream(recipe, reseeds):
         message = f"no seed reaches '{name}' in arm '{arm}', so every seed would measure the same"
         return Problem((*path, "stage"), message, f"add {name}, or what it reads, to reseeds")
     return None
@@ -355,10 +362,10 @@ def _kind_of_judge(stage: Stage) -> str | None:
     return "verifier" if judge.verifier else "reward"
 
 
-def _needed(recipe: Recipe, measured: Iterable[str]) -> Recipe:
+def _restricted_to(recipe: Recipe, measured: Iterable[str]) -> Recipe:
     """The recipe without what none of these stages depends on; a sweep publishes nothing."""
     inputs, needed = dependencies(recipe), set(measured)
-    for step in reversed(order(recipe)):
+    for step in reversed(ordered_steps(recipe)):
         if step in needed:
             needed.update(inputs[step].values())
     stages = {name: stage for name, stage in recipe.stages.items() if name in needed}
@@ -379,7 +386,7 @@ def _equal_arms(recipes: dict[str, Recipe]) -> Iterator[Problem]:
     for arm, recipe in recipes.items():
         content = recipe.model_dump(mode="json")
         for stage in content["stages"].values():
-            for field in ONLY_HOW & stage.keys():
+            for field in NOT_COMPARED & stage.keys():
                 del stage[field]
             stage.get("algorithm", {}).pop("preset", None)  # a preset is only a name for its switches
         known = first.setdefault(canonical_json(content), arm)

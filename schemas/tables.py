@@ -21,7 +21,7 @@ from schemas.steps import CONTENT_COLUMNS, OPTIONAL_COLUMNS
 Mask: TypeAlias = Any
 """``pyarrow.ChunkedArray`` of booleans, one for each row, True where the row breaks a rule."""
 
-_MAY_LACK = {content: ("split", *OPTIONAL_COLUMNS.get(content, ())) for content in CONTENT_COLUMNS}
+_OPTIONAL = {content: ("split", *OPTIONAL_COLUMNS.get(content, ())) for content in CONTENT_COLUMNS}
 
 COLUMN_TYPES: dict[str, pa.DataType] = {
     **dict.fromkeys(("prompt", "response", "chosen", "rejected", "split", "answer"), pa.string()),
@@ -228,11 +228,11 @@ def _mask(broken: list[bool]) -> Mask:
 
 def _columns(content: str) -> tuple[str, ...]:
     """Every column that is looked at."""
-    return (*CONTENT_COLUMNS[content], *_MAY_LACK.get(content, ()))
+    return (*CONTENT_COLUMNS[content], *_OPTIONAL.get(content, ()))
 
 
 def _schema(content: str) -> pandera.DataFrameSchema:
-    may_lack = _MAY_LACK.get(content, ())
+    may_lack = _OPTIONAL.get(content, ())
     columns = {
         # A margin or an answer may be missing in some rows, as its whole column may
         column: pandera.Column(
@@ -244,13 +244,13 @@ def _schema(content: str) -> pandera.DataFrameSchema:
     }
     # n_failure_cases: a million bad rows would make a message of megabytes.
     checks = [
-        pandera.Check(_keeps(rule), name=rule.reason, n_failure_cases=SHOWN_ROWS, ignore_na=False)
+        pandera.Check(_passes(rule), name=rule.reason, n_failure_cases=SHOWN_ROWS, ignore_na=False)
         for rule in rules(content)
     ]
     return pandera.DataFrameSchema(columns, checks=checks, strict=False, name=content)
 
 
-def _keeps(rule: Rule) -> Callable[[PyArrowData], Mask]:
+def _passes(rule: Rule) -> Callable[[PyArrowData], Mask]:
     return lambda data: pc.invert(rule.broken(data.table))
 
 
@@ -261,7 +261,7 @@ SCHEMAS: dict[str, pandera.DataFrameSchema] = {content: _schema(content) for con
 # -- separating what can be used
 
 
-def usable(
+def usable_rows(
     batches: Iterable[pa.RecordBatch | pa.Table], *, content: str, allow_repeats: bool = False
 ) -> tuple[Iterator[pa.RecordBatch], Callable[[], Report]]:
     """The rows that can be used, batch by batch, and a function that gives the report once all were taken.
@@ -368,7 +368,7 @@ def _shown(value: Any) -> str:
 def _typed(batch: pa.RecordBatch | pa.Table, content: str) -> pa.Table:
     """The batch with its columns in the schema's types; files hold large and dictionary-encoded strings too."""
     table = batch if isinstance(batch, pa.Table) else pa.Table.from_batches([batch])
-    may_lack = (*table.column_names, *_MAY_LACK.get(content, ()))
+    may_lack = (*table.column_names, *_OPTIONAL.get(content, ()))
     missing = [name for name in _columns(content) if name not in may_lack]
     if missing:
         there = ", ".join(table.column_names)

@@ -1,9 +1,9 @@
 """The implicit step of a verifier: the user's file, copied into the store and tried on what it will judge."""
 
-from schemas.recipe.sources import Place
+from schemas.recipe.sources import LocalPath
 from schemas.recipe.work import ImportVerifier
 from schemas.records.job import StageJob, StageResult
-from schemas.source_files import VERIFIER_LIMIT, copy_hashed, refuse_changed
+from schemas.source_files import VERIFIER_LIMIT, check_unchanged, copy_hashed
 from tasks.rewards.dry_run import try_verifier
 from tasks.rewards.verifier_file import FILE
 from tasks.rewards.verifiers import CONFIGURATION
@@ -18,9 +18,9 @@ def run(job: StageJob[ImportVerifier]) -> StageResult:
     """
     verifier = job.work.verifier
     origin = verifier.origin
-    if isinstance(origin, Place):
+    if isinstance(origin, LocalPath):
         found = copy_hashed(origin.path, job.output / FILE, VERIFIER_LIMIT)
-        refuse_changed(verifier.source, planned=job.source_sha256, found=found)
+        check_unchanged(verifier.source, planned=job.source_sha256, found=found)
         verifier = verifier.model_copy(update={"source": FILE})
     (job.output / CONFIGURATION).write_text(verifier.model_dump_json(indent=2) + "\n")
     try_verifier(job)

@@ -26,7 +26,7 @@ from tasks.data.examples import (
     read_prompts,
 )
 from tasks.data.splits import SPLITS, TRAIN
-from tasks.rewards.verifier_file import Verifier
+from tasks.rewards.verifier_file import VerifierFunction
 from tasks.rewards.verifiers import load_verifier
 from tasks.rollout.group_sampling import Filled, fill, uniform_groups
 from tasks.rollout.reward_moments import read_moments
@@ -171,7 +171,7 @@ def gather(
     networks: ActorCritic,
     prompts: Prompts,
     state: PolicyState,
-    positive_verifier: Verifier | None,
+    positive_verifier: VerifierFunction | None,
 ) -> Gathered:
     """Sample and score responses, shape their rewards, and estimate advantages and the critic's targets.
 
@@ -232,7 +232,7 @@ def read_ptx(job: StageJob[ResolvedPolicyOptimization], codec: Codec) -> Ptx | N
     return Ptx(examples, order)
 
 
-def load_positive_verifier(job: StageJob, algorithm: Algorithm) -> Verifier | None:
+def load_positive_verifier(job: StageJob, algorithm: Algorithm) -> VerifierFunction | None:
     """What says which responses are imitated, where that is a verifier."""
     if not algorithm.positive_nll_coef or algorithm.positive_verifier is None:
         return None

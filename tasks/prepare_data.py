@@ -19,10 +19,10 @@ from schemas.recipe.work import PrepareData
 from schemas.records.job import StageJob, StageResult
 from schemas.source_files import (
     PLAIN_FORMATS,
+    check_unchanged,
     copy_hashed,
     data_format,
     data_limit,
-    refuse_changed,
 )
 from schemas.steps import CONTENT_COLUMNS, OPTIONAL_COLUMNS
 from schemas.tables import (
@@ -31,7 +31,7 @@ from schemas.tables import (
     FAULT_TYPE,
     REPEATED,
     Report,
-    usable,
+    usable_rows,
 )
 from tasks.data import arithmetic
 from tasks.data.columns import RowMapper, WrongValue
@@ -76,7 +76,7 @@ def run(job: StageJob[PrepareData]) -> StageResult:
     # 1. Map the source's rows to our columns, and leave out what cannot be used
     mapper = None if is_builtin else mapper_of(data, content)
     batches = builtin_batches(work) if mapper is None else file_batches(data, content, mapper, job)
-    kept, report_of = usable(batches, content=content, allow_repeats=is_builtin)
+    kept, report_of = usable_rows(batches, content=content, allow_repeats=is_builtin)
     table = spool(kept, job.scratch / "kept.arrow")
     if mapper is not None:
         table = table.drop_columns(mapper.absent())
@@ -187,7 +187,7 @@ def copy_source(source: str, copy: Path, *, planned: str | None) -> None:
     if not Path(source).is_file():
         raise UnusableData(f"source={source!r} is not a file here; check the path")
     found = copy_hashed(Path(source), copy, data_limit())
-    refuse_changed(source, planned=planned, found=found)
+    check_unchanged(source, planned=planned, found=found)
     if not copy.stat().st_size:
         raise UnusableData(f"source={source!r} is empty")
 

@@ -127,12 +127,12 @@ from flows.attempts.jobs import key_parts_of, rewards_of, seed_of, work_of
 from flows.runs.resolving import load_resolved
 from schemas.records.job import StageJob
 from schemas.records.stage_key import stage_key
-from schemas.steps import dependencies, order
+from schemas.steps import dependencies, ordered_steps
 from tasks.stages import run_stage
 
 recipe, _ = load_resolved(sys.argv[1], [])
 folder, digests, metrics = Path(sys.argv[2]), {}, {}
-for step in order(recipe):
+for step in ordered_steps(recipe):
     inputs = dependencies(recipe)[step]
     key = stage_key(key_parts_of(recipe, step, {role: digests[read] for role, read in inputs.items()}))
     output = folder / "made" / step

@@ -27,13 +27,15 @@ def check_dataset(folder: Path, content: str, *, step: str) -> None:
     """
     import pyarrow.parquet as pq  # both take a second to import, and few runs collect pairs
 
-    from schemas.tables import UnusableTable, usable
+    from schemas.tables import UnusableTable, usable_rows
 
     for split in SPLITS:
         path = folder / f"{split}.parquet"
         with pq.ParquetFile(path) as file:
             try:
-                kept, report_of = usable(file.iter_batches(BATCH_ROWS), content=content, allow_repeats=True)
+                kept, report_of = usable_rows(
+                    file.iter_batches(BATCH_ROWS), content=content, allow_repeats=True
+                )
                 for _ in kept:  # pandera looks at every batch as it passes
                     pass
             except UnusableTable as error:

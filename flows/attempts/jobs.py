@@ -10,19 +10,19 @@ from models.source_digest import source_digest
 from schemas.recipe.inputs import MODEL, Verifier
 from schemas.recipe.recipe import ResolvedRecipe
 from schemas.recipe.rewards import Reward
-from schemas.recipe.sources import Builtin, Place
+from schemas.recipe.sources import Builtin, LocalPath
 from schemas.recipe.stages import Gate, Resources, Stage
 from schemas.recipe.work import ImportModel, ImportVerifier, PrepareData, Work
 from schemas.records.artifacts import Artifact
 from schemas.records.attempt import RUN_STAGE, AttemptRequest, Share
 from schemas.records.stage_key import key_parts, stage_key
 from schemas.source_files import VERIFIER_LIMIT, data_limit, hash_file
-from schemas.splits import is_alone, shares_of
+from schemas.splits import is_only_dataset, shares_of
 from schemas.steps import content_of, dependencies, reward_of
 
-DATA = "data."
+DATA_PREFIX = "data."
 """What the names of the implicit steps that prepare data start with."""
-VERIFIERS = "verifiers."
+VERIFIER_PREFIX = "verifiers."
 """The same of those that import verifiers."""
 
 _ONE_CPU = Resources(cpus=1, gpus=0, hang_seconds=86400.0)
@@ -33,16 +33,16 @@ def work_of(recipe: ResolvedRecipe, step: str) -> Work:
     """What the step asks for: a stage of the recipe, or an implicit step."""
     if step == MODEL:
         return ImportModel(model=recipe.model)
-    if step.startswith(DATA):
-        name = step.removeprefix(DATA)
+    if step.startswith(DATA_PREFIX):
+        name = step.removeprefix(DATA_PREFIX)
         return PrepareData(
             content=content_of(recipe, name),
             data=recipe.data[name],
             shares=shares_of(recipe),
-            alone=is_alone(recipe, name),
+            alone=is_only_dataset(recipe, name),
         )
-    if step.startswith(VERIFIERS):
-        name = step.removeprefix(VERIFIERS)
+    if step.startswith(VERIFIER_PREFIX):
+        name = step.removeprefix(VERIFIER_PREFIX)
         return ImportVerifier(verifier=recipe.verifiers.get(name) or Verifier(source=str(Builtin(name))))
     return recipe.stages[step]
 
@@ -140,9 +140,9 @@ def max_dropped_of(recipe: ResolvedRecipe, step: str) -> dict[str, float]:
     """Role → the share of rows that may be unusable, of each of the recipe's datasets that the step reads."""
     read = dependencies(recipe)[step]
     return {
-        role: recipe.data[source.removeprefix(DATA)].max_dropped
+        role: recipe.data[source.removeprefix(DATA_PREFIX)].max_dropped
         for role, source in read.items()
-        if source.startswith(DATA)
+        if source.startswith(DATA_PREFIX)
     }
 
 
@@ -173,4 +173,4 @@ def _source_of(work: Work) -> dict[str, str]:
         origin, limit = work.verifier.origin, VERIFIER_LIMIT
     else:
         return {}
-    return {"source": hash_file(origin.path, limit)} if isinstance(origin, Place) else {}
+    return {"source": hash_file(origin.path, limit)} if isinstance(origin, LocalPath) else {}

@@ -30,7 +30,7 @@ from flows.launchers.disk_faults import is_disk_fault
 from flows.launchers.safe_stream import SafeStream
 from schemas.records.attempt import Failure
 from schemas.records.job import StageJob, StageResult
-from schemas.safe_text import servers_secrets, without_secrets
+from schemas.safe_text import server_secrets, without_secrets
 from tasks.training import preemption
 
 NO_MEMORY = (
@@ -62,7 +62,7 @@ def main(job_file: Path, log: Path, stage: str, threads: int, environment: Mappi
     _write_everything_to(log)
     _say_what_stages_do()
     _forget_current_folder()
-    for name in servers_secrets(os.environ):
+    for name in server_secrets(os.environ):
         del os.environ[name]
     os.environ.update(environment)
     _limit_threads(threads)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from flows.launchers.local_process import OURS, last_line
 from ledger.tracking import without_password
-from schemas.safe_text import servers_secrets, without_secrets
+from schemas.safe_text import server_secrets, without_secrets
 from storage.durable_files import make_private, open_private
 
 LOOPBACK = "127.0.0.1"
@@ -243,7 +243,7 @@ def _wait_for_configured(url: str, stopping: threading.Event) -> None:
 
 def _server_process(home: Path, port: int, log: Path) -> subprocess.Popen[bytes]:
     """A Prefect server on ``port`` that ends with this process (``flows.prefect_server.tied_process``)."""
-    of_clients = [name for name in servers_secrets(os.environ) if not name.startswith(_SERVERS_OWN)]
+    of_clients = [name for name in server_secrets(os.environ) if not name.startswith(_SERVERS_OWN)]
     environment = {
         **{name: value for name, value in os.environ.items() if name not in of_clients},
         "PREFECT_HOME": str(home),

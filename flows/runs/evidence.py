@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from flows.attempts.jobs import gates_of
 from flows.runs.run import RunRecord, StageRecord, Workspace
 from schemas.recipe.recipe import ResolvedRecipe
-from schemas.records.verdicts import Verdict, judge
+from schemas.records.verdicts import Verdict, check_gate
 from schemas.steps import dependencies
 from storage.measured_file import Sealed, differences, read_sealed
 from storage.refs import DamagedRef
@@ -59,7 +59,7 @@ def _of_stage(
         if gate.metric not in measured.metrics:
             yield f"gate {recorded}: the artifact holds no {gate.metric}"
             continue
-        expected = judge(gate, measured.metrics, measured.uncertainty, equal=equal)
+        expected = check_gate(gate, measured.metrics, measured.uncertainty, equal=equal)
         if any(getattr(recorded, field) != getattr(expected, field) for field in _COMPARED):
             yield f"the verdict is recorded as {_said(recorded)}, but the artifact says {_said(expected)}"
 

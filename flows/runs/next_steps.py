@@ -8,7 +8,7 @@ from flows.runs.run import GOOD, RunRecord
 from schemas.recipe.recipe import ResolvedRecipe
 from schemas.recipe.stages import Gate, Rollouts, Training
 from schemas.records.verdicts import Verdict
-from schemas.sweep import reached
+from schemas.sweep import with_downstream
 
 
 def after_closed_gates(record: RunRecord, workspace: Path) -> list[str]:
@@ -86,7 +86,7 @@ def _just_met(verdict: Verdict) -> str:
 
 def _kept_and_again(record: RunRecord, step: str) -> tuple[str, str]:
     """What another training of the step leaves as it is, and what it makes anew."""
-    again = reached(record.recipe, [step])
+    again = with_downstream(record.recipe, [step])
     kept = [name for name, stage in record.stages.items() if name not in again and stage.status in GOOD]
     return f"{_told(kept)} {'is' if len(kept) == 1 else 'are'}", _told(
         [n for n in record.stages if n in again]

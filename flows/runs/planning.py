@@ -26,8 +26,8 @@ from schemas.recipe.recipe import ResolvedRecipe
 from schemas.records.artifacts import Artifact
 from schemas.records.attempt import Share
 from schemas.records.stage_key import differences, stage_key
-from schemas.records.verdicts import Verdict, judge_artifact
-from schemas.steps import dependencies, order
+from schemas.records.verdicts import Verdict, check_artifact_gate
+from schemas.steps import dependencies, ordered_steps
 from storage.refs import Lookup
 from storage.store import Store
 from tasks.training.scratch import read_committed
@@ -95,7 +95,7 @@ def plan(recipe: ResolvedRecipe, store: Store | None, runs: Sequence[RunRecord])
     """
     inputs = dependencies(recipe)
     steps: dict[str, PlannedStep] = {}
-    for name in order(recipe):
+    for name in ordered_steps(recipe):
         present = _provenance(recipe, name)  # for all: the code is read now, while there is one thread only
         earlier = _earlier(recipe, name, runs)
         read = {role: steps[step] for role, step in inputs[name].items()}
@@ -166,7 +166,7 @@ def _plan_step(
             if step.artifact is not None
         }
         equal, remark = compared_with_itself(inputs), remark_on(artifact, inputs)
-        verdicts = tuple(judge_artifact(gate, artifact, equal=equal) for gate in gates_of(recipe, name))
+        verdicts = tuple(check_artifact_gate(gate, artifact, equal=equal) for gate in gates_of(recipe, name))
         return PlannedStep(
             name,
             kind,

@@ -7,7 +7,7 @@ from models.model_width import UnknownWidth, hidden_size
 from schemas.loading.recipe_file import load_recipe, parse_recipe
 from schemas.recipe.learning_rates import unset_rates, with_learning_rates
 from schemas.recipe.recipe import Recipe, ResolvedRecipe
-from schemas.sweep import Plan
+from schemas.sweep import SweepPlan
 
 ChosenRates = Mapping[str, Mapping[str, float]]
 """Stage → field → learning rate that the recipe left open."""
@@ -47,6 +47,6 @@ def resolve_rates(recipe: Recipe) -> tuple[ResolvedRecipe, ChosenRates]:
     return ResolvedRecipe.of(resolved), chosen
 
 
-def resolve_sweep(swept: Plan) -> Plan[ResolvedRecipe]:
+def resolve_sweep(swept: SweepPlan) -> SweepPlan[ResolvedRecipe]:
     """The sweep with every arm's learning rates written out."""
-    return Plan(swept.sweep, {arm: resolve_rates(recipe)[0] for arm, recipe in swept.recipes.items()})
+    return SweepPlan(swept.sweep, {arm: resolve_rates(recipe)[0] for arm, recipe in swept.recipes.items()})

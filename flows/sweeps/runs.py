@@ -44,7 +44,7 @@ from flows.sweeps.report import (
 from flows.sweeps.to_mlflow import SweepLedger
 from ledger.run_ledger import Ledger
 from schemas.recipe.recipe import ResolvedRecipe
-from schemas.sweep import Cell, Plan, Sweep
+from schemas.sweep import Cell, Sweep, SweepPlan
 from storage.durable_files import replace_file
 from storage.store import Store
 from tasks.training.progress import StageProgress
@@ -82,7 +82,7 @@ class SweepRuns:
 
     def __init__(
         self,
-        swept: Plan[ResolvedRecipe],
+        swept: SweepPlan[ResolvedRecipe],
         *,
         workspace: Workspace,
         store: Store,

@@ -25,7 +25,7 @@ from schemas.checks.warnings import warnings
 from schemas.recipe.recipe import ResolvedRecipe
 from schemas.records.attempt import RUN_STAGE
 from schemas.steps import dependencies
-from schemas.sweep import Cell, Plan, reached
+from schemas.sweep import Cell, SweepPlan, with_downstream
 from storage.durable_files import make_folder
 from storage.store import Store
 
@@ -35,7 +35,7 @@ class SweepError(ValueError):
 
 
 def run_sweep(
-    written: Plan,
+    written: SweepPlan,
     workspace: Workspace,
     screen: Screen,
     *,
@@ -89,7 +89,7 @@ def run_sweep(
         return sweep_runs.end()
 
 
-def cells_at_once(machine: Machine, swept: Plan[ResolvedRecipe]) -> int:
+def cells_at_once(machine: Machine, swept: SweepPlan[ResolvedRecipe]) -> int:
     """As many runs as the machine has room for the least demanding stage that a seed reaches.
 
     Raises:
@@ -97,7 +97,7 @@ def cells_at_once(machine: Machine, swept: Plan[ResolvedRecipe]) -> int:
     """
     room = 1
     for arm, recipe in swept.recipes.items():
-        differing = reached(recipe, swept.sweep.reseeds)
+        differing = with_downstream(recipe, swept.sweep.reseeds)
         for name, stage in recipe.stages.items():
             try:
                 cpus, gpus = machine.share_of(stage.resources)
@@ -129,7 +129,7 @@ def _order(
             sweep_runs.drive,
             machine=machine,
             at_once=at_once,
-            shared=lambda cell: set(dependencies(cell.recipe)) - reached(cell.recipe, reseeds),
+            shared=lambda cell: set(dependencies(cell.recipe)) - with_downstream(cell.recipe, reseeds),
         )
         with _signals_to(sweep_runs.request_stop), ThreadPoolExecutor(1) as thread, first_error():
             thread.submit(copy_context().run, asyncio.run, cells).result()
@@ -168,7 +168,7 @@ def _alone(folder: Path) -> Iterator[Path]:
         os.close(lock)
 
 
-def _tell_warnings(screen: Screen, swept: Plan[ResolvedRecipe]) -> None:
+def _tell_warnings(screen: Screen, swept: SweepPlan[ResolvedRecipe]) -> None:
     """Every warning once, with the arms that it is about."""
     arms: dict[str, list[str]] = {}
     for arm, recipe in swept.recipes.items():

@@ -1,1 +1,1 @@
-"""What a loader refuses or warns of beyond single fields."""
+"""Checks over several fields of a recipe: errors and warnings of the loader."""

@@ -1,4 +1,4 @@
-"""Agreement of what a critic is pretrained on with what the policy will see."""
+"""Fill in what stages inherit from each other, and check that critic and policy stages agree."""
 
 from collections.abc import Iterator, Mapping
 
@@ -18,19 +18,19 @@ PolicyStages = Mapping[str, PolicyOptimization]
 
 
 def resolve(recipe: Recipe) -> tuple[Recipe, list[Problem]]:
-    """The recipe with everything that stages inherit from each other written out, and their disagreements.
+    """The recipe with all inherited values written out, and the disagreements between its stages.
 
-    A critic must have been pretrained on the returns that the policy will see: the same reward, the switches of
-    ``Returns`` and, where KL is counted, reference. What its stage leaves open is taken from the policy stages that
-    start from it. A critic or demonstrations that an algorithm does not read are left out.
+    A critic must be pretrained on the returns that the policy stage uses: the same reward, the same switches of
+    ``Returns`` and, where KL is in the reward, the same reference. Values that its stage does not set come from the
+    policy stages that start from it. A critic or demonstrations that the algorithm does not read are removed.
     """
     problems = share_problems(recipe)
     stages: dict[str, Stage] = {}
     for name, stage in recipe.stages.items():
         if isinstance(stage, ValuePretraining):
-            heirs = _policy_stages_of(recipe, name)
-            problems += _disagreements(recipe, name, stage, heirs)
-            stage, found = _inherit(name, stage, heirs)
+            policy_stages = _policy_stages_of(recipe, name)
+            problems += _disagreements(recipe, name, stage, policy_stages)
+            stage, found = _inherit(name, stage, policy_stages)
             problems += found
         if isinstance(stage, PolicyOptimization):
             stage = stage.model_copy(update=_unread(stage))
@@ -44,7 +44,7 @@ def resolve(recipe: Recipe) -> tuple[Recipe, list[Problem]]:
 
 
 def _unread(stage: PolicyOptimization) -> dict[str, None]:
-    """What the stage names and its switches do not read."""
+    """Fields of the stage that its switches do not read, each → None."""
     critics = () if stage.algorithm.reads_critic else ("critic", "fresh_critic")
     return dict.fromkeys((*critics, *(() if stage.algorithm.ptx_coef else ("ptx",))))
 
@@ -58,45 +58,49 @@ def _policy_stages_of(recipe: Recipe, critic: str) -> PolicyStages:
 
 
 def _inherit(
-    name: str, stage: ValuePretraining, heirs: PolicyStages
+    name: str, stage: ValuePretraining, policy_stages: PolicyStages
 ) -> tuple[ValuePretraining, list[Problem]]:
-    """The stage with the returns of the policy stages that start from its critic; without any, plain ones."""
+    """The stage with the returns of the policy stages that start from its critic; the defaults where there are none."""
     if stage.returns is not None:
         return stage, []
-    returns = {heir: policy_stage.algorithm.returns for heir, policy_stage in heirs.items()}
+    returns = {
+        policy_name: policy_stage.algorithm.returns for policy_name, policy_stage in policy_stages.items()
+    }
     problems = []
     for switch in Returns.model_fields:
-        values = {heir: getattr(each, switch) for heir, each in returns.items()}
+        values = {policy_name: getattr(each, switch) for policy_name, each in returns.items()}
         if len(set(values.values())) > 1:
-            told = ", ".join(f"{heir} has {_said(value)}" for heir, value in values.items())
-            message = f"are to be those of the policy stages that start from this critic, but {switch} differs: {told}"
+            listed = ", ".join(f"{policy_name} has {_shown(value)}" for policy_name, value in values.items())
+            message = f"are to be those of the policy stages that start from this critic, but {switch} differs: {listed}"
             remedy = f"use one {switch} in all, or pretrain a critic for each"
             problems.append(Problem(("stages", name, "returns"), message, remedy))
     return stage.model_copy(update={"returns": next(iter(returns.values()), Returns())}), problems
 
 
 def _disagreements(
-    recipe: Recipe, name: str, stage: ValuePretraining, heirs: PolicyStages
+    recipe: Recipe, name: str, stage: ValuePretraining, policy_stages: PolicyStages
 ) -> Iterator[Problem]:
-    """Where what the stage itself says is not what a policy stage that starts from its critic will see."""
+    """Values that the stage sets differently from a policy stage that starts from its critic."""
     given = {} if stage.returns is None else dict(stage.returns)
-    for heir, policy_stage in heirs.items():
+    for policy_name, policy_stage in policy_stages.items():
         path = ("stages", name)
         if recipe.rewards[stage.reward] != recipe.rewards[policy_stage.reward]:
-            message = f"'{stage.reward}' is not the reward of '{heir}' ('{policy_stage.reward}'), which starts from it"
+            message = f"'{stage.reward}' is not the reward of '{policy_name}' ('{policy_stage.reward}'), which starts from it"
             yield Problem((*path, "reward"), message, "use one reward in both")
         for switch, ours in given.items():
             theirs = getattr(policy_stage.algorithm, switch)
             if ours != theirs:
-                message = f"{_said(ours)} is not the {switch} of '{heir}' ({_said(theirs)}), which starts from this critic"
+                message = f"{_shown(ours)} is not the {switch} of '{policy_name}' ({_shown(theirs)}), which starts from this critic"
                 yield Problem((*path, "returns", switch), message, "leave returns out here, to inherit them")
         reference, others = stage_reference(stage), stage_reference(policy_stage)
         if policy_stage.algorithm.kl_coef and reference != others:
-            message = f"'{reference}' is not the reference of '{heir}' ('{others}'), whose reward counts KL"
+            message = (
+                f"'{reference}' is not the reference of '{policy_name}' ('{others}'), whose reward counts KL"
+            )
             yield Problem((*path, "reference"), message, f"set reference: {others}")
 
 
-def _said(value: object) -> str:
+def _shown(value: object) -> str:
     if value is None:
         return "none"
     return f"{value:g}" if isinstance(value, float) else str(value)

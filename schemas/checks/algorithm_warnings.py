@@ -1,4 +1,4 @@
-"""Switches whose mixture a source warns against, or that do not do what their author may think."""
+"""Warnings about algorithm switches: combinations that a paper advises against, and switches with little effect."""
 
 from collections.abc import Iterator
 
@@ -17,23 +17,23 @@ _KL_IN_REWARD = {
 
 
 def algorithm_warnings(recipe: Recipe, name: str, stage: PolicyOptimization) -> list[str]:
-    """Sentences about a policy stage's switches, each with the source that warns."""
+    """Warnings about a policy stage's switches, each with its source."""
     return [
         *_critic(recipe, name, stage),
         *_zero_lambda(recipe, name, stage),
-        *_horizon_beyond_the_end(recipe, name, stage),
-        *_cut_off_twice(recipe, name, stage),
+        *_horizon_too_long(recipe, name, stage),
+        *_truncation_counted_twice(recipe, name, stage),
         *_uncentred_threshold(recipe, name, stage),
-        *_unclipped(name, stage),
-        *_groups_that_never_agree(recipe, name, stage),
-        *_penalty_without_a_second_step(name, stage),
-        *(f"stages.{name}.algorithm.{found}" for found in _mixtures(stage.algorithm)),
+        *_unclipped_ratio(name, stage),
+        *_never_uniform_groups(recipe, name, stage),
+        *_penalty_without_gradient(name, stage),
+        *(f"stages.{name}.algorithm.{found}" for found in _combinations(stage.algorithm)),
         *(f"stages.{name}.algorithm.{found}" for found in unread_switches(stage.algorithm)),
     ]
 
 
-def _mixtures(switches: Algorithm) -> Iterator[str]:
-    """What the switches say by themselves: ``switch: why``."""
+def _combinations(switches: Algorithm) -> Iterator[str]:
+    """Warnings that depend on the switches alone: ``switch: why``."""
     if switches.kl_coef and switches.kl_kind in _KL_IN_REWARD:
         yield f"kl_kind: in the reward, {switches.kl_kind} misleads: {_KL_IN_REWARD[switches.kl_kind]}; use k1"
     if switches.kl_loss_coef and switches.kl_loss_kind == "abs":
@@ -73,7 +73,7 @@ def _mixtures(switches: Algorithm) -> Iterator[str]:
         )
 
 
-def _penalty_without_a_second_step(name: str, stage: PolicyOptimization) -> Iterator[str]:
+def _penalty_without_gradient(name: str, stage: PolicyOptimization) -> Iterator[str]:
     if stage.algorithm.kl_penalty_coef and stage.epochs * stage.batch_size == stage.minibatch_size:
         yield (
             f"stages.{name}.algorithm.kl_penalty_coef: KL(old‖new) has no gradient at the first optimiser step of a "
@@ -81,7 +81,7 @@ def _penalty_without_a_second_step(name: str, stage: PolicyOptimization) -> Iter
         )
 
 
-def _groups_that_never_agree(recipe: Recipe, name: str, stage: PolicyOptimization) -> Iterator[str]:
+def _never_uniform_groups(recipe: Recipe, name: str, stage: PolicyOptimization) -> Iterator[str]:
     models = [term.stage for term in recipe.rewards[stage.reward].terms if term.stage is not None]
     if stage.algorithm.drop_uniform_groups and models:
         yield (
@@ -119,7 +119,7 @@ def _zero_lambda(recipe: Recipe, name: str, stage: PolicyOptimization) -> Iterat
         )
 
 
-def _horizon_beyond_the_end(recipe: Recipe, name: str, stage: PolicyOptimization) -> Iterator[str]:
+def _horizon_too_long(recipe: Recipe, name: str, stage: PolicyOptimization) -> Iterator[str]:
     horizon, longest = stage.algorithm.gae_horizon, recipe.generation.max_response_tokens
     if horizon is not None and horizon >= longest:
         yield (
@@ -128,7 +128,7 @@ def _horizon_beyond_the_end(recipe: Recipe, name: str, stage: PolicyOptimization
         )
 
 
-def _cut_off_twice(recipe: Recipe, name: str, stage: PolicyOptimization) -> Iterator[str]:
+def _truncation_counted_twice(recipe: Recipe, name: str, stage: PolicyOptimization) -> Iterator[str]:
     if stage.algorithm.bootstrap_truncated and recipe.rewards[stage.reward].missing_eos is not None:
         yield (
             f"stages.{name}.algorithm.bootstrap_truncated: rewards.{stage.reward}.missing_eos makes the cut the end of a "
@@ -149,11 +149,16 @@ def _uncentred_threshold(recipe: Recipe, name: str, stage: PolicyOptimization) -
             )
 
 
-def _unclipped(name: str, stage: PolicyOptimization) -> Iterator[str]:
+def _unclipped_ratio(name: str, stage: PolicyOptimization) -> Iterator[str]:
     switches = stage.algorithm
     updates = stage.epochs * stage.batch_size // stage.minibatch_size
-    held = switches.kl_penalty_coef or switches.trust_region_kl is not None
-    if switches.clip_range_low is None and switches.clip_range_high is None and updates > 1 and not held:
+    has_kl_bound = switches.kl_penalty_coef or switches.trust_region_kl is not None
+    if (
+        switches.clip_range_low is None
+        and switches.clip_range_high is None
+        and updates > 1
+        and not has_kl_bound
+    ):
         yield (
             f"stages.{name}.algorithm: the ratio is not clipped, but {updates} optimiser steps are taken on each "
             "rollout; only the first of them is a policy gradient (PPO, arXiv 1707.06347 §2-3)"

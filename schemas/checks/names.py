@@ -1,16 +1,16 @@
-"""Whether every name in a recipe means something of the right kind, and no stage waits for itself.
+"""Checks of the names in a recipe: each must refer to something of the right kind, without cycles.
 
-The plain mapping is read, not a ``Recipe``, so that a wrong name is found even where other fields are refused.
-What has not the shape of a recipe is passed over here: pydantic refuses it.
+They read the plain mapping, not a ``Recipe``, so that a wrong name is found even where other fields are invalid.
+Values of the wrong shape are skipped here: pydantic refuses them.
 """
 
 import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from schemas.kinds import PUBLISHED, STAGES, collectors_of, makers_of
+from schemas.kinds import PUBLISHED, STAGES, kinds_collecting, kinds_making
 from schemas.problems import (
-    MOST_PROBLEMS,
+    MAX_PROBLEMS,
     Path,
     Problem,
     quote,
@@ -20,8 +20,13 @@ from schemas.recipe.fields import MAX_NAMED
 from schemas.recipe.inputs import EXACT_MATCH, MODEL, Content
 from schemas.recipe.sources import Builtin, FileSource, file_source
 from schemas.recipe.terms import TERMS
-from schemas.records.metrics import SELECTING, estimated_by, gated_by, measured_by
-from schemas.steps import CONTENT_COLUMNS, VERIFIERS
+from schemas.records.metrics import (
+    SELECTION_PREFIX,
+    estimated_metric_names,
+    gate_metric_names,
+    headline_metric_names,
+)
+from schemas.steps import BUILTIN_VERIFIERS, CONTENT_COLUMNS
 
 Plain = Mapping[str, Any]
 _NAMED = ("data", "verifiers", "rewards", "stages")
@@ -30,9 +35,9 @@ _CYCLE_REMEDY = "name a stage before them in one of these fields"
 
 
 def name_problems(plain: Plain) -> list[Problem]:
-    """Everything that is wrong with the names in a recipe, however little of it is valid otherwise."""
+    """Everything that is wrong with the names in a recipe; the rest of it may be invalid."""
     if any(len(_mapping(plain.get(field))) > MAX_NAMED for field in _NAMED):
-        return []  # refused for that
+        return []  # pydantic refuses the number
     found = itertools.chain(
         _reserved_names(plain),
         _stage_references(plain),
@@ -45,7 +50,7 @@ def name_problems(plain: Plain) -> list[Problem]:
         _publications(plain),
         _cycles(plain),
     )
-    return list(itertools.islice(found, MOST_PROBLEMS))
+    return list(itertools.islice(found, MAX_PROBLEMS))
 
 
 # -- the parts of a plain recipe
@@ -71,7 +76,7 @@ def _stages(plain: Plain) -> dict[str, Plain]:
 
 
 def _kinds(plain: Plain) -> dict[str, str]:
-    """Stage → kind, of those whose kind there is."""
+    """Stage → kind, for the stages with a known kind."""
     kinds = {name: stage.get("kind") for name, stage in _stages(plain).items()}
     return {name: kind for name, kind in kinds.items() if isinstance(kind, str) and kind in STAGES}
 
@@ -84,12 +89,12 @@ def _terms(plain: Plain) -> Iterator[tuple[str, Path, Plain]]:
 
 
 def _fields_that_name(what: str) -> list[str]:
-    """Fields of a reward's term that name such a thing."""
+    """Fields of a reward term that name a ``what``."""
     return [kind.field for kind in TERMS if kind.names == what]
 
 
 def _reads_rewards(name: str, stage: Plain) -> Iterator[tuple[Path, str]]:
-    """Where a stage names a reward, and which."""
+    """(Path, reward) for each reward that a stage names."""
     kind = stage.get("kind")
     fields = STAGES[kind].work.model_fields if isinstance(kind, str) and kind in STAGES else {}
     reward = stage.get("reward")
@@ -117,7 +122,7 @@ def _stage_references(plain: Plain) -> Iterator[Problem]:
     stages = _stages(plain)
     for name, kind in _kinds(plain).items():
         for field, artifacts in STAGES[kind].reads.items():
-            allowed = makers_of(artifacts)
+            allowed = kinds_making(artifacts)
             yield from _stage_named(plain, ("stages", name, field), stages[name].get(field), allowed)
 
 
@@ -126,8 +131,8 @@ def _stage_named(plain: Plain, path: Path, target: Any, allowed: tuple[str, ...]
     kinds, itself = _kinds(plain), path[1] if path[0] == "stages" else None
     fitting = [name for name, kind in kinds.items() if kind in allowed and name != itself]
     fitting += [MODEL] if MODEL in allowed else []
-    remedy = f"use one of: {', '.join(fitting)}" if fitting else f"add a {_any_of(allowed)}"
-    rule = f"{_article(str(path[-1]))} {path[-1]} is a {_any_of(allowed)}"
+    remedy = f"use one of: {', '.join(fitting)}" if fitting else f"add a {_kinds_text(allowed)}"
+    rule = f"{_article(str(path[-1]))} {path[-1]} is a {_kinds_text(allowed)}"
     if not isinstance(target, str):
         return
     if target == MODEL:
@@ -138,10 +143,10 @@ def _stage_named(plain: Plain, path: Path, target: Any, allowed: tuple[str, ...]
     elif target not in _stages(plain):
         yield Problem(path, f"no stage is called {quote(target)}", suggest(target, fitting) or remedy)
     elif target in kinds and kinds[target] not in allowed:
-        yield Problem(path, f"'{target}' is {_a(kinds[target])}; {rule}", remedy)
+        yield Problem(path, f"'{target}' is {_with_article(kinds[target])}; {rule}", remedy)
 
 
-def _a(kind: str) -> str:
+def _with_article(kind: str) -> str:
     return f"{_article(kind)} {kind} stage"
 
 
@@ -149,7 +154,7 @@ def _article(word: str) -> str:
     return "an" if word[0] in "aeiou" or word == "sft" else "a"
 
 
-def _any_of(kinds: tuple[str, ...]) -> str:
+def _kinds_text(kinds: tuple[str, ...]) -> str:
     stages = f"{' or '.join(kind for kind in kinds if kind != MODEL)} stage"
     return f"{stages}, or the recipe's model" if MODEL in kinds else stages
 
@@ -163,7 +168,7 @@ def _reward_references(plain: Plain) -> Iterator[Problem]:
                 yield Problem(path, f"no reward is called {quote(reward)}", remedy)
     for _, path, term in _terms(plain):
         for field in _fields_that_name("reward_model"):
-            yield from _stage_named(plain, (*path, field), term.get(field), makers_of(("reward_model",)))
+            yield from _stage_named(plain, (*path, field), term.get(field), kinds_making(("reward_model",)))
 
 
 def _data_references(plain: Plain) -> Iterator[Problem]:
@@ -172,7 +177,7 @@ def _data_references(plain: Plain) -> Iterator[Problem]:
     for name, kind in _kinds(plain).items():
         for field, content in STAGES[kind].data.items():
             target, field_path = stages[name].get(field), ("stages", name, field)
-            collectors = collectors_of(content)
+            collectors = kinds_collecting(content)
             if collectors and _is_in(stages, target) and not _is_in(data, target):
                 yield from _stage_named(plain, field_path, target, collectors)
             elif isinstance(target, str) and target in data:
@@ -181,12 +186,12 @@ def _data_references(plain: Plain) -> Iterator[Problem]:
                 known = [*data, *(each for each, of in _kinds(plain).items() if of in collectors)]
                 remedy = suggest(target, known) or "define it under data"
                 yield Problem(field_path, f"no dataset is called {quote(target)}", remedy)
-    for target, readings in readers.items():
-        held = _builtin_content(_mapping(data[target]))
-        # What the source is known to hold decides; else the reading that wants more than prompts.
-        ranked = sorted(readings, key=lambda reading: (reading[1] != held, reading[1] == "prompts"))
+    for target, uses in readers.items():
+        known_content = _builtin_content(_mapping(data[target]))
+        # Prefer the content that the source is known to hold, else the one that needs more than prompts.
+        ranked = sorted(uses, key=lambda reading: (reading[1] != known_content, reading[1] == "prompts"))
         path, content = ranked[0]
-        for other_path, other in readings:
+        for other_path, other in uses:
             if other != content and not (other == "prompts" and content == "demonstrations"):
                 message = f"reads as {other} what {'.'.join(map(str, path))} reads as {content}"
                 yield Problem(other_path, message, "name the source a second time, as another dataset")
@@ -194,14 +199,16 @@ def _data_references(plain: Plain) -> Iterator[Problem]:
 
 
 def _source_problems(name: str, data: Plain, reader: Path, content: Content) -> Iterator[Problem]:
-    """What a dataset's source, or its mapping of columns, lacks of what its reader needs."""
-    source, columns, held = data.get("source"), data.get("columns"), _builtin_content(data)
-    if held is not None and content not in (held, "prompts"):
-        yield Problem(reader, f"reads {content}, but {source} holds {held}", "name another dataset here")
+    """What the reader needs and the dataset's source or columns do not have."""
+    source, columns, known_content = data.get("source"), data.get("columns"), _builtin_content(data)
+    if known_content is not None and content not in (known_content, "prompts"):
+        yield Problem(
+            reader, f"reads {content}, but {source} holds {known_content}", "name another dataset here"
+        )
     if content == "rankings" and isinstance(source, str) and source.lower().endswith(".csv"):
         message = "rankings are lists of responses and ranks, and a .csv file has no lists"
         yield Problem(("data", name, "source"), message, "use .json, .jsonl or .parquet")
-    if held and columns:
+    if known_content and columns:
         yield Problem(("data", name, "columns"), f"{source} has our columns already", "remove columns")
     elif isinstance(columns, Mapping) and columns:
         missing = [column for column in CONTENT_COLUMNS[content] if column not in columns]
@@ -212,8 +219,8 @@ def _source_problems(name: str, data: Plain, reader: Path, content: Content) -> 
 
 def _builtin_content(data: Plain) -> str | None:
     origin = _origin(data)
-    held = origin.kind if isinstance(origin, Builtin) else None
-    return held if held in CONTENT_COLUMNS else None
+    known_content = origin.kind if isinstance(origin, Builtin) else None
+    return known_content if known_content in CONTENT_COLUMNS else None
 
 
 def _origin(data: Plain) -> FileSource | None:
@@ -232,17 +239,17 @@ def _verifiers(plain: Plain) -> Iterator[Problem]:
             named.append((("stages", name, field, key), _mapping(stage.get(field)).get(key)))
     own = _mapping(plain.get("verifiers"))
     for path, verifier in named:
-        if isinstance(verifier, str) and verifier not in VERIFIERS and verifier not in own:
-            message, known = f"no verifier is called {quote(verifier)}", (*own, *VERIFIERS)
+        if isinstance(verifier, str) and verifier not in BUILTIN_VERIFIERS and verifier not in own:
+            message, known = f"no verifier is called {quote(verifier)}", (*own, *BUILTIN_VERIFIERS)
             yield Problem(path, message, suggest(verifier, known))
     for name in own:
-        if name in VERIFIERS:
+        if name in BUILTIN_VERIFIERS:
             message = f"'{name}' is a built-in verifier, and would mean two rules"
             yield Problem(("verifiers", name), message, "give yours another name")
 
 
 def _verifiers_of_another_task(plain: Plain) -> Iterator[Problem]:
-    """Built-in prompts judged by a rule of another built-in task, which would not understand them."""
+    """Built-in prompts with the verifier of another built-in task, which cannot read them."""
     data = _mapping(plain.get("data"))
     for name, stage in _stages(plain).items():
         prompts = stage.get("prompts")
@@ -251,13 +258,13 @@ def _verifiers_of_another_task(plain: Plain) -> Iterator[Problem]:
             continue
         task = origin.name
         for path, verifier in _reads_verifiers(plain, name, stage):
-            if verifier in VERIFIERS and task in VERIFIERS and verifier != task:
+            if verifier in BUILTIN_VERIFIERS and task in BUILTIN_VERIFIERS and verifier != task:
                 message = f"'{verifier}' does not understand the prompts that {name} reads (data.{prompts}: {origin})"
                 yield Problem(path, message, f"use {task}")
 
 
 def _comparisons_without_answers(plain: Plain) -> Iterator[Problem]:
-    """``exact_match`` on prompts that are known to have no answers; of other files, the stage looks when it starts."""
+    """``exact_match`` on prompts that are known to have no answers; the stage checks other files when it starts."""
     data, own = _mapping(plain.get("data")), _mapping(plain.get("verifiers"))
     for name, stage in _stages(plain).items():
         prompts = stage.get("prompts")
@@ -277,7 +284,7 @@ def _comparisons_without_answers(plain: Plain) -> Iterator[Problem]:
 
 
 def _reads_verifiers(plain: Plain, name: str, stage: Plain) -> list[tuple[Path, Any]]:
-    """Where a stage, or the reward that it reads, names a verifier, and which."""
+    """(Path, verifier) for each verifier that a stage or its reward names."""
     read: list[tuple[Path, Any]] = [
         (("stages", name, field, key), _mapping(stage.get(field)).get(key))
         for field, key in (("judge", "verifier"), ("algorithm", "positive_verifier"))
@@ -297,11 +304,12 @@ def _gates(plain: Plain) -> Iterator[Problem]:
         judges = [judge for judge in ("verifier", "reward") if judge in _mapping(stages[name].get("judge"))]
         judge = (
             judges[0]
-            if len(judges) == 1 and measured_by(kind, judge=judges[0]) != measured_by(kind)
+            if len(judges) == 1
+            and headline_metric_names(kind, judge=judges[0]) != headline_metric_names(kind)
             else None
         )
-        measured = sorted(measured_by(kind, judge=judge))
-        by = f"{_a(kind)} with a {judge} as judge" if judge else _a(kind)
+        measured = sorted(headline_metric_names(kind, judge=judge))
+        by = f"{_with_article(kind)} with a {judge} as judge" if judge else _with_article(kind)
         gates = stages[name].get("gate")
         for i, gate in enumerate(_items(gates)):
             path: Path = (
@@ -312,18 +320,20 @@ def _gates(plain: Plain) -> Iterator[Problem]:
                 "metric",
             )
             metric = _mapping(gate).get("metric")
-            if isinstance(metric, str) and metric.startswith(SELECTING) and metric in measured:
+            if isinstance(metric, str) and metric.startswith(SELECTION_PREFIX) and metric in measured:
                 message = f"{quote(metric)} is measured on what chose the best, so that it is optimistic"
-                yield Problem(path, message, f"use one of: {', '.join(sorted(gated_by(kind, judge=judge)))}")
+                yield Problem(
+                    path, message, f"use one of: {', '.join(sorted(gate_metric_names(kind, judge=judge)))}"
+                )
             elif isinstance(metric, str) and metric not in measured:
                 yield Problem(path, f"{by} does not measure {quote(metric)}", suggest(metric, measured))
             elif isinstance(metric, str) and _mapping(gate).get("confidence") is not None:
-                yield from _sure_of_nothing((*path[:-1], "confidence"), metric, kind, judge)
+                yield from _confidence_without_estimate((*path[:-1], "confidence"), metric, kind, judge)
 
 
-def _sure_of_nothing(path: Path, metric: str, kind: str, judge: str | None) -> Iterator[Problem]:
-    """A confidence that is asked of a number which is no estimate, or comes without its uncertainty."""
-    estimated = sorted(estimated_by(kind, judge=judge) & gated_by(kind, judge=judge))
+def _confidence_without_estimate(path: Path, metric: str, kind: str, judge: str | None) -> Iterator[Problem]:
+    """A gate with ``confidence`` on a metric that has no standard error."""
+    estimated = sorted(estimated_metric_names(kind, judge=judge) & gate_metric_names(kind, judge=judge))
     if metric not in estimated:
         one_of = "one of: " if len(estimated) > 1 else ""
         others = f", or gate on {one_of}{', '.join(estimated)}" if estimated else ""
@@ -333,7 +343,7 @@ def _sure_of_nothing(path: Path, metric: str, kind: str, judge: str | None) -> I
 
 def _publications(plain: Plain) -> Iterator[Problem]:
     aliases: dict[tuple[str, str], int] = {}
-    published = tuple(name for name in makers_of(PUBLISHED) if name != MODEL)
+    published = tuple(name for name in kinds_making(PUBLISHED) if name != MODEL)
     for i, publication in enumerate(map(_mapping, _items(plain.get("publish")))):
         yield from _stage_named(plain, ("publish", i, "stage"), publication.get("stage"), published)
         yield from _gated_stage(plain, ("publish", i, "after"), publication.get("after"))
@@ -359,27 +369,27 @@ def _gated_stage(plain: Plain, path: Path, target: Any) -> Iterator[Problem]:
 
 
 def _cycles(plain: Plain) -> Iterator[Problem]:
-    """One problem for each ring of stages that wait for one another, named in full."""
-    waiting = _waits(plain)
+    """One problem for each cycle of stages, which lists the whole cycle."""
+    waiting = _dependencies(plain)
     while waiting:
         free = [name for name, waits in waiting.items() if not any(to in waiting for _, to in waits)]
         for name in free:
             del waiting[name]
         if free or not waiting:
             continue
-        ring = _ring(waiting)
-        told = ", ".join(f"{name} reads {to} ({'.'.join(map(str, path))})" for name, path, to in ring)
-        yield Problem(ring[0][1], f"stages wait for one another: {told}", _CYCLE_REMEDY)
+        ring = _find_cycle(waiting)
+        listed = ", ".join(f"{name} reads {to} ({'.'.join(map(str, path))})" for name, path, to in ring)
+        yield Problem(ring[0][1], f"stages wait for one another: {listed}", _CYCLE_REMEDY)
         for name, _, _ in ring:
             del waiting[name]
 
 
-def _waits(plain: Plain) -> dict[str, list[tuple[Path, str]]]:
-    """Stage → the fields that make it wait for a stage, and for which. Naming itself is refused elsewhere."""
+def _dependencies(plain: Plain) -> dict[str, list[tuple[Path, str]]]:
+    """Stage → (path of a field, stage that it names). A stage that names itself is refused elsewhere."""
     stages, data = _stages(plain), _mapping(plain.get("data"))
     waits: dict[str, list[tuple[Path, str]]] = {name: [] for name in stages}
     for name, kind in _kinds(plain).items():
-        collectable = [field for field, content in STAGES[kind].data.items() if collectors_of(content)]
+        collectable = [field for field, content in STAGES[kind].data.items() if kinds_collecting(content)]
         collected = [field for field in collectable if not _is_in(data, stages[name].get(field))]
         fields: list[tuple[Path, Any]] = [
             (("stages", name, field), stages[name].get(field)) for field in (*STAGES[kind].reads, *collected)
@@ -398,8 +408,8 @@ def _waits(plain: Plain) -> dict[str, list[tuple[Path, str]]]:
     return waits
 
 
-def _ring(waiting: dict[str, list[tuple[Path, str]]]) -> list[tuple[str, Path, str]]:
-    """A ring among stages that all wait for another of them: (stage, field, stage it waits for)."""
+def _find_cycle(waiting: dict[str, list[tuple[Path, str]]]) -> list[tuple[str, Path, str]]:
+    """A cycle among stages that all wait for another of them: (stage, field, stage it waits for)."""
     trail: list[tuple[str, Path, str]] = []
     name = next(iter(waiting))
     while name not in (names := [passed for passed, _, _ in trail]):

@@ -1,6 +1,6 @@
-"""What a sweep's file says, checked as far as it has the shape of a sweep, before any recipe is loaded.
+"""Checks of a sweep's file that need no recipe.
 
-The plain mapping is read, not a ``Sweep``, so that everything is told even where a field is refused.
+They read the plain mapping, not a ``Sweep``, so that all problems are reported even where a field is invalid.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,7 @@ MAX_SEEDS = 1000
 
 @dataclass(frozen=True)
 class Draft:
-    """What of a sweep's file has the shape it should have, so that all of it is checked whatever else is wrong."""
+    """The parts of a sweep's file that have the right shape."""
 
     recipe: str | None
     set: dict[str, Any]
@@ -30,13 +30,13 @@ class Draft:
     seeds: list[Any]
     reseeds: list[Any]
     measures: list[tuple[Path, Any]]
-    """Where each stands, and what it is."""
+    """(Path, value) of each."""
     published: list[str]
-    """Arms of which a paper reports something."""
+    """Arms with published numbers."""
 
 
 def draft_of(plain: dict[str, Any]) -> Draft:
-    """What can be read of a sweep's plain mapping."""
+    """The draft of a sweep's plain mapping."""
     arms, measure = plain.get("arms"), plain.get("measure")
     published = plain.get("published")
     values = published.get("values") if isinstance(published, dict) else None
@@ -55,7 +55,7 @@ def draft_of(plain: dict[str, Any]) -> Draft:
 
 
 def mapping_of(value: Any) -> dict[str, Any]:
-    """The value, where it is a mapping; else an empty one."""
+    """The value if it is a mapping, else an empty one."""
     return value if isinstance(value, dict) else {}
 
 
@@ -64,7 +64,7 @@ def _list(value: Any) -> list[Any]:
 
 
 def draft_problems(sweep: Draft, overrides: Sequence[str]) -> Iterator[Problem]:
-    """What only the whole sweep can say of itself, whatever its recipe is."""
+    """Problems between the fields of a sweep, whatever its recipe is."""
     for field, values in (("seeds", sweep.seeds), ("reseeds", sweep.reseeds)):
         for i, value in enumerate(values):
             if value in values[:i]:
@@ -81,27 +81,27 @@ def draft_problems(sweep: Draft, overrides: Sequence[str]) -> Iterator[Problem]:
     for arm, own in sweep.arms.items():
         for key, value in own.items():
             for over, said in common:
-                if _decides(key, value, over):
+                if _sets(key, value, over):
                     message = f"is laid over by {said}, so this arm would be without it"
                     yield Problem(("arms", arm, key), message, "remove one of the two")
-    yield from _seeds_of_its_own(sweep)
+    yield from _seed_overrides(sweep)
 
 
-def _seeds_of_its_own(sweep: Draft) -> Iterator[Problem]:
-    """Overrides of the seeds that the sweep gives."""
+def _seed_overrides(sweep: Draft) -> Iterator[Problem]:
+    """Overrides of seeds that the sweep sets itself."""
     written: list[tuple[Path, str, Any]] = [(("set", key), key, value) for key, value in sweep.set.items()]
     written += [
         (("arms", arm, key), key, each) for arm, own in sweep.arms.items() for key, each in own.items()
     ]
     for path, key, value in written:
         for stage in sweep.reseeds:
-            if _decides(key, value, f"stages.{stage}.seed"):
+            if _sets(key, value, f"stages.{stage}.seed"):
                 remedy = f"remove it, or take {stage} out of reseeds"
                 yield Problem(path, f"the seed of '{stage}' is the sweep's", remedy)
 
 
-def _decides(key: str, value: Any, field: str) -> bool:
-    """Whether an override decides a field, or something inside it."""
+def _sets(key: str, value: Any, field: str) -> bool:
+    """Whether an override sets a field, or something inside it."""
     own, parts = key.split("."), field.split(".")
     if own[: len(parts)] == parts:
         return True
@@ -114,10 +114,10 @@ def _decides(key: str, value: Any, field: str) -> bool:
     return True
 
 
-def choice_problems(
+def selection_problems(
     sweep: Draft, arms: Sequence[str] | None, seeds: Sequence[str] | None
 ) -> Iterator[Problem]:
-    """What is wrong with the choice of a few arms or seeds."""
+    """What is wrong with ``--arms`` and ``--seeds``."""
     for option, chosen, known in (
         ("--arms", arms, list(sweep.arms)),
         ("--seeds", seeds, [str(seed) for seed in sweep.seeds]),

@@ -1,4 +1,4 @@
-"""Switches that a recipe sets although, beside the others, nothing reads them."""
+"""Switches that a recipe sets but the algorithm does not read, because of its other switches."""
 
 from collections.abc import Iterator
 
@@ -6,7 +6,7 @@ from schemas.recipe.algorithm import GROUPED, Algorithm
 
 
 def unread_switches(switches: Algorithm) -> Iterator[str]:
-    """``switch: value is not read ...; remedy`` for each that differs from its preset's and is not read."""
+    """``switch: value is not read ...; remedy`` for each unread switch that differs from its preset's value."""
     preset = Algorithm(preset=switches.preset)
     for name, (why, remedy) in _unread(switches).items():
         value = getattr(switches, name)
@@ -16,7 +16,7 @@ def unread_switches(switches: Algorithm) -> Iterator[str]:
 
 
 def _unread(switches: Algorithm) -> dict[str, tuple[str, str]]:
-    """Switch that is not read → why, and what would let it be read."""
+    """Unread switch → (why, what to set so that it is read)."""
     found: dict[str, tuple[str, str]] = {}
     advantage = switches.advantage
     if advantage != "gae":

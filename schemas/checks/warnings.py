@@ -1,4 +1,4 @@
-"""What a recipe may do although a source warns against it, or although it is likely a slip."""
+"""Warnings about a recipe that is valid: probable mistakes, and settings that a paper advises against."""
 
 from collections.abc import Iterator
 
@@ -10,11 +10,11 @@ from schemas.recipe.stages import (
     PolicyOptimization,
     ValuePretraining,
 )
-from schemas.steps import dependencies, order, reward_of
+from schemas.steps import dependencies, ordered_steps, reward_of
 
 
 def warnings(recipe: Recipe) -> list[str]:
-    """Sentences for the author of the recipe; nothing in them stops a run."""
+    """Warnings for the author of the recipe; none of them stops a run."""
     found = [*_unread(recipe), *_unrelated_gates(recipe)]
     for name, stage in recipe.stages.items():
         if isinstance(stage, PolicyEvaluation) and stage.candidate == stage.baseline:
@@ -61,10 +61,10 @@ def _unrelated_gates(recipe: Recipe) -> Iterator[str]:
 
 
 def _upstream(recipe: Recipe) -> dict[str, set[str]]:
-    """Step → every step that it depends on, however far up."""
+    """Step → every step that it depends on, directly or not."""
     inputs = dependencies(recipe)
     upstream: dict[str, set[str]] = {}
-    for step in order(recipe):
+    for step in ordered_steps(recipe):
         direct = set(inputs[step].values())
         upstream[step] = direct.union(*(upstream[each] for each in direct))
     return upstream

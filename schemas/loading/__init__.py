@@ -1,1 +1,1 @@
-"""From a file, and overrides, to a recipe, or to everything that is wrong with it."""
+"""Loading a recipe from a file with overrides, with all problems reported at once."""

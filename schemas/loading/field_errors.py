@@ -1,4 +1,4 @@
-"""pydantic's errors in the recipe's words: which field, which value, which rule, what to do."""
+"""pydantic's errors as problems of a recipe: which field, which value, which rule, what to do."""
 
 import itertools
 import re
@@ -21,7 +21,7 @@ from pydantic_core import ErrorDetails
 
 from schemas.frozen import BrokenRules, Frozen
 from schemas.problems import (
-    MOST_PROBLEMS,
+    MAX_PROBLEMS,
     Path,
     Problem,
     quote,
@@ -29,61 +29,61 @@ from schemas.problems import (
 )
 from schemas.recipe.terms import RewardTerm, class_of
 
-_NAME = "start with a lower-case letter; lower-case letters, digits and underscores follow"
-_ROUNDS = 8
+_NAME_REMEDY = "start with a lower-case letter; lower-case letters, digits and underscores follow"
+_MAX_ROUNDS = 8
 
 Model = TypeVar("Model", bound=Frozen)
 
 
 @dataclass(frozen=True)
 class Validated(Generic[Model]):
-    """A value, or as much of it as can be made, and what is wrong with its fields."""
+    """The result of ``validated``."""
 
     value: Model | None
-    """None where nothing can be made of it, not even without the fields that are wrong."""
+    """None where no value can be made, not even without the invalid fields."""
     plain: Any
-    """What the value was made of: what was given, less ``left_out``."""
+    """The input without ``omitted``."""
     problems: list[Problem]
-    left_out: tuple[Path, ...]
+    omitted: tuple[Path, ...]
 
 
 def validated(model: type[Model], plain: Any) -> Validated[Model]:
     """``plain`` as a ``model``, with everything that is wrong with its fields.
 
-    A wrong field keeps pydantic from the rules of what it stands in. So these are looked at with the field left out,
-    and what they then say is told unless it is about that field.
+    pydantic does not check the rules of a class where one of its fields is invalid. So invalid fields are omitted and
+    the rest is validated again. What a rule then says about an omitted field is dropped.
     """
     problems: list[Problem] = []
-    left_out: list[Path] = []
-    for _ in range(_ROUNDS):
+    omitted: list[Path] = []
+    for _ in range(_MAX_ROUNDS):
         try:
-            return Validated(model.model_validate(plain), plain, problems, tuple(left_out))
+            return Validated(model.model_validate(plain), plain, problems, tuple(omitted))
         except ValidationError as error:
-            errors = error.errors(include_url=False)[:MOST_PROBLEMS]
+            errors = error.errors(include_url=False)[:MAX_PROBLEMS]
         found = field_problems(model, errors, plain)
-        if left_out:
+        if omitted:
             rules = {problem.path for problem in field_problems(model, _rules_of(errors), plain)}
             found = [
                 problem
                 for problem in found
                 if problem in problems
-                or (problem.path in rules and not any(is_about(problem, path) for path in left_out))
+                or (problem.path in rules and not any(is_about(problem, path) for path in omitted))
             ]
         problems += (problem for problem in found if problem not in problems)
-        leaves = [path for problem in found for path in _leaves(problem, plain)]
-        # An item of a list stays as long as there is something else to leave out: it goes with the whole list.
+        leaves = [path for problem in found for path in _paths_to_omit(problem, plain)]
+        # Omit fields before list items; an item is omitted with its whole list.
         leaves = [path for path in leaves if not isinstance(path[-1], int)] or [
             tuple(itertools.takewhile(lambda part: not isinstance(part, int), path)) for path in leaves
         ]
         if not leaves:
             break
-        left_out += leaves
+        omitted += leaves
         plain = _without(plain, leaves)
-    return Validated(None, plain, problems, tuple(left_out))
+    return Validated(None, plain, problems, tuple(omitted))
 
 
 def is_about(problem: Problem, path: Path) -> bool:
-    """Whether a rule's problem names a field below its own place (or stands there): rules name what they read."""
+    """Whether a rule's problem is at ``path``, or is above it and names the field in its message."""
     below = path[: len(problem.path)] == problem.path
     return below and (
         len(path) == len(problem.path) or bool(re.search(rf"\b{re.escape(str(path[-1]))}\b", problem.message))
@@ -94,8 +94,8 @@ def _rules_of(errors: Sequence[ErrorDetails]) -> list[ErrorDetails]:
     return [error for error in errors if error["type"] == "value_error"]
 
 
-def _leaves(problem: Problem, plain: Any) -> list[Path]:
-    """What has to be left out so that a problem does not come again: the field, or those that a rule names."""
+def _paths_to_omit(problem: Problem, plain: Any) -> list[Path]:
+    """Fields to omit so that the problem does not come again: the field itself, or those that a rule names."""
     path = problem.path
     value = _value_at(plain, path)
     if isinstance(value, dict):
@@ -128,7 +128,7 @@ def _without(plain: Any, paths: Sequence[Path]) -> Any:
 
 
 def field_problems(model: type[BaseModel], errors: Sequence[ErrorDetails], plain: Any) -> list[Problem]:
-    """The problems of each place that pydantic refused; ``plain`` is what it was given."""
+    """The problems of each path that pydantic refused; ``plain`` is its input."""
     by_path: dict[Path, list[ErrorDetails]] = {}
     for error in errors:
         if error["type"] == "too_short" and len(error["input"]) >= error["ctx"]["min_length"]:
@@ -138,7 +138,7 @@ def field_problems(model: type[BaseModel], errors: Sequence[ErrorDetails], plain
 
 
 def _written_path(error: ErrorDetails, plain: Any) -> Path:
-    """pydantic's location without what stands only in the types: union members, tags, the list around one gate."""
+    """pydantic's location without the parts that only exist in types: union members, tags, the list around one gate."""
     path: list[str | int] = []
     value = plain
     for part in error["loc"]:
@@ -188,13 +188,13 @@ def _rule(error: ErrorDetails) -> str:
     context = error.get("ctx", {})
     match error["type"]:
         case "greater_than":
-            return f"above {_bound(context['gt'])}"
+            return f"above {_format_number(context['gt'])}"
         case "greater_than_equal":
-            return f"at least {_bound(context['ge'])}"
+            return f"at least {_format_number(context['ge'])}"
         case "less_than":
-            return f"below {_bound(context['lt'])}"
+            return f"below {_format_number(context['lt'])}"
         case "less_than_equal":
-            return f"at most {_bound(context['le'])}"
+            return f"at most {_format_number(context['le'])}"
         case "int_type" | "int_from_float" | "int_parsing":
             return "a whole number"
         case "float_type" | "float_parsing":
@@ -217,7 +217,7 @@ def _rule(error: ErrorDetails) -> str:
             return f"otherwise ({error['msg']})"
 
 
-def _bound(number: float) -> str:
+def _format_number(number: float) -> str:
     return str(number) if isinstance(number, int) else f"{number:g}"
 
 
@@ -236,7 +236,7 @@ def _choices(context: dict[str, Any]) -> list[str]:
 
 def _pattern_remedy(pattern: str) -> str:
     return (
-        _NAME
+        _NAME_REMEDY
         if pattern.startswith("^[a-z]")
         else f"use letters, digits, '.', '_' and '-' (pattern {pattern})"
     )
@@ -257,7 +257,7 @@ def _stage_kind(model: type[BaseModel], path: Path, error: ErrorDetails) -> Prob
 
 
 def _unknown_field(root: type[BaseModel], path: Path, plain: Any) -> Problem:
-    """An unknown field, with the nearest field here, one level below, or in the stage kinds that have it."""
+    """An unknown field, with a suggestion: the nearest field here, one level below, or in other kinds of stage."""
     word = str(path[-1])
     model = _model_at(root, path[:-1], plain)
     known = list(model.model_fields) if model else []
@@ -278,7 +278,7 @@ def _model_at(root: type[BaseModel], path: Path, plain: Any) -> type[BaseModel] 
     annotation: Any = root
     value = plain
     for part in path:
-        model = _chosen(annotation, value)
+        model = _model_of(annotation, value)
         if isinstance(part, int):
             annotation = _item_type(annotation)
         elif model is not None:
@@ -287,7 +287,7 @@ def _model_at(root: type[BaseModel], path: Path, plain: Any) -> type[BaseModel] 
         else:
             annotation = _item_type(annotation)
         value = _part_of(value, part)
-    return _chosen(annotation, value)
+    return _model_of(annotation, value)
 
 
 def _part_of(value: Any, part: str | int) -> Any:
@@ -296,8 +296,8 @@ def _part_of(value: Any, part: str | int) -> Any:
     return value[part] if isinstance(value, list) and isinstance(part, int) and part < len(value) else None
 
 
-def _chosen(annotation: Any, value: Any) -> type[BaseModel] | None:
-    """The model among an annotation's members; of several, the one of the value's kind."""
+def _model_of(annotation: Any, value: Any) -> type[BaseModel] | None:
+    """The model class in an annotation; in a union, the one of the value's kind."""
     if get_origin(annotation) in (dict,) or (get_origin(annotation) is tuple and isinstance(value, list)):
         return None
     models = list(_models_in(annotation))

@@ -1,8 +1,8 @@
-"""The JSON schema of recipes and of sweeps, for editors: it accepts what the loader accepts, as far as a schema can say it.
+"""The JSON schema of recipes and of sweeps, for editors: it accepts what the loader accepts, as far as a schema can.
 
-pydantic prints the classes. What their validators take beside it (one gate for a list of gates, a preset's name), and
-what it leaves out (names that do not fit their pattern, "exactly one of", sources of a known form), is put in here.
-``tests/schemas/loading/test_json_schema.py`` holds the two together, and names what no schema can say.
+pydantic prints the classes. This module adds what their validators also accept (one gate for a list of gates, a
+preset's name) and what pydantic does not print (patterns of names, "exactly one of", forms of sources).
+``tests/schemas/loading/test_json_schema.py`` compares schema and loader, and lists what no schema can express.
 """
 
 import inspect
@@ -30,7 +30,7 @@ from schemas.sweep import Sweep
 Schema = dict[str, Any]
 
 DRAFT = "http://json-schema.org/draft-07/schema#"
-"""What editors' YAML support reads most widely."""
+"""The draft that most editors support for YAML."""
 
 EXACTLY_ONE: dict[type[Frozen], tuple[str, str]] = {
     MissingEos: ("subtract", "replace"),
@@ -39,13 +39,13 @@ EXACTLY_ONE: dict[type[Frozen], tuple[str, str]] = {
     Judge: ("verifier", "reward"),
     PreferenceCollection: ("prompts", "demonstrations"),
 }
-"""Class → two fields of which it has one; ``null`` is like leaving a field out."""
-TOGETHER: tuple[tuple[type[Frozen], str, str], ...] = (
+"""Class → two fields, exactly one of which is given; ``null`` counts as not given."""
+REQUIRES: tuple[tuple[type[Frozen], str, str], ...] = (
     (Publication, "after", "alias"),
     (PreferenceCollection, "prompts", "judge"),
     (PreferenceCollection, "judge", "prompts"),
 )
-"""Class, a field, and another that it does not go without."""
+"""Class, a field, and another field that it requires."""
 ONE_OR_LIST = ("gate", "measure")
 """Lists that may be written without brackets when they have one item."""
 
@@ -58,15 +58,17 @@ def recipe_schema() -> Schema:
     names = {**algorithm["properties"]["preset"], "description": "A preset as it is."}
     definitions["Algorithm"] = {"description": algorithm["description"], "anyOf": [names, algorithm]}
     for model, (one, other) in EXACTLY_ONE.items():
-        _also(definitions[model.__name__], {"oneOf": [_given(one), _given(other)]})
-    for model, one, other in TOGETHER:
-        _also(definitions[model.__name__], {"anyOf": [{"not": _given(one)}, _given(other)]})
+        _add_constraint(definitions[model.__name__], {"oneOf": [_is_given(one), _is_given(other)]})
+    for model, one, other in REQUIRES:
+        _add_constraint(definitions[model.__name__], {"anyOf": [{"not": _is_given(one)}, _is_given(other)]})
     for model, builtin, patterns in (
         (Model, BUILTIN_MODELS, {"hub": Hub.PATTERN, "package": Package.PATTERN}),
         (Data, BUILTIN_DATA, {}),
         (Verifier, (EXACT_MATCH,), {}),
     ):
-        _also(definitions[model.__name__]["properties"]["source"], _sources(builtin, patterns))
+        _add_constraint(
+            definitions[model.__name__]["properties"]["source"], _source_constraint(builtin, patterns)
+        )
     return schema
 
 
@@ -84,8 +86,8 @@ def _schema(model: type[Frozen]) -> Schema:
         for field, described in definition.get("properties", {}).items():
             if field in ONE_OR_LIST and described["type"] == "array":
                 _allow_one_item(described)
-    _tidy(printed)
-    _tidy(definitions)
+    _to_draft_07(printed)
+    _to_draft_07(definitions)
     return {
         "$schema": DRAFT,
         "title": f"Vantage {model.__name__.lower()}",
@@ -99,7 +101,7 @@ def _subclasses(model: type[Frozen]) -> list[type[Frozen]]:
 
 
 def _describe(definition: Schema, model: type[BaseModel]) -> None:
-    """Give every field its description, ``kind`` that of its class; take out titles, which say a name again."""
+    """Add every field's description (``kind`` gets that of its class) and remove titles, which repeat names."""
     definition.pop("title", None)
     for field, described in definition.get("properties", {}).items():
         described.pop("title", None)
@@ -114,22 +116,22 @@ def _allow_one_item(described: Schema) -> None:
     described["anyOf"] = [limits["items"], limits]
 
 
-def _tidy(node: Any) -> None:
-    """Say pydantic's ``discriminator`` in JSON schema, and that names which fit no pattern are not allowed."""
+def _to_draft_07(node: Any) -> None:
+    """Replace pydantic's ``discriminator`` by JSON schema rules, and forbid names that match no pattern."""
     if isinstance(node, dict):
         if isinstance(node.get("discriminator"), dict) and "propertyName" in node["discriminator"]:
-            _by_kind(node)
+            _select_by_kind(node)
         if "patternProperties" in node:
             node["additionalProperties"] = False
         for inner in node.values():
-            _tidy(inner)
+            _to_draft_07(inner)
     elif isinstance(node, list):
         for inner in node:
-            _tidy(inner)
+            _to_draft_07(inner)
 
 
-def _by_kind(union: Schema) -> None:
-    """One class by its kind instead of "one of these", of whose refusal an editor could only say that none fits."""
+def _select_by_kind(union: Schema) -> None:
+    """Select the class by ``kind`` instead of ``oneOf``, for which editors can only report that none matches."""
     del union["oneOf"]
     discriminator = union.pop("discriminator")
     field, mapping = discriminator["propertyName"], discriminator["mapping"]
@@ -144,15 +146,15 @@ def _by_kind(union: Schema) -> None:
     }
 
 
-def _also(schema: Schema, rule: Schema) -> None:
+def _add_constraint(schema: Schema, rule: Schema) -> None:
     schema.setdefault("allOf", []).append(rule)
 
 
-def _given(field: str) -> Schema:
+def _is_given(field: str) -> Schema:
     return {"required": [field], "properties": {field: {"not": {"type": "null"}}}}
 
 
-def _sources(builtin: tuple[str, ...], patterns: dict[str, str]) -> Schema:
+def _source_constraint(builtin: tuple[str, ...], patterns: dict[str, str]) -> Schema:
     """A built-in source, one of a known form, or a path."""
     return {
         "anyOf": [

@@ -1,4 +1,4 @@
-"""``--set stages.policy.algorithm.clip_range_high=0.2``: values from the command line laid over a recipe's own."""
+"""Overrides: ``--set stages.policy.algorithm.clip_range_high=0.2`` replaces a value of the recipe."""
 
 import copy
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from schemas.problems import (
 )
 
 _NAMED = ("data", "rewards", "stages")
-"""Fields whose keys are names that the recipe chose; an override does not invent one in passing."""
+"""Fields whose keys are names of the recipe; an override of a field inside cannot add a new name."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Override:
 
     @property
     def source(self) -> str:
-        """How problems that it causes are reported."""
+        """The ``source`` of problems that it causes."""
         return f"--set {self.text}"
 
 
@@ -68,10 +68,10 @@ def _is_index(part: str) -> bool:
 def apply_overrides(
     plain: Any, overrides: Sequence[Override]
 ) -> tuple[Any, dict[Path, Override], list[Problem]]:
-    """Lay every override over the plain recipe in turn.
+    """Apply the overrides to the plain recipe, in order.
 
     Returns:
-        A changed copy; the path at which each override's value now stands; the overrides that found no place.
+        A changed copy; path → the override that set it; problems of overrides that could not be applied.
     """
     plain = copy.deepcopy(plain)
     placed: dict[Path, Override] = {}
@@ -79,23 +79,23 @@ def apply_overrides(
     for override in overrides:
         try:
             path = _apply(plain, override)
-        except _NoPlace as error:
+        except _InvalidPath as error:
             field = override.path[: error.depth]
             problems.append(Problem(field, error.message, error.remedy, source=override.source))
         else:
-            # What this one replaced is no longer there to be blamed.
+            # Forget earlier overrides whose values this one has replaced.
             placed = {place: earlier for place, earlier in placed.items() if place[: len(path)] != path}
             placed[path] = override
     return plain, placed, problems
 
 
-class _NoPlace(Exception):
+class _InvalidPath(Exception):
     def __init__(self, depth: int, message: str, remedy: str) -> None:
         self.depth, self.message, self.remedy = depth, message, remedy
 
 
 def _apply(plain: Any, override: Override) -> Path:
-    """Set the override's value in place; the path at which it stands."""
+    """Set the override's value in ``plain``; returns its path there."""
     node, path = plain, override.path
     reached: Path = ()
     for depth, part in enumerate(path[:-1]):
@@ -121,19 +121,21 @@ def _apply(plain: Any, override: Override) -> Path:
 
 
 def _key(node: Any, part: str | int, depth: int) -> str | int:
-    """The part of the path as a key of the mapping or an index of the list that it looks into."""
+    """The path's part as a key of the mapping, or as an index of the list, ``node``."""
     if isinstance(node, dict):
         return str(part)
     if not isinstance(node, list):
-        raise _NoPlace(depth, f"is {quote(node)}, which has no fields", "override the whole value instead")
+        raise _InvalidPath(
+            depth, f"is {quote(node)}, which has no fields", "override the whole value instead"
+        )
     if isinstance(part, int) and part < len(node):
         return part
     remedy = f"use its number, from 0 to {len(node) - 1}" if node else "override the whole list"
-    raise _NoPlace(depth, f"is a list of {len(node)}, which has no item {quote(str(part))}", remedy)
+    raise _InvalidPath(depth, f"is a list of {len(node)}, which has no item {quote(str(part))}", remedy)
 
 
 def _refuse_new_name(node: Any, path: Path, depth: int) -> None:
-    """A stage, dataset or reward that the recipe does not have can be added whole, but not field by field."""
+    """Refuse to add a stage, dataset or reward field by field; it can only be added as a whole."""
     name = str(path[depth])
     if depth == 1 and path[0] in _NAMED and name not in node:
-        raise _NoPlace(2, f"{quote(name)} is not in the recipe's {path[0]}", suggest(name, node))
+        raise _InvalidPath(2, f"{quote(name)} is not in the recipe's {path[0]}", suggest(name, node))

@@ -1,11 +1,11 @@
-"""A strict reading of YAML: plain values only, each with its line.
+"""A strict YAML parser: plain values only, each with its line.
 
-PyYAML splits the text into events; the values are built here, because a recipe wants other rules than YAML 1.1:
+PyYAML splits the text into events. The values are built here, because recipes need other rules than YAML 1.1:
 
 - no tags, anchors or aliases (an alias lets a short file stand for a huge one, a tag may name any Python object);
 - ``1e-5`` is a number (YAML 1.1 asks for a point before the exponent); infinities and NaN are refused;
-- keys are the text that was written, so ``on:`` and ``no:`` are not turned into booleans, and none comes twice;
-- no NUL and no half of a surrogate pair, which an escape may write and no file name or UTF-8 text can hold;
+- keys are the text as written, so ``on:`` and ``no:`` are not turned into booleans, and none comes twice;
+- no NUL and no single surrogate: an escape can write them, but no file name or UTF-8 text can hold them;
 - ``yes``, ``no``, ``on``, ``off``, dates and ``1:30`` stay text.
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 from schemas.problems import (
-    MOST_PROBLEMS,
+    MAX_PROBLEMS,
     Path,
     Problem,
     RecipeError,
@@ -32,11 +32,11 @@ MAX_DEPTH = 20
 
 _INTEGER = re.compile(r"[-+]?[0-9]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
-_NO_TEXT = re.compile("[\0\ud800-\udfff]")
-_BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
-"""What ends a line in YAML 1.1, and so in the line numbers of its events."""
+_INVALID_CHARACTERS = re.compile("[\0\ud800-\udfff]")
+_LINE_BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
+"""Line breaks of YAML 1.1, which the line numbers of its events count."""
 _NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
-_WORDS = {
+_CONSTANTS = {
     "": None, "~": None, "null": None, "Null": None, "NULL": None,
     "true": True, "True": True, "TRUE": True,
     "false": False, "False": False, "FALSE": False,
@@ -44,22 +44,22 @@ _WORDS = {
 
 
 @dataclass
-class Reading:
-    """What was read from a text: plain values, the line of each, and what may not stand in a recipe."""
+class Document:
+    """A parsed text: plain values, the line of each, and problems."""
 
     value: Any = None
     lines: dict[Path, int] = field(default_factory=dict)
     """Path → line (from 1) of the key, or of the list's item."""
     problems: list[Problem] = field(default_factory=list)
 
-    def refuse(self, event: yaml.Event, path: Path, message: str, remedy: str) -> None:
-        """Note a problem and go on reading.
+    def add_problem(self, event: yaml.Event, path: Path, message: str, remedy: str) -> None:
+        """Add a problem; parsing goes on.
 
         Raises:
-            RecipeError: it is one too many.
+            RecipeError: there are ``MAX_PROBLEMS``.
         """
         self.problems.append(Problem(path, message, remedy, line=_line(event)))
-        if len(self.problems) >= MOST_PROBLEMS:
+        if len(self.problems) >= MAX_PROBLEMS:
             raise RecipeError(self.problems)
 
 
@@ -70,11 +70,11 @@ def decode(data: bytes) -> str:
         RecipeError: too long, empty, not UTF-8, or with NUL bytes.
     """
     if len(data) > MAX_BYTES:
-        raise _refusal(f"is longer than {MAX_BYTES} bytes", "a recipe is a short text; is this another file?")
+        raise _error(f"is longer than {MAX_BYTES} bytes", "a recipe is a short text; is this another file?")
     if not data.strip():
-        raise _refusal("is empty", "a recipe starts with `recipe: NAME`")
+        raise _error("is empty", "a recipe starts with `recipe: NAME`")
     if b"\0" in data:
-        raise _refusal(
+        raise _error(
             "holds a NUL byte",
             "save it as UTF-8 text (it may be UTF-16, or no text at all)",
             _line_after(data[: data.index(b"\0")]),
@@ -83,32 +83,32 @@ def decode(data: bytes) -> str:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = _line_after(data[: error.start])
-        raise _refusal(f"byte {data[error.start]:#04x} is not UTF-8", "save it as UTF-8 text", line) from None
+        raise _error(f"byte {data[error.start]:#04x} is not UTF-8", "save it as UTF-8 text", line) from None
 
 
 def _line_after(data: bytes) -> int:
     """The number of the line in which the text of these bytes ends."""
-    return len(_BREAK.split(data.decode("utf-8-sig", errors="replace")))
+    return len(_LINE_BREAK.split(data.decode("utf-8-sig", errors="replace")))
 
 
-def read(text: str) -> Reading:
+def read(text: str) -> Document:
     """Read one document.
 
     Raises:
         RecipeError: the text is no YAML at all, is nested too deeply, or holds no or several documents.
     """
-    reading = Reading()
+    document = Document()
     try:
         events = _events(text)
         _skip_to_content(events)
-        reading.value = _value(next(events), events, (), reading)
+        document.value = _value(next(events), events, (), document)
         next(events)  # the document's end
         after = next(events)
     except yaml.YAMLError as error:
         raise RecipeError([_syntax_problem(error, text)]) from None
     if isinstance(after, yaml.DocumentStartEvent):
-        raise _refusal("holds several documents", "remove the `---` line", _line(after))
-    return reading
+        raise _error("holds several documents", "remove the `---` line", _line(after))
+    return document
 
 
 def _events(text: str) -> Iterator[yaml.Event]:
@@ -124,11 +124,11 @@ def _events(text: str) -> Iterator[yaml.Event]:
             event: yaml.Event | None = loader.get_event() if loader.check_event() else None  # type: ignore[no-untyped-call]
         except yaml.YAMLError:
             raise
-        # PyYAML converts some numbers without a look at them ("\UFFFFFFFF", `%YAML 99…9`): OverflowError, ValueError. Only
-        # its own scanner and parser run here, so whatever else they may raise is about the text too.
+        # PyYAML converts some numbers unchecked ("\UFFFFFFFF", `%YAML 99…9`): OverflowError, ValueError. Only its
+        # scanner and parser run here, so any other error is about the text too.
         except Exception as error:
             message = f"is not YAML: {type(error).__name__}: {error}"
-            raise _refusal(
+            raise _error(
                 message, "remove the directive or the escape in this line", loader.line + 1
             ) from None
         if event is None:
@@ -144,62 +144,68 @@ def _line(event: yaml.Event) -> int:
 def _skip_to_content(events: Iterator[yaml.Event]) -> None:
     next(events)  # the stream's start
     if isinstance(next(events), yaml.StreamEndEvent):
-        raise _refusal("holds comments only", "a recipe starts with `recipe: NAME`")
+        raise _error("holds comments only", "a recipe starts with `recipe: NAME`")
 
 
-def _value(event: yaml.Event, events: Iterator[yaml.Event], path: Path, reading: Reading) -> Any:
+def _value(event: yaml.Event, events: Iterator[yaml.Event], path: Path, document: Document) -> Any:
     if len(path) > MAX_DEPTH:
-        raise _refusal(f"is nested deeper than {MAX_DEPTH}", "write it flat", _line(event))
+        raise _error(f"is nested deeper than {MAX_DEPTH}", "write it flat", _line(event))
     if isinstance(event, yaml.AliasEvent):
-        reading.refuse(event, path, f"*{event.anchor} is an alias", "write the value out")
+        document.add_problem(event, path, f"*{event.anchor} is an alias", "write the value out")
         return None
     assert isinstance(event, yaml.MappingStartEvent | yaml.SequenceStartEvent | yaml.ScalarEvent)
     if event.anchor is not None:
-        reading.refuse(event, path, f"&{event.anchor} is an anchor", "write the value where it is needed")
+        document.add_problem(
+            event, path, f"&{event.anchor} is an anchor", "write the value where it is needed"
+        )
     if event.tag is not None:
-        reading.refuse(event, path, f"{event.tag} is a tag", "a recipe holds plain values; remove the tag")
+        document.add_problem(
+            event, path, f"{event.tag} is a tag", "a recipe holds plain values; remove the tag"
+        )
     if isinstance(event, yaml.MappingStartEvent):
-        return _mapping(events, path, reading)
+        return _mapping(events, path, document)
     if isinstance(event, yaml.SequenceStartEvent):
-        return _sequence(events, path, reading)
-    return _scalar(event, path, reading)
+        return _sequence(events, path, document)
+    return _scalar(event, path, document)
 
 
-def _mapping(events: Iterator[yaml.Event], path: Path, reading: Reading) -> dict[str, Any]:
+def _mapping(events: Iterator[yaml.Event], path: Path, document: Document) -> dict[str, Any]:
     mapping: dict[str, Any] = {}
     while not isinstance(event := next(events), yaml.MappingEndEvent):
         if isinstance(event, yaml.ScalarEvent):
-            key = _text(event, path, reading)
+            key = _text(event, path, document)
         else:
             key = ""
-            reading.refuse(event, path, "a key is not a single word", "quote text that starts with [, { or *")
-            _value(event, events, (*path, key), reading)
+            document.add_problem(
+                event, path, "a key is not a single word", "quote text that starts with [, { or *"
+            )
+            _value(event, events, (*path, key), document)
         inner = (*path, key)
         if key in mapping:
-            first = reading.lines[inner]
-            reading.refuse(event, inner, f"stands twice, first in line {first}", "keep one of the two")
-        reading.lines[inner] = _line(event)
-        mapping[key] = _value(next(events), events, inner, reading)
+            first = document.lines[inner]
+            document.add_problem(event, inner, f"stands twice, first in line {first}", "keep one of the two")
+        document.lines[inner] = _line(event)
+        mapping[key] = _value(next(events), events, inner, document)
     return mapping
 
 
-def _sequence(events: Iterator[yaml.Event], path: Path, reading: Reading) -> list[Any]:
+def _sequence(events: Iterator[yaml.Event], path: Path, document: Document) -> list[Any]:
     items: list[Any] = []
     while not isinstance(event := next(events), yaml.SequenceEndEvent):
         inner = (*path, len(items))
-        reading.lines[inner] = _line(event)
-        items.append(_value(event, events, inner, reading))
+        document.lines[inner] = _line(event)
+        items.append(_value(event, events, inner, document))
     return items
 
 
-def _scalar(event: yaml.ScalarEvent, path: Path, reading: Reading) -> Any:
-    text = _text(event, path, reading)
+def _scalar(event: yaml.ScalarEvent, path: Path, document: Document) -> Any:
+    text = _text(event, path, document)
     if event.style is not None:  # quoted, or a block of text
         return text
-    if text in _WORDS:
-        return _WORDS[text]
+    if text in _CONSTANTS:
+        return _CONSTANTS[text]
     if _NOT_FINITE.fullmatch(text):
-        reading.refuse(
+        document.add_problem(
             event, path, f"{text} is not a finite number", "write a number, or leave the field out"
         )
         return None
@@ -208,35 +214,37 @@ def _scalar(event: yaml.ScalarEvent, path: Path, reading: Reading) -> Any:
     if _FLOAT.fullmatch(text):
         number = float(text)
         if math.isinf(number) or len(text) > 40:
-            reading.refuse(event, path, f"{quote(text)} is out of range", "write a number of usual size")
+            document.add_problem(
+                event, path, f"{quote(text)} is out of range", "write a number of usual size"
+            )
             return None
         return number
     return text
 
 
 def is_text(text: str) -> bool:
-    """Whether a text holds no NUL and no half of a surrogate pair (as which bytes that are no UTF-8 arrive)."""
-    return not _NO_TEXT.search(text)
+    """Whether a text holds no NUL and no single surrogate (which is how bytes that are not UTF-8 arrive)."""
+    return not _INVALID_CHARACTERS.search(text)
 
 
-def _text(event: yaml.ScalarEvent, path: Path, reading: Reading) -> str:
-    """What was written, without the characters that no text has; each is a problem."""
+def _text(event: yaml.ScalarEvent, path: Path, document: Document) -> str:
+    """The text as written, without invalid characters; these are a problem."""
     text: str = event.value
-    found = _NO_TEXT.search(text)
+    found = _INVALID_CHARACTERS.search(text)
     if found:
         message = f"holds U+{ord(found[0]):04X}, which no text has"
-        reading.refuse(event, path, message, "write the character itself, not its escape")
-    return _NO_TEXT.sub("", text)
+        document.add_problem(event, path, message, "write the character itself, not its escape")
+    return _INVALID_CHARACTERS.sub("", text)
 
 
 def _syntax_problem(error: yaml.YAMLError, text: str) -> Problem:
     if isinstance(error, yaml.reader.ReaderError):
-        line = len(_BREAK.split(text[: error.position]))
+        line = len(_LINE_BREAK.split(text[: error.position]))
         return Problem((), f"holds the control character {error.character:#04x}", "remove it", line)
     mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
     if mark is None:
         return Problem((), f"is not YAML: {error}", "check brackets, colons, quotes and indentation")
-    written = _BREAK.split(text)[mark.line]
+    written = _LINE_BREAK.split(text)[mark.line]
     if "\t" in written[: len(written) - len(written.lstrip())]:
         return Problem((), "the line is indented with a tab", "YAML allows spaces only", mark.line + 1)
     said = getattr(error, "problem", None) or "unreadable"
@@ -245,5 +253,5 @@ def _syntax_problem(error: yaml.YAMLError, text: str) -> Problem:
     )
 
 
-def _refusal(message: str, remedy: str, line: int | None = None) -> RecipeError:
+def _error(message: str, remedy: str, line: int | None = None) -> RecipeError:
     return RecipeError([Problem((), message, remedy, line)])

@@ -1,7 +1,7 @@
-"""From a file (and overrides) to a ``Recipe``, or to a list of everything that is wrong with it.
+"""Loads a recipe from a file and overrides; raises one error with everything that is wrong with it.
 
-Paths in a recipe are relative to the folder of its file, so that a recipe can travel with its data; paths in an
-override are relative to the current folder, as everywhere on a command line. A loaded recipe holds absolute ones.
+Paths in a recipe are relative to the folder of its file, so that a recipe and its data can be moved together. Paths in
+an override are relative to the current folder. A loaded recipe holds absolute paths.
 """
 
 import os
@@ -18,7 +18,7 @@ from schemas.checks.names import name_problems
 from schemas.loading import plain_yaml
 from schemas.loading.field_errors import is_about, validated
 from schemas.loading.overrides import Override, apply_overrides, parse_override
-from schemas.loading.sources import NoPlace, mode_of, resolve_sources
+from schemas.loading.sources import UnresolvablePath, mode_of, resolve_sources
 from schemas.problems import (
     Path,
     Problem,
@@ -29,20 +29,20 @@ from schemas.recipe.recipe import Recipe
 
 
 def load_recipe(source: str | File, overrides: Sequence[str] = ()) -> Recipe:
-    """Load a recipe file, or a built-in recipe by its bare name, with ``KEY=VALUE`` overrides laid over it.
+    """Load a recipe file, or a built-in recipe by its name, and apply ``KEY=VALUE`` overrides.
 
     Raises:
-        RecipeError: with every problem that was found, each with its line or override.
+        RecipeError: all problems that were found, each with its line or override.
     """
     file = find_recipe(source)
-    reading = read_document(file, str(source))
-    return _parse(reading, name=str(source), folder=file.parent, overrides=overrides)
+    document = read_document(file, str(source))
+    return _parse(document, name=str(source), folder=file.parent, overrides=overrides)
 
 
 def parse_recipe(
     text: str, *, name: str = "recipe", folder: File | None = None, overrides: Sequence[str] = ()
 ) -> Recipe:
-    """The recipe in a text; ``folder`` is where its relative paths start (None: the current folder).
+    """Load a recipe from a text; its relative paths start at ``folder`` (None: the current folder).
 
     Raises:
         RecipeError: as ``load_recipe``.
@@ -51,22 +51,22 @@ def parse_recipe(
 
 
 def _parse(
-    reading: plain_yaml.Reading, *, name: str, folder: File | None, overrides: Sequence[str]
+    document: plain_yaml.Document, *, name: str, folder: File | None, overrides: Sequence[str]
 ) -> Recipe:
-    problems = [replace(problem, source=name) for problem in reading.problems]
+    problems = [replace(problem, source=name) for problem in document.problems]
     parsed: list[Override] = []
     for override in overrides:
         try:
             parsed.append(parse_override(override))
         except RecipeError as error:
             problems += error.problems
-    plain, placed, misplaced = apply_overrides(reading.value, parsed)
+    plain, placed, misplaced = apply_overrides(document.value, parsed)
     problems += misplaced
 
     here = File.cwd()
     plain, missing = resolve_sources(plain, folder or here, here, placed)
     recipe, found = _validate(plain)
-    problems += (_locate(problem, name, reading.lines, placed) for problem in [*found, *missing])
+    problems += (_locate(problem, name, document.lines, placed) for problem in [*found, *missing])
     if recipe is None or problems:
         raise RecipeError(sorted(problems, key=lambda problem: (problem.line is None, problem.line or 0)))
     return recipe
@@ -82,7 +82,7 @@ def builtin_recipes() -> list[str]:
 
 
 def find_recipe(source: str | File) -> File:
-    """The file of a recipe that is named by a path, or of a built-in one by its bare name.
+    """The file of a recipe, given its path or the name of a built-in one.
 
     Raises:
         RecipeError: there is no such file and no such built-in recipe.
@@ -91,7 +91,7 @@ def find_recipe(source: str | File) -> File:
     try:
         if mode_of(file):
             return file
-    except NoPlace as error:
+    except UnresolvablePath as error:
         message = f"cannot be looked up ({error})"
         raise RecipeError([Problem((), message, "name a .yaml file", None, name)]) from None
     if "/" in name or "\\" in name or file.suffix in (".yaml", ".yml"):
@@ -104,17 +104,17 @@ def find_recipe(source: str | File) -> File:
     raise RecipeError([Problem((), "is neither a file nor a built-in recipe", remedy, None, name)])
 
 
-def read_document(file: File, name: str) -> plain_yaml.Reading:
-    """What a recipe's or a sweep's file says; ``name`` is what problems call it.
+def read_document(file: File, name: str) -> plain_yaml.Document:
+    """Parse the file of a recipe or sweep; ``name`` is its name in problems.
 
     Raises:
-        RecipeError: it is no file of moderate size, cannot be read, or is no YAML.
+        RecipeError: it is no regular file, is too large, cannot be read, or is no YAML.
     """
     try:
-        with open(file, "rb", opener=_without_waiting) as stream:
+        with open(file, "rb", opener=_open_nonblocking) as stream:
             if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
                 raise RecipeError([Problem((), "is not a file", "name a .yaml file", None, name)])
-            data = stream.read(plain_yaml.MAX_BYTES + 1) or b""  # no more: the file may be of any size
+            data = stream.read(plain_yaml.MAX_BYTES + 1) or b""  # the file may be of any size
     except IsADirectoryError:
         raise RecipeError([Problem((), "is not a file", "name a .yaml file", None, name)]) from None
     except OSError as error:
@@ -127,11 +127,11 @@ def read_document(file: File, name: str) -> plain_yaml.Reading:
     return _read(text, name)
 
 
-def _without_waiting(file: str, flags: int) -> int:
-    return os.open(file, flags | os.O_NONBLOCK)  # it may be a pipe that nobody writes to
+def _open_nonblocking(file: str, flags: int) -> int:
+    return os.open(file, flags | os.O_NONBLOCK)  # a pipe without a writer would block
 
 
-def _read(text: str, name: str) -> plain_yaml.Reading:
+def _read(text: str, name: str) -> plain_yaml.Document:
     try:
         return plain_yaml.read(text)
     except RecipeError as error:
@@ -139,7 +139,7 @@ def _read(text: str, name: str) -> plain_yaml.Reading:
 
 
 def _validate(plain: Any) -> tuple[Recipe | None, list[Problem]]:
-    """The recipe, unless a problem was found in its fields, its names or the agreement of its stages."""
+    """The recipe and its problems: in fields, in names, and between stages; None if there are problems."""
     if not isinstance(plain, dict):
         return None, [Problem((), "is not a mapping", "a recipe starts with `recipe: NAME`")]
     if "sweep" in plain:
@@ -147,16 +147,16 @@ def _validate(plain: Any) -> tuple[Recipe | None, list[Problem]]:
     named = name_problems(plain)
     fields = validated(Recipe, plain)
     problems = [*fields.problems, *named]
-    recipe, left_out = fields.value, fields.left_out
+    recipe, omitted = fields.value, fields.omitted
     if recipe is None or named or name_problems(fields.plain):
         return None, problems
     recipe, disagreements = resolve(recipe)
-    problems += (problem for problem in disagreements if not any(is_about(problem, p) for p in left_out))
+    problems += (problem for problem in disagreements if not any(is_about(problem, p) for p in omitted))
     return (None if problems else recipe), problems
 
 
 def _locate(problem: Problem, name: str, lines: dict[Path, int], placed: dict[Path, Override]) -> Problem:
-    """The problem with the override, or the line, that it comes from."""
+    """The problem with the override or line that caused it."""
     path = problem.path
     prefixes = [path[:length] for length in range(len(path), -1, -1)]
     for prefix in prefixes:

@@ -1,7 +1,7 @@
-"""Files that a recipe names: the model's, the data's and the verifiers' sources, as absolute paths, or what is wrong with them.
+"""Resolves the sources of model, data and verifiers to absolute paths, and checks that they exist.
 
-Looking a path up never fails otherwise than by a ``NoPlace``, whatever text it is: too long, with a NUL, a ring of
-links, in a folder that may not be read.
+A path that cannot be looked up (too long, with a NUL, a cycle of links, in an unreadable folder) raises
+``UnresolvablePath``, and nothing else.
 """
 
 import stat
@@ -21,15 +21,15 @@ from schemas.recipe.sources import (
     Builtin,
     Gguf,
     Hub,
+    LocalPath,
     Package,
-    Place,
     file_source,
     model_source,
 )
 from schemas.source_files import PLAIN_FORMATS, data_format
 
-OPEN = "?"
-"""A source that a recipe leaves for its user to give."""
+UNSET_SOURCE = "?"
+"""Placeholder for a source that the user has to give."""
 BUILTIN_MODELS = (str(Builtin("tiny")),)
 BUILTIN_DATA = tuple(
     str(Builtin(name, kind))
@@ -38,7 +38,7 @@ BUILTIN_DATA = tuple(
 )
 
 
-class NoPlace(ValueError):
+class UnresolvablePath(ValueError):
     """A path that cannot be looked up; the message says why."""
 
 
@@ -46,34 +46,34 @@ def absolute(path: str | File, start: File) -> File:
     """The path from ``start`` on, with ``~`` and links followed.
 
     Raises:
-        NoPlace: no path can be written so.
+        UnresolvablePath: it cannot be resolved.
     """
     try:
         return (start / File(path).expanduser()).resolve()
-    # RuntimeError: a ring of links, or no home folder; ValueError: a NUL, or what no file name can hold
+    # RuntimeError: a cycle of links, or no home folder; ValueError: a NUL or another invalid character
     except (OSError, RuntimeError, ValueError) as error:
-        raise NoPlace(_why(error)) from None
+        raise UnresolvablePath(_why(error)) from None
 
 
 def mode_of(file: File) -> int:
-    """What stands at a path, as ``stat`` says it; 0 where nothing does.
+    """``st_mode`` of a path; 0 where nothing exists.
 
     Raises:
-        NoPlace: that cannot be said.
+        UnresolvablePath: it cannot be looked up.
     """
     try:
         return file.stat().st_mode
     except (FileNotFoundError, NotADirectoryError):
         return 0
     except (OSError, ValueError) as error:
-        raise NoPlace(_why(error)) from None
+        raise UnresolvablePath(_why(error)) from None
 
 
 def is_file(file: File) -> bool:
-    """Whether a file stands at a path (no folder, pipe or device).
+    """Whether the path is a regular file (no folder, pipe or device).
 
     Raises:
-        NoPlace: that cannot be said.
+        UnresolvablePath: it cannot be looked up.
     """
     return stat.S_ISREG(mode_of(file))
 
@@ -85,9 +85,9 @@ def _why(error: Exception) -> str:
 def resolve_sources(
     plain: Any, folder: File, here: File, placed: dict[Path, Override]
 ) -> tuple[Any, list[Problem]]:
-    """The plain recipe with absolute paths, and what is wrong with the sources that it names.
+    """The plain recipe with absolute paths, and the problems of its sources.
 
-    Paths of the recipe start at ``folder``, those of an override (``placed``) at ``here``.
+    Relative paths start at ``folder``; those set by an override (``placed``) start at ``here``.
     """
     if not isinstance(plain, dict):
         return plain, []
@@ -101,7 +101,7 @@ def resolve_sources(
         if not isinstance(value, dict) or not isinstance(value.get("source"), str):
             continue
         path, source = (*owner, "source"), value["source"]
-        if source == OPEN:
+        if source == UNSET_SOURCE:
             remedy = f"give it with --set {'.'.join(map(str, path))}=…"
             problems.append(Problem(path, "is left open by this recipe", remedy))
             continue
@@ -110,7 +110,7 @@ def resolve_sources(
                 path, source, here if _is_overridden(path, placed) else folder
             )
             problems += found
-        except NoPlace as error:
+        except UnresolvablePath as error:
             problems.append(
                 Problem(path, f"{quote(source)} cannot be looked up ({error})", "correct the path")
             )
@@ -139,15 +139,15 @@ def _model_source(path: Path, source: str, start: File) -> tuple[str, list[Probl
             problem = Problem(
                 path, f"{quote(source)} names no revision", "write hub:ORGANISATION/NAME@REVISION"
             )
-            return source, [] if named.is_written_right else [problem]
+            return source, [] if named.is_well_formed else [problem]
         case Package() as named:
             problem = Problem(path, f"{quote(source)} is not the name of a package", "write package:NAME")
-            return source, [] if named.is_written_right else [problem]
+            return source, [] if named.is_well_formed else [problem]
         case Gguf(path=file):
             file = absolute(file, start)
             problem = Problem(path, f"there is no file {file}", "name a .gguf file")
             return str(Gguf(file)), [] if is_file(file) else [problem]
-        case Place(path=folder):
+        case LocalPath(path=folder):
             folder = absolute(folder, start)
             return str(folder), _problems_of_folder(path, folder)
 

@@ -1,1 +1,1 @@
-"""The recipe: its classes, and how a file becomes one."""
+"""The classes of a recipe."""

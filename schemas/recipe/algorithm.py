@@ -1,7 +1,7 @@
-"""Every technique of policy optimisation as a switch of its own, and the presets, which are only values.
+"""The switches of policy optimisation, one for each technique, and the presets, which are sets of values.
 
-Nothing outside this page asks for a preset's name: stages read switches. A mixture of two papers is
-therefore a recipe override, and an ablation is a list of overrides.
+No other module reads a preset's name: stages read switches. So combining two papers takes an override, and an
+ablation is a list of overrides.
 """
 
 from typing import Annotated, Any, Literal
@@ -47,20 +47,20 @@ PresetName = Literal[
 _Count = Annotated[int, Field(ge=1, le=MAX_COUNT, strict=True)]
 
 GROUPED: tuple[AdvantageKind, ...] = ("leave_one_out", "group_mean", "group_normalised")
-"""Advantages that compare the responses to one prompt with each other."""
+"""Advantages that compare the responses to the same prompt."""
 
 
 class Returns(Frozen):
-    """What the tokens of a response are paid beyond the reward's score: what a critic has to predict."""
+    """The switches that determine the return, which a critic has to predict."""
 
     gamma: Probability = 1.0
-    """Discount per response token; 1 in everything about language models unless a recipe says otherwise."""
+    """Discount per response token."""
     kl_coef: NonNegative = 0.0
     """β of the penalty −β·KL(π‖ref) in every response token's reward, in reward per nat."""
     kl_kind: KLKind = "k1"
-    """How that KL is measured on a token; ``k1`` is the one whose penalty has the gradient of KL(π‖ref)."""
+    """Estimator of that KL on a token; only the penalty with ``k1`` has the gradient of KL(π‖ref)."""
     reward_scaling: Literal["none", "scale", "normalise"] = "none"
-    """By running moments over all scores so far: ``scale`` is R/σ, ``normalise`` (R − μ)/σ."""
+    """Scaling by the running moments of all scores so far: ``scale`` is R/σ, ``normalise`` is (R − μ)/σ."""
     reward_clip: Positive | None = None
     """±δ to which the score is clipped after scaling (arXiv 2307.04964: 0.3 or 0.8)."""
     overlong_buffer: Annotated[float, Field(gt=0.0, le=1.0, strict=True)] | None = None
@@ -68,9 +68,9 @@ class Returns(Frozen):
 
 
 class Algorithm(Returns):
-    """The switches of one policy-optimisation method; what stands here is what most methods have.
+    """The switches of one policy-optimisation method; the defaults are those of most methods.
 
-    A recipe writes a preset's name, or a mapping with ``preset`` and the switches that differ from it.
+    A recipe gives a preset's name, or a mapping of ``preset`` and the switches that differ from it.
     """
 
     preset: PresetName
@@ -78,8 +78,8 @@ class Algorithm(Returns):
 
     # -- advantages
     advantage: AdvantageKind = "gae"
-    """``gae`` alone reads a critic; with λ = 1 it is the return less a state's value. Of a group's methods the
-    return of a whole response is what is compared: its score less the KL penalties of all its tokens."""
+    """Only ``gae`` reads a critic; with λ = 1 it is the return minus the state's value. The methods that compare a
+    group compare whole responses: the score minus the KL penalties of all tokens."""
     lambda_policy: Probability = 0.95
     """λ of the policy's advantages; not read where ``length_adaptive_alpha`` is set."""
     length_adaptive_alpha: Positive | None = None
@@ -87,87 +87,88 @@ class Algorithm(Returns):
     lambda_value: Probability = 0.95
     """λ of the critic's targets; 1 makes them Monte-Carlo returns (VC-PPO's decoupled GAE)."""
     gae_horizon: _Count | None = None
-    """Tokens after which GAE's sum stops, with the critic's value there (PPO, arXiv 1707.06347 eq. 10-11), in the
-    policy's advantages and the critic's targets; with λ = 1 these are n-step returns. None: the whole response."""
+    """Number of tokens after which GAE's sum stops and adds the critic's value (PPO, arXiv 1707.06347 eq. 10-11), for
+    the policy's advantages and the critic's targets; with λ = 1 these are n-step returns. None: the whole response."""
     bootstrap_truncated: Switch = False
-    """What would follow a response that was cut off counts as the critic's value of it, not as 0, in the policy's
-    advantages and the critic's targets. Value pretraining and explained variance keep to Monte-Carlo returns, which
-    end at the cut: a target with the critic's own prediction in it is no measure of that critic."""
+    """Continue a truncated response with the critic's value instead of 0, in the policy's advantages and the critic's
+    targets. Value pretraining and explained variance still use Monte-Carlo returns, which end at the cut: a target
+    that contains the critic's own prediction cannot measure the critic."""
     whiten_advantages: Switch = False
-    """Shift and scale the advantages of a rollout to mean 0 and standard deviation 1 over the tokens that the policy
-    learns from: without those that ``overlong_filter`` leaves out."""
+    """Shift and scale the advantages of a rollout to mean 0 and standard deviation 1, over the tokens in the policy's
+    loss (those removed by ``overlong_filter`` do not count)."""
     normalise_advantages: Switch = False
     """The same within each minibatch."""
     advantage_clip: Positive | None = None
-    """±δ to which advantages are clipped, after any of the two (arXiv 2307.04964: 0.12, 0.5 or 0.8)."""
+    """±δ to which advantages are clipped, after whitening or normalisation (arXiv 2307.04964: 0.12, 0.5 or 0.8)."""
     samples_per_prompt: _Count = 1
     """Responses sampled for each prompt of a rollout."""
     drop_uniform_groups: Switch = False
-    """Put other prompts in the place of those whose responses all have one score, before any shaping (DAPO)."""
+    """Replace prompts whose responses all have the same score, before any shaping, by other prompts (DAPO)."""
     max_sampling_rounds: _Count = 10
-    """Rollouts sampled at most to fill one; what is still missing is filled with dropped groups."""
+    """Most rollouts sampled to fill one; groups that are still missing are filled with dropped ones."""
 
     # -- the surrogate
     importance_ratio: Switch = True
     """False: −log π · A instead of −ρ·A, for one optimiser step on each rollout."""
     clip_range_low: Annotated[float, Field(gt=0.0, le=1.0, strict=True)] | None = 0.2
-    """How far below 1 the ratio may fall; None: as far as it likes."""
+    """How far below 1 the ratio may fall; None: no limit."""
     clip_range_high: Positive | None = 0.2
-    """The ratio is clipped to [1 − low, 1 + high]; None leaves that side open. high > low is clip-higher."""
+    """The ratio is clipped to [1 − low, 1 + high]; None: no limit on that side. high > low is clip-higher."""
     dual_clip: Annotated[float, Field(gt=1.0, strict=True)] | None = None
     """c: where A < 0, a token's loss is at most −c·A (arXiv 1912.09729: 3)."""
     aggregation: Aggregation = "token"
-    """What the policy loss is a mean over."""
+    """What the policy loss is averaged over."""
     overlong_filter: Switch = False
-    """Leave responses that were cut off out of the policy's loss (DAPO)."""
+    """Exclude truncated responses from the policy's loss (DAPO)."""
 
     # -- KL as a controller, as a loss, as a bound
     kl_target: Positive | None = None
-    """KL(π‖ref) in nats per response that ``kl_coef`` is steered to (Ziegler, arXiv 1909.08593 §2.2); None: fixed."""
+    """Target of KL(π‖ref) in nats per response, to which ``kl_coef`` adapts (Ziegler, arXiv 1909.08593 §2.2); None:
+    ``kl_coef`` is fixed."""
     kl_horizon: _Count = 10_000
-    """Responses over which it is steered."""
+    """Number of responses over which ``kl_coef`` adapts."""
     kl_loss_coef: NonNegative = 0.0
     """Weight of KL(π‖ref) in the loss, in loss per nat."""
     kl_loss_kind: KLKind = "k2"
-    """How it is measured: ``k2`` and ``full`` have the gradient of KL(π‖ref), ``k3`` that of KL(ref‖π)."""
+    """Estimator of that KL: ``k2`` and ``full`` have the gradient of KL(π‖ref), ``k3`` that of KL(ref‖π)."""
     kl_penalty_coef: NonNegative = 0.0
-    """β of the loss β·KL(old‖new), which holds a rollout's updates together (PPO, arXiv 1707.06347 §4)."""
+    """β of the loss β·KL(old‖new), which limits the updates on a rollout (PPO, arXiv 1707.06347 §4)."""
     kl_penalty_kind: Literal["k1", "k3"] = "k3"
-    """How it is measured, with ℓ = log π − log π_old: −ℓ, or e^ℓ − 1 − ℓ."""
+    """Estimator of that KL, with ℓ = log π − log π_old: −ℓ, or e^ℓ − 1 − ℓ."""
     kl_penalty_target: Positive | None = None
-    """In nats per token: β doubles above 1.5 times as much and halves below two thirds of it; None: fixed."""
+    """In nats per token: β doubles above 1.5 times this and halves below two thirds of it; None: β is fixed."""
     trust_region_kl: Positive | None = None
-    """Undo an optimiser step after which KL(old‖new) on its minibatch is more nats per token than this, or the
-    surrogate is worse than before, and take half of it; None: no guard."""
+    """Undo an optimiser step and take half of it, if afterwards KL(old‖new) on its minibatch exceeds this many nats
+    per token, or the surrogate is worse than before; None: never."""
     trust_region_halvings: Annotated[int, Field(ge=0, le=MAX_COUNT, strict=True)] = 3
-    """Halvings before the step is given up, and with it the epoch."""
+    """Halvings after which the step is skipped and the epoch ends."""
 
-    # -- what stands beside the surrogate
+    # -- other terms of the loss
     value_clip_range: Positive | None = None
-    """How far, in units of reward, a new value may move from the rollout's before its loss is clipped."""
+    """How far, in units of reward, a new value may move from the rollout's value before its loss is clipped."""
     shared_trunk: Switch = False
-    """One network: the critic is a fresh head on the policy's trunk, and one optimiser steps on the joint loss."""
+    """One network: the critic is a new head on the policy's trunk, and one optimiser minimises the joint loss."""
     value_coef: Positive = 0.5
     """Weight of the value loss in that joint loss (c1 of PPO, eq. 9)."""
     entropy_coef: NonNegative = 0.0
     """Weight of the exact entropy bonus, in loss per nat."""
     positive_nll_coef: NonNegative = 0.0
-    """μ of the NLL on responses held to be right (VAPO eq. 9-10)."""
+    """μ of the NLL on positive responses (VAPO eq. 9-10)."""
     positive_threshold: Number | None = None
-    """A response is held to be right above this score (before KL); read where no verifier is named."""
+    """A response is positive above this score (before KL); used where no verifier is named."""
     positive_verifier: str | None = None
-    """A response is held to be right when this verifier says so."""
+    """A response is positive if this verifier says that it is right."""
     ptx_coef: NonNegative = 0.0
     """Weight of the NLL per token on the demonstrations that the stage names as ``ptx`` (InstructGPT's PPO-ptx)."""
 
     @property
     def reads_critic(self) -> bool:
-        """Whether a critic of its own is trained beside the policy."""
+        """Whether a separate critic is trained with the policy."""
         return self.advantage == "gae" and not self.shared_trunk
 
     @property
     def returns(self) -> Returns:
-        """The part that a critic must have been pretrained on."""
+        """The switches that the critic's pretraining must share."""
         return Returns(**{name: getattr(self, name) for name in Returns.model_fields})
 
     @model_validator(mode="before")
@@ -181,7 +182,7 @@ class Algorithm(Returns):
         return {**(PRESETS.get(preset, {}) if isinstance(preset, str) else {}), **data}
 
     @rule
-    def _positive_examples_need_a_rule(self) -> None:
+    def _positive_nll_needs_a_rule(self) -> None:
         if self.positive_nll_coef and self.positive_threshold is None and self.positive_verifier is None:
             raise ValueError(
                 f"positive_nll_coef={self.positive_nll_coef} needs to know which responses are right; "
@@ -189,7 +190,7 @@ class Algorithm(Returns):
             )
 
     @rule
-    def _k1_is_no_loss(self) -> None:
+    def _k1_is_not_a_loss(self) -> None:
         if self.kl_loss_coef and self.kl_loss_kind == "k1":
             raise ValueError(
                 "kl_loss_kind=k1 has an expected gradient of 0, so as a loss it does nothing but add noise; "
@@ -197,7 +198,7 @@ class Algorithm(Returns):
             )
 
     @rule
-    def _a_controller_needs_something_to_multiply(self) -> None:
+    def _kl_targets_need_coefficients(self) -> None:
         for target, coef in (("kl_target", "kl_coef"), ("kl_penalty_target", "kl_penalty_coef")):
             if getattr(self, target) is not None and not getattr(self, coef):
                 raise ValueError(
@@ -206,14 +207,14 @@ class Algorithm(Returns):
                 )
 
     @rule
-    def _groups_of_one_are_uniform(self) -> None:
+    def _uniform_groups_need_several_samples(self) -> None:
         if self.drop_uniform_groups and self.samples_per_prompt == 1:
             raise ValueError(
                 "drop_uniform_groups drops every group of samples_per_prompt=1; raise samples_per_prompt"
             )
 
     @rule
-    def _what_asks_the_critic_needs_one(self) -> None:
+    def _critic_switches_need_gae(self) -> None:
         if self.advantage == "gae":
             return
         for name, asked, off in (
@@ -227,7 +228,7 @@ class Algorithm(Returns):
                 )
 
     @rule
-    def _a_shared_trunk_is_for_values(self) -> None:
+    def _shared_trunk_needs_gae(self) -> None:
         if self.shared_trunk and self.advantage != "gae":
             raise ValueError(
                 f"shared_trunk trains a value head, which advantage={self.advantage} does not read; "
@@ -326,4 +327,4 @@ PRESETS: dict[str, dict[str, Any]] = {
         "samples_per_prompt": 16,
     },
 }
-"""Preset → where it differs from what stands in ``Algorithm``."""
+"""Preset → where it differs from the defaults of ``Algorithm``."""

@@ -9,16 +9,18 @@ from pydantic import (
     WithJsonSchema,
 )
 
-_WORDS = {"yes": True, "on": True, "no": False, "off": False}
+_SWITCH_WORDS = {"yes": True, "on": True, "no": False, "off": False}
 
-_WRITTEN = {form: value for word, value in _WORDS.items() for form in (word, word.title(), word.upper())}
-
-
-def _read_word(value: Any) -> Any:
-    return _WRITTEN.get(value, value) if isinstance(value, str) else value
+_SWITCH_FORMS = {
+    form: value for word, value in _SWITCH_WORDS.items() for form in (word, word.title(), word.upper())
+}
 
 
-# Strict: `true` is not 1.0 and "0.2" is not 0.2. A whole number is a number all the same.
+def _read_switch(value: Any) -> Any:
+    return _SWITCH_FORMS.get(value, value) if isinstance(value, str) else value
+
+
+# Strict: `true` is not 1.0 and "0.2" is not 0.2. An integer is a valid float.
 Number = Annotated[float, Field(strict=True)]
 Probability = Annotated[float, Field(ge=0.0, le=1.0, strict=True)]
 NonNegative = Annotated[float, Field(ge=0.0, strict=True)]
@@ -28,12 +30,12 @@ Positive = Annotated[float, Field(gt=0.0, strict=True)]
 Switch = Annotated[
     bool,
     Field(strict=True),
-    BeforeValidator(_read_word),
-    WithJsonSchema({"anyOf": [{"type": "boolean"}, {"enum": list(_WRITTEN)}]}),
+    BeforeValidator(_read_switch),
+    WithJsonSchema({"anyOf": [{"type": "boolean"}, {"enum": list(_SWITCH_FORMS)}]}),
 ]
-"""``true`` or ``false``, or a word of YAML 1.1 for one of them, which our reading leaves as a text."""
+"""``true`` or ``false``, or a word of YAML 1.1 for one of them, which our parser leaves as text."""
 MAX_COUNT = 2**31 - 1
-"""Largest number of anything that is counted; torch and its kernels index with no more than 32 or 64 bits."""
+"""Largest count; torch and its kernels index with 32 or 64 bits."""
 
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]{0,62}$")]
 """A name that a recipe gives to a dataset, verifier, reward or stage: lower case, digits, underscores."""

@@ -1,4 +1,4 @@
-"""What a recipe starts from: its model, how text is sampled, its datasets and its verifiers."""
+"""The inputs of a recipe: its model, settings of sampling, datasets and verifiers."""
 
 import re
 from typing import Annotated, Literal
@@ -16,9 +16,9 @@ from schemas.recipe.fields import (
 from schemas.recipe.sources import Builtin, FileSource, ModelSource, file_source, model_source
 
 MODEL = "model"
-"""How a stage refers to the recipe's model."""
+"""The name by which a stage refers to the recipe's model."""
 EXACT_MATCH = str(Builtin("exact_match"))
-"""The source of a verifier that compares with the row's answer."""
+"""Source of the verifier that compares a response with the row's answer."""
 
 Content = Literal["demonstrations", "preferences", "rankings", "prompts"]
 """What the rows of a dataset are."""
@@ -30,7 +30,7 @@ class Model(Frozen):
     source: str
     """``builtin:tiny``, a Hugging Face folder, ``gguf:FILE``, ``package:NAME`` or ``hub:org/name@revision``."""
     chat: Switch | None = None
-    """Wrap prompts in the tokenizer's chat template; None: where it has one."""
+    """Wrap prompts in the tokenizer's chat template; None: if it has one."""
 
     @property
     def origin(self) -> ModelSource:
@@ -39,38 +39,38 @@ class Model(Frozen):
 
 
 class Generation(Frozen):
-    """What every stage agrees on about sampled text."""
+    """Settings of sampled text, the same for all stages."""
 
     max_prompt_tokens: Count = 512
     """Longest prompt, in tokens; longer ones are dropped and counted."""
     max_response_tokens: Count = 512
     """Longest response, in tokens, with its end-of-sequence token; sampling is cut off there."""
     temperature: Positive = 1.0
-    """Log-probabilities are those of the sampling distribution, so training divides logits by it too."""
+    """Temperature of sampling. Training divides logits by it too: log-probabilities are those of the sampler."""
 
 
 class Shares(Frozen):
-    """The shares of all prompts that are held out, the same in every dataset of a recipe."""
+    """The held-out shares of all prompts, the same in every dataset of a recipe."""
 
     validation: Fraction = 0.05
     test: Fraction = 0.05
 
 
 class Split(Frozen):
-    """Rows held out, by prompt: ``validation`` selects, ``test`` is read by gates and evaluation alone.
+    """Held-out rows, by prompt: ``validation`` selects checkpoints, ``test`` is for gates and evaluation only.
 
-    Which side a prompt is on follows from a hash of the prompt and the recipe's ``Shares`` alone, so no prompt that one
-    dataset holds out is trained on in another.
+    A hash of the prompt and the recipe's ``Shares`` decide the split of a prompt. So no prompt that one dataset holds
+    out is trained on in another.
     """
 
     validation: Count | Fraction | None = None
-    """A share of all prompts, which is then that of every dataset; or a number of rows, taken from that share, whose
-    other rows are not used. None: the share that other datasets name, else 0.05."""
+    """A share of all prompts, which must be the same in every dataset; or a number of rows from that share, of which
+    the rest is not used. None: the share that other datasets give, else 0.05."""
     test: Count | Fraction | None = None
-    """The same of the rows that gates and evaluation read."""
+    """The same for the rows of gates and evaluation."""
 
     @rule
-    def _something_is_left_to_train_on(self) -> None:
+    def _shares_leave_training_rows(self) -> None:
         held_out = sum(size for size in (self.validation, self.test) if isinstance(size, float))
         if held_out >= 1.0:
             raise ValueError(
@@ -90,17 +90,17 @@ class Data(Frozen):
     """``builtin:NAME/KIND``, or a ``.json``, ``.jsonl``, ``.parquet`` or ``.csv`` file (from the recipe's folder on);
     all but Parquet may be packed with gzip where the name ends with ``.gz``. At most 16 GiB, or ``VANTAGE_MAX_DATA_GIB``."""
     columns: dict[Column, str] = Field(default_factory=dict)
-    """Our column → a column of the file (``chosen.value`` reaches into it) or a template ``"{instruction} {input}"``.
-    ``answer`` is what a verifier is given beside a prompt. Text has to be text: a number in its place makes the row
-    unusable, but in an ``answer`` and in a template it is written out. Cells of CSV are text, empty ones are missing."""
+    """Our column → a column of the file (``chosen.value`` is a field inside it) or a template ``"{instruction} {input}"``.
+    A verifier gets ``answer`` with the prompt. A number in place of text makes the row unusable, except in ``answer``
+    and in a template, where it is converted to text. Cells of CSV are text; empty ones are missing."""
     split: Split = Split()
-    """How many rows are set apart for validation and test."""
+    """How many rows are held out for validation and test."""
     rows: Count | None = None
-    """At most so many rows for training; None: all that the source has."""
+    """Most rows for training; None: all rows of the source."""
     max_dropped: Probability = 0.01
-    """The share of rows that may be unusable before the data is refused: rows that cannot be read, are empty, or have
-    equal sides; and, in a stage that reads them, rows whose prompt is too long or whose sides are equal once cut.
-    Doubled rows are left out and told, and do not count."""
+    """Largest share of unusable rows; above it the data is refused. Unusable are rows that cannot be read, are empty,
+    or have equal sides; and, in a stage that reads them, rows whose prompt is too long or whose sides are equal after
+    truncation. Repeated rows are dropped and reported, and do not count."""
 
     @property
     def origin(self) -> FileSource:
@@ -118,15 +118,15 @@ class Data(Frozen):
 
 
 class Verifier(Frozen):
-    """A named rule that says whether a response is right: a user's own function, or a comparison with the answer."""
+    """A named rule that decides whether a response is right: a user's function, or a comparison with the answer."""
 
     source: str
     """A Python file (from the recipe's folder on), or ``builtin:exact_match``."""
     function: Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] = "verify"
     """The file's function ``(prompt, response, answer) -> bool``; ``answer`` is None where the row has none."""
     extract: str | None = None
-    """Of ``builtin:exact_match``: a regular expression whose one group, where it matched last, is compared with the
-    row's answer; None: the whole response is."""
+    """For ``builtin:exact_match``: a regular expression with one group. The group's last match is compared with the
+    row's answer; None: the whole response is compared."""
 
     @field_validator("extract")
     @classmethod
@@ -151,7 +151,7 @@ class Verifier(Frozen):
         return file_source(self.source)
 
     @rule
-    def _nothing_unread(self) -> None:
+    def _fields_fit_the_source(self) -> None:
         if self.source == EXACT_MATCH and self.function != "verify":
             raise ValueError(f"{EXACT_MATCH} has no function={self.function}; remove it")
         if self.source != EXACT_MATCH and self.extract is not None:

@@ -1,13 +1,13 @@
-"""Learning rates for stages that name none: published ones, scaled to the width of the recipe's model.
+"""Default learning rates: published ones, scaled to the width of the recipe's model.
 
-rate = published · PUBLISHED_WIDTH / width, in two digits, where width is the model's hidden size and the published rates
-stand in ``schemas.kinds``.
+rate = published · PUBLISHED_WIDTH / width, in two digits. The width is the model's hidden size; the published rates
+are in ``schemas.kinds``.
 
-With Adam, the rate at which a matrix of a transformer learns best falls with its width (µP, arXiv 2203.03466,
-table 3), and what is published falls so too: GPT-3 was trained at 6e-4 with width 768 and at 1.2e-4 with 4096 (arXiv
-2005.14165, table 2.1); Hugging Face's handbook fine-tunes at 2e-5 with width 4096, 3e-4 with 2048 and 1e-3 with 576
-to 960, steeper than the rule. So a rule, not an optimum: the quickstart's model (width 128) was tuned to three times
-its rates. Any stage's ``learning_rate`` sets another.
+With Adam, the best learning rate of a transformer's matrix falls with its width (µP, arXiv 2203.03466, table 3).
+Published rates fall too: GPT-3 was trained at 6e-4 with width 768 and at 1.2e-4 with 4096 (arXiv 2005.14165, table
+2.1); Hugging Face's handbook fine-tunes at 2e-5 with width 4096, 3e-4 with 2048 and 1e-3 with 576 to 960, which is
+steeper than the rule. The rule is a default, not an optimum: for the quickstart's model (width 128), tuning gave three
+times these rates. A stage's ``learning_rate`` overrides it.
 """
 
 from collections.abc import Iterator
@@ -17,11 +17,11 @@ from schemas.recipe.recipe import Recipe
 from schemas.recipe.stages import PolicyOptimization, Training
 
 PUBLISHED_WIDTH = 4096
-"""Hidden size of the models of about 7 billion parameters that the rates of ``schemas.kinds`` were published for."""
+"""Hidden size of the models (about 7 billion parameters) for which the rates in ``schemas.kinds`` were published."""
 
 
 def unset_rates(recipe: Recipe) -> Iterator[tuple[str, str]]:
-    """(Stage, field) of every learning rate that the recipe leaves to the rule."""
+    """(Stage, field) of every learning rate that the recipe does not set."""
     for name, stage in recipe.stages.items():
         if isinstance(stage, Training) and stage.learning_rate is None:
             yield name, "learning_rate"
@@ -32,7 +32,7 @@ def unset_rates(recipe: Recipe) -> Iterator[tuple[str, str]]:
 
 
 def rate_for(kind: str, field: str, *, width: int) -> float:
-    """The rate of a stage of this kind for a model of this hidden size, in two digits.
+    """The default rate of a kind of stage for a model of this hidden size, in two digits.
 
     Raises:
         ValueError: nothing is published for the kind; its row in ``schemas.kinds`` lacks it.
@@ -44,7 +44,7 @@ def rate_for(kind: str, field: str, *, width: int) -> float:
 
 
 def with_learning_rates(recipe: Recipe, *, width: int) -> Recipe:
-    """The recipe with every learning rate written out."""
+    """The recipe with default learning rates filled in."""
     stages = dict(recipe.stages)
     for name, field in unset_rates(recipe):
         rate = rate_for(stages[name].kind, field, width=width)

@@ -1,7 +1,7 @@
-"""The recipe: one frozen value that describes one whole run.
+"""The recipe: one frozen value that describes a whole run.
 
-The classes nest like the YAML does and use the same names. What a single field can say of itself is checked
-here; what only the whole recipe can say is checked when it is loaded (``schemas.checks.names``, ``schemas.checks.agreement``).
+The classes nest like the YAML and use the same names. Rules within one class are checked here; rules over the whole
+recipe are checked when it is loaded (``schemas.checks.names``, ``schemas.checks.agreement``).
 """
 
 from typing import Annotated
@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import Field, StringConstraints
 
 from schemas.frozen import Frozen, rule
-from schemas.kinds import AnyResolvedStage, AnyStage, as_it_runs
+from schemas.kinds import AnyResolvedStage, AnyStage, resolve_work
 from schemas.recipe.fields import MAX_NAMED, Name, Seed
 from schemas.recipe.inputs import (
     Data,
@@ -21,19 +21,19 @@ from schemas.recipe.rewards import Reward
 
 
 class Publication(Frozen):
-    """A stage's model that becomes a version of an MLflow registered model."""
+    """A stage's model to be registered as a version of an MLflow registered model."""
 
     stage: Name
     """The stage whose model is published."""
     registered_model: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
     """The model's name in MLflow."""
     alias: Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]{0,62}$")] | None = None
-    """The alias that is moved to the new version; None: none is."""
+    """The alias to move to the new version; None: no alias is moved."""
     after: Name | None = None
-    """The alias moves only after this stage's gate has passed."""
+    """The alias moves only if this stage's gate has passed."""
 
     @rule
-    def _something_to_hold_back(self) -> None:
+    def _after_needs_an_alias(self) -> None:
         if self.after is not None and self.alias is None:
             raise ValueError(f"after={self.after} holds back an alias, and there is none; add alias")
 
@@ -44,35 +44,35 @@ class Recipe(Frozen):
     recipe: Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]{0,62}$")]
     """The recipe's own name."""
     seed: Seed = 0
-    """What every stage without a seed of its own derives its random numbers from."""
+    """Seed of every stage that has none of its own."""
     model: Model
     """The model that the pipeline starts from."""
     generation: Generation = Generation()
-    """What every stage agrees on about sampled text."""
+    """Settings of sampled text, the same for all stages."""
     data: Annotated[dict[Name, Data], Field(max_length=MAX_NAMED)]
-    """Datasets, by the names under which stages read them."""
+    """Datasets, by name."""
     verifiers: dict[Name, Verifier] = Field(default_factory=dict, max_length=MAX_NAMED)
-    """Rules of your own that say whether a response is right, by name."""
+    """Your own rules that decide whether a response is right, by name."""
     rewards: dict[Name, Reward] = Field(default_factory=dict, max_length=MAX_NAMED)
-    """Rewards, by the names under which stages read them."""
+    """Rewards, by name."""
     stages: Annotated[dict[Name, AnyStage], Field(min_length=1, max_length=MAX_NAMED)]
-    """The stages, by the names under which others refer to them; the order is that of what they read."""
+    """The stages, by name. Each runs after the stages that it reads, whatever their order here."""
     publish: Annotated[tuple[Publication, ...], Field(max_length=MAX_NAMED)] = ()
-    """Models that become versions of registered models at the end of the run."""
+    """Models to register in MLflow at the end of the run."""
 
 
 class ResolvedRecipe(Recipe):
-    """A recipe as it runs: what its stages may leave open is written out."""
+    """A recipe whose stages have all optional fields resolved."""
 
     stages: Annotated[dict[Name, AnyResolvedStage], Field(min_length=1, max_length=MAX_NAMED)]
-    """The stages, nothing of which is left to be chosen."""
+    """The resolved stages, by name."""
 
     @classmethod
     def of(cls, recipe: Recipe) -> "ResolvedRecipe":
-        """The recipe, in which everything has been written out.
+        """The recipe as a resolved one.
 
         Raises:
-            pydantic.ValidationError: a stage still leaves something open.
+            pydantic.ValidationError: a stage has a field that is not resolved.
         """
-        stages = {name: as_it_runs(stage) for name, stage in recipe.stages.items()}
+        stages = {name: resolve_work(stage) for name, stage in recipe.stages.items()}
         return cls.model_validate({**dict(recipe), "stages": stages})

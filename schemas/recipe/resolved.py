@@ -1,7 +1,7 @@
-"""The kinds of stage as they run: what a recipe may leave open is written out, and has a type without None.
+"""The resolved kinds of stage: fields that a recipe may leave out have a type without None here.
 
-A kind that leaves nothing open has no class here. Fields and their order are those of the written class, so that both
-make the same JSON and the same stage key.
+A kind without such fields has no class here. Fields and their order are those of the recipe's class, so that both give
+the same JSON and the same stage key.
 """
 
 from schemas.recipe.algorithm import Returns
@@ -20,14 +20,14 @@ from schemas.recipe.stages import (
 
 
 class ResolvedTraining(Training):
-    """What every stage that trains a network runs with."""
+    """Fields of every stage that trains a network."""
 
     learning_rate: Positive
     """Of AdamW, after the warm-up."""
 
 
 class ResolvedRollouts(Rollouts, ResolvedTraining):
-    """What every stage runs with that samples from a policy and scores with a reward."""
+    """Fields of every stage that samples from a policy and scores with a reward."""
 
     learning_rate: Positive
 
@@ -49,7 +49,7 @@ class ResolvedDirectPreferenceOptimization(DirectPreferenceOptimization, Resolve
 
     learning_rate: Positive
     reference: Name
-    """What the policy is held to."""
+    """The policy that KL is measured against."""
 
 
 class ResolvedValuePretraining(ValuePretraining, ResolvedRollouts):
@@ -57,27 +57,27 @@ class ResolvedValuePretraining(ValuePretraining, ResolvedRollouts):
 
     learning_rate: Positive
     reference: Name
-    """Where the KL part of the return is measured against."""
+    """The policy that the KL part of the return is measured against."""
     returns: Returns
-    """What is predicted."""
+    """The returns that the critic predicts."""
 
 
 class ResolvedPolicyOptimization(PolicyOptimization, ResolvedRollouts):
-    """PPO in the form that ``algorithm`` describes."""
+    """Policy optimisation."""
 
     learning_rate: Positive
     reference: Name
-    """Where KL is measured against."""
+    """The policy that KL is measured against."""
 
     @property
-    def critics_rate(self) -> float:
-        """``critic_learning_rate``, which is open where there is no critic.
+    def required_critic_learning_rate(self) -> float:
+        """``critic_learning_rate``, which is None if the algorithm has no critic.
 
         Raises:
-            ValueError: there is none.
+            ValueError: it is None.
         """
         if self.critic_learning_rate is None:
-            raise ValueError("critic_learning_rate was not written out, or the algorithm has no critic")
+            raise ValueError("critic_learning_rate was not resolved, or the algorithm has no critic")
         return self.critic_learning_rate
 
 

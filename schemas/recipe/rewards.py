@@ -1,4 +1,4 @@
-"""What a response is worth, and who judges it."""
+"""Rewards and judges of responses."""
 
 from typing import Annotated
 
@@ -15,12 +15,12 @@ from schemas.recipe.terms import AnyTerm
 
 
 class MissingEos(Frozen):
-    """What happens to the score of a response that was cut off before its end-of-sequence token."""
+    """The score of a response that was truncated before its end-of-sequence token."""
 
     subtract: Positive | None = None
-    """So much is taken off the score."""
+    """Subtracted from the score."""
     replace: Number | None = None
-    """This becomes the score."""
+    """Replaces the score."""
 
     @rule
     def _one_of_two(self) -> None:
@@ -29,15 +29,15 @@ class MissingEos(Frozen):
 
 
 class Reward(Frozen):
-    """A reward, defined once and read by every stage that scores responses."""
+    """A reward, which stages use by name to score responses."""
 
     terms: Annotated[tuple[AnyTerm, ...], Field(min_length=1, max_length=MAX_NAMED)]
-    """What the reward is the weighted sum of."""
+    """The terms of the weighted sum."""
     missing_eos: MissingEos | None = None
-    """What a response without an end-of-sequence token loses; None: nothing."""
+    """Penalty of a response without an end-of-sequence token; None: no penalty."""
 
     @rule
-    def _terms_have_names_of_their_own(self) -> None:
+    def _term_names_are_unique(self) -> None:
         names = [term.name for term in self.terms]
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
@@ -45,7 +45,7 @@ class Reward(Frozen):
 
 
 class Judge(Frozen):
-    """Who says which response is good: a verifier (right or wrong) or a named reward (which scores higher)."""
+    """The judge of responses: a verifier (right or wrong) or a named reward (the higher score wins)."""
 
     verifier: str | None = None
     """One of the recipe's verifiers, or a built-in one: right or wrong."""

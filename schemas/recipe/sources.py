@@ -1,7 +1,7 @@
-"""What a ``source`` names: its text read once, into a value.
+"""Parsed sources: the text of a ``source`` field as a value.
 
-``builtin:NAME`` and ``builtin:NAME/KIND``, ``hub:ORGANISATION/NAME@REVISION``, ``package:NAME``, ``gguf:FILE``, or a path.
-Only a model comes from the hub, a package or a GGUF file; of data and verifiers, whatever is not built in is a path.
+``builtin:NAME`` and ``builtin:NAME/KIND``, ``hub:ORGANISATION/NAME@REVISION``, ``package:NAME``, ``gguf:FILE``, or a
+path. Only a model can come from the hub, a package or a GGUF file; data and verifiers are built in or paths.
 """
 
 import re
@@ -11,7 +11,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Builtin:
-    """What comes with Vantage: a model, data of one kind (``builtin:arithmetic/prompts``), a verifier."""
+    """A part of Vantage: a model, data of one kind (``builtin:arithmetic/prompts``), or a verifier."""
 
     name: str
     kind: str | None = None
@@ -22,7 +22,7 @@ class Builtin:
 
 @dataclass(frozen=True)
 class Hub:
-    """A model of the Hugging Face hub at a commit, branch or tag."""
+    """A model on the Hugging Face hub at a commit, branch or tag."""
 
     repository: str
     revision: str
@@ -30,8 +30,8 @@ class Hub:
     PATTERN = r"hub:[A-Za-z0-9._-]+/[A-Za-z0-9._-]+@[A-Za-z0-9._/-]+"
 
     @property
-    def is_written_right(self) -> bool:
-        """Whether the hub could have it."""
+    def is_well_formed(self) -> bool:
+        """Whether it is a valid name on the hub."""
         return re.fullmatch(self.PATTERN, str(self)) is not None
 
     def __str__(self) -> str:
@@ -47,8 +47,8 @@ class Package:
     PATTERN = r"package:[A-Za-z0-9][A-Za-z0-9._-]*"
 
     @property
-    def is_written_right(self) -> bool:
-        """Whether a distribution can be called so."""
+    def is_well_formed(self) -> bool:
+        """Whether it is a valid name of a distribution."""
         return re.fullmatch(self.PATTERN, str(self)) is not None
 
     def __str__(self) -> str:
@@ -66,8 +66,8 @@ class Gguf:
 
 
 @dataclass(frozen=True)
-class Place:
-    """A path: of a model's folder, or of a file of data or Python."""
+class LocalPath:
+    """A path: a model's folder, or a file of data or Python."""
 
     path: Path
 
@@ -75,22 +75,22 @@ class Place:
         return str(self.path)
 
 
-FileSource = Builtin | Place
-"""Of data and verifiers."""
-ModelSource = Builtin | Hub | Package | Gguf | Place
+FileSource = Builtin | LocalPath
+"""Source of data or of a verifier."""
+ModelSource = Builtin | Hub | Package | Gguf | LocalPath
 
 
 def file_source(text: str) -> FileSource:
-    """What the ``source`` of data or of a verifier names; nothing is looked up."""
+    """Parse the ``source`` of data or of a verifier; nothing is looked up."""
     scheme, colon, rest = text.partition(":")
     if not colon or scheme != "builtin":
-        return Place(Path(text))
+        return LocalPath(Path(text))
     name, slash, kind = rest.partition("/")
     return Builtin(name, kind if slash else None)
 
 
 def model_source(text: str) -> ModelSource:
-    """What ``model.source`` names; nothing is looked up."""
+    """Parse ``model.source``; nothing is looked up."""
     scheme, colon, rest = text.partition(":")
     match scheme if colon else None:
         case "builtin":
@@ -103,4 +103,4 @@ def model_source(text: str) -> ModelSource:
         case "gguf":
             return Gguf(Path(rest))
         case _:
-            return Place(Path(text))
+            return LocalPath(Path(text))

@@ -1,4 +1,4 @@
-"""The kinds of stage, as a recipe writes them; what a single field can say of itself is checked here."""
+"""The kinds of stage in a recipe, with the rules within one stage."""
 
 from typing import Annotated, Any, Literal
 
@@ -25,19 +25,19 @@ from schemas.recipe.work import Work
 
 
 class Gate(Frozen):
-    """A threshold that a stage's measured metric has to meet; never part of the stage's key."""
+    """A threshold that a metric of the stage has to meet; never part of the stage's key."""
 
     metric: str
-    """One of those that the stage measures (docs/metrics.md)."""
+    """A headline metric of the stage (docs/metrics.md)."""
     at_least: Number | None = None
-    """The least that passes."""
+    """Smallest value that passes."""
     at_most: Number | None = None
-    """The most that passes."""
+    """Largest value that passes."""
     confidence: Confidence | None = None
-    """What is judged: None, the measured number; else the bound of its two-sided interval at this confidence that lies
-    nearer to failing (the lower one for ``at_least``, the upper one for ``at_most``). Say 0.95."""
+    """None: the measured number is compared. Else a bound of its two-sided interval at this confidence, for example
+    0.95, is compared: the lower bound for ``at_least``, the upper one for ``at_most``."""
     on_fail: Literal["stop", "continue"] = "stop"
-    """``stop``: what depends on the stage does not start. ``continue``: the verdict is only recorded."""
+    """``stop``: stages that depend on this one do not start. ``continue``: the verdict is only recorded."""
 
     @rule
     def _one_bound(self) -> None:
@@ -46,7 +46,7 @@ class Gate(Frozen):
 
     @property
     def bound(self) -> float:
-        """The threshold, whichever side it bounds."""
+        """The threshold, a lower or an upper bound."""
         return self.at_least if self.at_least is not None else self.at_most  # type: ignore[return-value]
 
     @property
@@ -56,26 +56,26 @@ class Gate(Frozen):
 
 
 class Resources(Frozen):
-    """What a stage occupies on its machine while it runs; never part of its key."""
+    """CPUs and GPUs of a stage, and its time limit; never part of its key."""
 
     gpus: CountOrZero | None = None
-    """None: one where the machine has one."""
+    """None: one if the machine has one."""
     cpus: Count | None = None
-    """None: all of the machine's, so that stages run one after the other."""
+    """None: all CPUs of the machine, so that stages run one after the other."""
     hang_seconds: Positive | None = 21600.0
-    """Seconds without a progress report after which the stage counts as hung: it is killed, and begun again once.
-    Reports come with every optimiser step, sampled token and micro-batch. None: never."""
+    """Seconds without a progress report after which the stage counts as hung: it is killed and started again once.
+    Every optimiser step, sampled token and micro-batch is a report. None: never."""
 
 
 class Stage(Work):
-    """What every stage has."""
+    """Fields of every stage."""
 
     gate: Annotated[tuple[Gate, ...], Field(max_length=MAX_NAMED)] = ()
     """One gate, or a list."""
     seed: Seed | None = None
     """None: the recipe's."""
     resources: Resources = Resources()
-    """What it occupies on its machine while it runs."""
+    """CPUs and GPUs that it needs, and its time limit."""
 
     @field_validator("gate", mode="before")
     @classmethod
@@ -84,26 +84,26 @@ class Stage(Work):
 
 
 class Training(Stage):
-    """What every stage that trains a network has."""
+    """Fields of every stage that trains a network."""
 
     learning_rate: Positive | None = None
-    """Of AdamW, after the warm-up. None: chosen by the width of the recipe's model, and written out before anything runs."""
+    """Of AdamW, after the warm-up. None: set from the width of the recipe's model before anything runs."""
     warmup_steps: CountOrZero = 0
     """Optimiser steps over which the learning rate rises linearly from 0."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """How the learning rate goes on after the warm-up; linear and cosine end at 0."""
+    """Learning rate after the warm-up; linear and cosine end at 0."""
     weight_decay: NonNegative = 0.0
     """Of AdamW, decoupled."""
     max_grad_norm: Positive = 1.0
     """Gradients of a larger norm are scaled down to it."""
     microbatch_size: Count | None = None
-    """Sequences in one forward pass; changes memory, never the gradient. None: the whole minibatch, and where responses
-    are sampled and scored, the whole rollout."""
+    """Sequences in one forward pass; changes memory, never the gradient. None: the whole minibatch in training, the
+    whole rollout in sampling and scoring."""
     precision: Literal["float32", "bfloat16"] = "float32"
-    """Type of the arithmetic (autocast): of training, of sampling from what trains, and of its reference. It is also
-    the type of a reward's models; all other weights, and the optimiser's state, stay in float32."""
+    """Type of the arithmetic (autocast) in training, in sampling from the trained policy, and of its reference; also
+    the type of a reward's models. All other weights, and the optimiser's state, stay in float32."""
     checkpoint_every: Count = 50
-    """Optimiser steps (iterations, in policy optimisation) between two in-stage checkpoints."""
+    """Optimiser steps (iterations in policy optimisation) between two in-stage checkpoints."""
 
 
 class SupervisedFineTuning(Training):
@@ -139,11 +139,11 @@ class RewardModelling(Training):
     centre_coef: NonNegative = 0.0
     """Weight of (chosen + rejected)², which keeps scores around 0 (arXiv 2312.09244)."""
     lm_coef: NonNegative = 0.0
-    """Weight of the NLL of chosen responses, which keeps the trunk a language model (MOSS, arXiv 2401.06080 eq. 2)."""
+    """Weight of the NLL of chosen responses, which preserves language modelling (MOSS, arXiv 2401.06080 eq. 2)."""
     group_by_length: Switch = True
     """Batches of pairs of like length, in random order: less padding."""
     centre_on: Name | None = None
-    """A dataset of demonstrations on which the scores are shifted to mean 0 after training."""
+    """A dataset of demonstrations; after training, scores are shifted so that their mean on it is 0."""
 
     @rule
     def _pairs_or_rankings(self) -> None:
@@ -159,17 +159,17 @@ class RewardModelling(Training):
 
 
 class DirectPreferenceOptimization(Training):
-    """DPO: the policy itself learns preference pairs, without a reward model (arXiv 2305.18290)."""
+    """DPO: trains the policy on preference pairs, without a reward model (arXiv 2305.18290)."""
 
     kind: Literal["dpo"]
     init: Name
     """The policy that training starts from: a stage, or ``model``."""
     reference: Name | None = None
-    """What the policy is held to; None: ``init``."""
+    """The policy that KL is measured against; None: ``init``."""
     data: Name
     """Preferences: a dataset, or a ``preference_collection`` stage."""
     beta: Positive = 0.1
-    """β: how strongly it is held, per nat."""
+    """β: strength of the KL constraint, per nat."""
     epochs: Positive = 1.0
     """Passes over the data; may be a fraction."""
     batch_size: Count = 64
@@ -179,14 +179,14 @@ class DirectPreferenceOptimization(Training):
 
 
 class Rollouts(Training):
-    """What both stages that sample from a policy and score with a reward have."""
+    """Fields of every stage that samples from a policy and scores with a reward."""
 
     reward: Name
-    """One of the recipe's rewards, which scores the responses."""
+    """The reward that scores the responses."""
     prompts: Name
-    """The dataset whose prompts are answered."""
+    """The dataset of prompts."""
     batch_size: Count = 256
-    """Responses in one rollout (an iteration samples one)."""
+    """Responses in one rollout; each iteration samples one rollout."""
     minibatch_size: Count = 128
     """Responses in one optimiser step; a divisor of ``batch_size``."""
     epochs: Count = 1
@@ -212,29 +212,29 @@ def _refuse_broken_groups(batch_size: int, group: int, name: str) -> None:
 
 
 class ValuePretraining(Rollouts):
-    """Training of the critic alone on Monte-Carlo returns of a fixed policy (VC-PPO, VAPO §4.1)."""
+    """Training of the critic on Monte-Carlo returns of a fixed policy (VC-PPO, VAPO §4.1)."""
 
     kind: Literal["value_pretraining"]
     policy: Name
     """The fixed policy whose responses are sampled."""
     init: Name
-    """The reward model that the critic starts from, or a policy (which then gets a fresh head)."""
+    """The reward model that the critic starts from, or a policy (with a new head)."""
     reference: Name | None = None
-    """Where the KL part of the return is measured against; None: ``policy``."""
+    """The policy that the KL part of the return is measured against; None: ``policy``."""
     returns: Returns | None = None
-    """What is predicted; None: the returns of the policy stages that start from this critic."""
+    """The returns to predict; None: those of the policy stages that start from this critic."""
     iterations: Count = 50
-    """The most rollouts; patience may end the stage before."""
+    """Most rollouts; ``patience`` may end the stage earlier."""
     samples_per_prompt: Count = 1
     """Responses to each prompt of a rollout; a divisor of ``batch_size``."""
     validate_every: Count = 10
-    """Iterations between two measurements on the validation prompts; the best measured critic is kept."""
+    """Iterations between two measurements on the validation prompts; the best critic is kept."""
     validation_samples: Count = 512
     """Responses to validation prompts, sampled once."""
     test_samples: Count | None = None
-    """Responses to test prompts, by which gates judge the critic that was kept. None: as many as to validation prompts."""
+    """Responses to test prompts, for the gates on the kept critic. None: as many as to validation prompts."""
     patience: Count = 3
-    """Measurements in a row without a better explained variance after which the stage ends."""
+    """The stage ends after this many measurements in a row without a better explained variance."""
 
     @rule
     def _groups_divide_the_batch(self) -> None:
@@ -242,7 +242,7 @@ class ValuePretraining(Rollouts):
 
 
 class PolicyOptimization(Rollouts):
-    """PPO in the form that ``algorithm`` describes."""
+    """Policy optimisation with the switches in ``algorithm``: PPO and its relatives."""
 
     kind: Literal["policy_optimization"]
     algorithm: Algorithm
@@ -250,17 +250,17 @@ class PolicyOptimization(Rollouts):
     init: Name
     """The policy that training starts from: a stage, or ``model``."""
     reference: Name | None = None
-    """Where KL is measured against; None: ``init``."""
+    """The policy that KL is measured against; None: ``init``."""
     critic: Name | None = None
-    """A pretrained value model, or a reward model to start the critic from; read where ``algorithm`` has a critic."""
+    """A pretrained value model, or a reward model, that the critic starts from; read if ``algorithm`` has a critic."""
     fresh_critic: Name | None = None
-    """Instead of ``critic``: a policy whose trunk the critic starts from, with a fresh head."""
+    """Instead of ``critic``: a policy whose trunk the critic starts from, with a new head."""
     ptx: Name | None = None
-    """A dataset of demonstrations, for ``ptx_coef``; as many of them as the minibatch has responses."""
+    """A dataset of demonstrations, for ``ptx_coef``; each minibatch has as many of them as responses."""
     iterations: Count = 50
-    """Rollouts, each of which is sampled, scored and learned from."""
+    """Number of iterations: sample a rollout, score it, update."""
     critic_learning_rate: Positive | None = None
-    """As ``learning_rate``, where ``algorithm`` has a critic."""
+    """As ``learning_rate``, for the critic; read if ``algorithm`` has one."""
     validate_every: Count = 10
     """Iterations between two measurements of the mean score on the validation prompts; the best policy is kept."""
     validation_samples: Count = 256
@@ -287,7 +287,7 @@ class PolicyOptimization(Rollouts):
             )
 
     @rule
-    def _one_step_without_a_ratio(self) -> None:
+    def _one_step_without_importance_ratio(self) -> None:
         if not self.algorithm.importance_ratio and (self.epochs > 1 or self.minibatch_size < self.batch_size):
             raise ValueError(
                 f"algorithm.importance_ratio=false takes one optimiser step on each rollout, but epochs={self.epochs} "
@@ -296,7 +296,7 @@ class PolicyOptimization(Rollouts):
             )
 
     @rule
-    def _the_controller_takes_small_steps(self) -> None:
+    def _kl_horizon_exceeds_a_fifth_of_the_batch(self) -> None:
         if self.algorithm.kl_target is not None and self.batch_size >= 5 * self.algorithm.kl_horizon:
             raise ValueError(
                 f"algorithm.kl_horizon={self.algorithm.kl_horizon} is no more than a fifth of batch_size="
@@ -319,11 +319,11 @@ class BestOfN(Rollouts):
     init: Name
     """The policy that training starts from: a stage, or ``model``."""
     samples_per_prompt: Annotated[int, Field(ge=2, le=MAX_COUNT, strict=True)] = 8
-    """Responses of which the best is kept."""
+    """Responses to each prompt, of which the best is kept."""
     minibatch_size: Count = 32
     """Kept responses in one optimiser step; a divisor of ``batch_size / samples_per_prompt``."""
     iterations: Count = 10
-    """Rollouts, each of which is sampled, scored and learned from."""
+    """Number of iterations: sample a rollout, score it, fine-tune."""
     validate_every: Count = 2
     """Iterations between two measurements of the mean score on the validation prompts; the best policy is kept."""
     validation_samples: Count = 256
@@ -333,7 +333,7 @@ class BestOfN(Rollouts):
 
     @rule
     def _minibatches_divide_the_batch(self) -> None:
-        """In the place of what ``Rollouts`` says: minibatches are of the responses that are kept."""
+        """Replaces the rule of ``Rollouts``: minibatches consist of kept responses."""
         _refuse_broken_groups(self.batch_size, self.samples_per_prompt, "samples_per_prompt")
         kept = self.batch_size // self.samples_per_prompt
         if kept % self.minibatch_size:
@@ -344,17 +344,17 @@ class BestOfN(Rollouts):
 
 
 class PolicyEvaluation(Stage):
-    """A candidate against a baseline on the test prompts."""
+    """Comparison of a candidate with a baseline on the test prompts."""
 
     kind: Literal["evaluation"]
     candidate: Name
-    """The policy that is measured: a stage, or ``model``."""
+    """The policy to evaluate: a stage, or ``model``."""
     baseline: Name
-    """The policy that it is compared with."""
+    """The policy to compare it with."""
     judge: Judge
-    """Who says which response is good."""
+    """The judge of the responses."""
     prompts: Name
-    """The dataset whose test prompts are answered."""
+    """The dataset whose test prompts are used."""
     samples_per_prompt: Count = 1
     """Responses of each policy to each prompt."""
     microbatch_size: Count | None = None
@@ -362,30 +362,30 @@ class PolicyEvaluation(Stage):
 
 
 class PreferenceCollection(Stage):
-    """Pairs sampled from a policy: a dataset of preferences for a reward model or DPO to learn.
+    """Pairs sampled from a policy: a dataset of preferences for a reward model or DPO.
 
-    With ``prompts``, the best of the policy's responses against the worst, as ``judge`` scores them; a prompt at which
-    all score the same gives no pair. With ``demonstrations``, each one against the policy's own response.
+    With ``prompts``: the best of the policy's responses against the worst, as ``judge`` scores them; a prompt whose
+    responses all score the same gives no pair. With ``demonstrations``: each one against the policy's own response.
     """
 
     kind: Literal["preference_collection"]
     policy: Name
-    """The policy that is sampled from: a stage, or ``model``."""
+    """The policy to sample from: a stage, or ``model``."""
     prompts: Name | None = None
-    """The dataset whose prompts are answered."""
+    """The dataset of prompts."""
     demonstrations: Name | None = None
     """A dataset of demonstrations, each of which is preferred to the policy's response."""
     judge: Judge | None = None
-    """Who says which of the responses is better."""
+    """The judge of the responses."""
     samples_per_prompt: Count | None = None
-    """Responses to each prompt; None: 2 for a judge to choose among, 1 against a demonstration."""
+    """Responses to each prompt; None: 2 with a judge, 1 against a demonstration."""
     batch_size: Count = 256
-    """Responses in one batch, which is kept as soon as it is done."""
+    """Responses in one batch; a finished batch is saved."""
     microbatch_size: Count | None = None
     """Responses sampled or scored at once; changes memory, never the pairs. None: the whole batch."""
 
     @rule
-    def _one_way_to_choose(self) -> None:
+    def _prompts_with_judge_or_demonstrations(self) -> None:
         if (self.prompts is None) == (self.demonstrations is None):
             raise ValueError("pairs are made on either prompts or demonstrations; give exactly one of them")
         if (self.prompts is None) != (self.judge is None):

@@ -1,7 +1,7 @@
 """The kinds of reward term, one row a kind.
 
-A new kind is its class here, a module in ``tasks.rewards`` that scores, and its row. A term
-is of the kind whose field it gives: ``{model: reward}``, ``{verifier: arithmetic}``.
+A new kind is its class here, its row, and a module in ``tasks.rewards`` that scores. The field that a term has
+decides its kind: ``{model: reward}``, ``{verifier: arithmetic}``.
 """
 
 from dataclasses import dataclass
@@ -16,10 +16,10 @@ from schemas.recipe.fields import Name, Number
 
 
 class RewardTerm(Frozen):
-    """One summand of a reward; each kind has a class of its own."""
+    """One term of a reward; each kind has its own class."""
 
     weight: Number = 1.0
-    """What the summand is multiplied by."""
+    """The term's factor in the sum."""
 
     @rule
     def _is_of_one_kind(self) -> None:
@@ -31,32 +31,32 @@ class RewardTerm(Frozen):
 
     @property
     def name(self) -> str:
-        """What the term is called in metrics."""
+        """The term's name in metrics."""
         raise NotImplementedError
 
     @property
     def stage(self) -> str | None:
-        """The stage whose artifact the term reads, if it reads one."""
+        """The stage whose reward model the term reads; None: none."""
         return None
 
     @property
-    def asked(self) -> str | None:
-        """The verifier that the term asks, if it asks one."""
+    def verifier_name(self) -> str | None:
+        """The verifier that scores the term; None: none."""
         return None
 
 
 class ModelTerm(RewardTerm):
-    """A trained reward model's score."""
+    """The score of a trained reward model."""
 
     model: Name
-    """A reward_model stage, whose score is the summand."""
+    """The reward_model stage whose score is the term."""
     verifier: None = None
-    """Always empty: the name of a verifier in a term of that kind. It stands in the stage keys of all rewards."""
+    """Always null in this kind of term; it is part of stage keys."""
     wrong: Number = 0.0
-    """Of a verifier's term; 0 here."""
+    """Always 0 in this kind of term; it is part of stage keys."""
 
     @rule
-    def _no_right_and_wrong(self) -> None:
+    def _wrong_needs_a_verifier(self) -> None:
         if self.wrong:
             raise ValueError(
                 f"wrong={self.wrong:g} is a verifier's score, and this term names a model; remove it"
@@ -74,14 +74,14 @@ class ModelTerm(RewardTerm):
 
 
 class VerifierTerm(RewardTerm):
-    """1 for a response that a verifier calls right."""
+    """1 for a response that a verifier accepts."""
 
     model: None = None
-    """Always empty: the stage of a reward model in a term of that kind. It stands in the stage keys of all rewards."""
+    """Always null in this kind of term; it is part of stage keys."""
     verifier: str
-    """One of the recipe's ``verifiers``, or a built-in one (as ``verifier`` is everywhere)."""
+    """One of the recipe's ``verifiers``, or a built-in one."""
     wrong: Number = 0.0
-    """What a wrong response gets; a right one gets 1. VC-PPO and DAPO use −1."""
+    """Score of a wrong response; a right one scores 1. VC-PPO and DAPO use −1."""
 
     @property
     def name(self) -> str:
@@ -89,14 +89,14 @@ class VerifierTerm(RewardTerm):
         return self.verifier
 
     @property
-    def asked(self) -> str:
+    def verifier_name(self) -> str:
         """The verifier."""
         return self.verifier
 
 
 @dataclass(frozen=True, kw_only=True)
 class TermKind:
-    """What is known of one kind of term."""
+    """One row: a kind of term."""
 
     term: type[RewardTerm]
     """Its class."""
@@ -105,7 +105,7 @@ class TermKind:
     names: Literal["reward_model", "verifier"] | None = None
     """What the field names: a stage that makes a reward model, a verifier, or neither."""
     module: str
-    """Of ``tasks.rewards``; its function ``load`` makes the scorer."""
+    """Dotted name of its module in ``tasks.rewards``, whose function ``load`` makes the scorer."""
 
 
 TERMS = (
@@ -121,7 +121,7 @@ def row_of(term: RewardTerm) -> TermKind:
 
 
 def class_of(plain: Any) -> type[RewardTerm]:
-    """The class of a term as it is written; ``RewardTerm``, which refuses itself, where that is not one kind's."""
+    """The class of a term in plain form; ``RewardTerm``, which is always invalid, if the kind is not clear."""
     given = [kind.term for kind in TERMS if isinstance(plain, dict) and plain.get(kind.field) is not None]
     return given[0] if len(given) == 1 else RewardTerm
 
@@ -130,7 +130,7 @@ def _read(value: Any, handler: ValidatorFunctionWrapHandler) -> RewardTerm:
     if not isinstance(value, dict):
         return handler(value)  # type: ignore[no-any-return]
     term = class_of(value)
-    if term is RewardTerm:  # the rule of its base tells what is missing, beside what else is wrong
+    if term is RewardTerm:  # the base's rule reports what is missing, together with other problems
         known = {name for kind in TERMS for name in kind.term.model_fields} - set(RewardTerm.model_fields)
         value = {name: given for name, given in value.items() if name not in known}
     return term.model_validate(value)

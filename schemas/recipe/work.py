@@ -1,4 +1,4 @@
-"""What a stage process can be asked to do: the base of every kind, and the kinds that no recipe writes."""
+"""The work of a stage process: the base class of all kinds, and the implicit steps, which recipes do not contain."""
 
 from typing import TYPE_CHECKING, Literal
 
@@ -13,7 +13,7 @@ from schemas.recipe.inputs import (
 
 
 class Work(Frozen):
-    """Something that a stage process can be asked to do; its ``kind`` is a row of ``schemas.kinds``."""
+    """The work of one stage process; its ``kind`` is a row of ``schemas.kinds``."""
 
     if TYPE_CHECKING:  # every class has a literal of its own
         kind: str
@@ -33,9 +33,9 @@ class PrepareData(Work):
     content: Content
     data: Data
     shares: Shares = Shares()
-    """The recipe's, by which it is decided on which side a prompt is."""
+    """The recipe's held-out shares, which decide the split of each prompt."""
     alone: bool = False
-    """Whether no other dataset has to agree, so that a number of rows may reach beyond its share."""
+    """Whether this is the recipe's only dataset; then a number of held-out rows may exceed its share."""
 
 
 class ImportVerifier(Work):

@@ -64,7 +64,7 @@ class ValueModel(StoredArtifact):
     tokenizer_digest: Digest
 
 
-class Verifier(StoredArtifact):
+class VerifierArtifact(StoredArtifact):
     """A rule that says whether a response is right: its configuration and, where it is a user's own, their file."""
 
     kind: Literal["verifier"] = "verifier"
@@ -77,6 +77,6 @@ class Evaluation(StoredArtifact):
 
 
 Artifact = Annotated[
-    Dataset | PolicyCheckpoint | RewardModel | ValueModel | Verifier | Evaluation,
+    Dataset | PolicyCheckpoint | RewardModel | ValueModel | VerifierArtifact | Evaluation,
     Field(discriminator="kind"),
 ]

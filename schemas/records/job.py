@@ -61,7 +61,7 @@ class StageResult(Frozen):
     metrics: dict[str, float | None]
     """Headline metrics, from which gates are judged. Deterministic: no times, no speeds."""
     uncertainty: dict[str, Uncertainty] = Field(default_factory=dict)
-    """Metric → how sure it is: exactly those of ``schemas.records.uncertainty.estimated_by``."""
+    """Metric → how sure it is: exactly those of ``schemas.records.uncertainty.estimated_metric_names``."""
     tokenizer_digest: str | None = None
     samples: tuple[dict[str, Any], ...] = ()
     """A few before/after texts to show a person."""

@@ -92,7 +92,7 @@ def warnings_of(metrics: Metrics) -> tuple[str, ...]:
     return tuple(text for rule in RULES if (text := rule.broken_by(metrics)) is not None)
 
 
-def left_out(metrics: Metrics, reasons: Mapping[str, int] | None = None) -> str | None:
+def dropped_summary(metrics: Metrics, reasons: Mapping[str, int] | None = None) -> str | None:
     """In one line what of its data a stage left out or cut; None where that is nothing.
 
     Args:

@@ -336,16 +336,18 @@ METRICS: tuple[Metric, ...] = (
 )  # fmt: skip
 
 
-SELECTING = "validation_"
+SELECTION_PREFIX = "validation_"
 """What the names of metrics start with that are measured on the prompts (or pairs) that choose, so that no gate judges them."""
 
 
-def gated_by(kind: str, *, judge: str | None = None) -> frozenset[str]:
+def gate_metric_names(kind: str, *, judge: str | None = None) -> frozenset[str]:
     """Names of the headline metrics of a kind of stage that its gate can ask for."""
-    return frozenset(name for name in measured_by(kind, judge=judge) if not name.startswith(SELECTING))
+    return frozenset(
+        name for name in headline_metric_names(kind, judge=judge) if not name.startswith(SELECTION_PREFIX)
+    )
 
 
-def measured_by(kind: str, *, judge: str | None = None) -> frozenset[str]:
+def headline_metric_names(kind: str, *, judge: str | None = None) -> frozenset[str]:
     """Names of the headline metrics of a kind of stage.
 
     ``judge`` (``verifier`` or ``reward``) narrows an evaluation's down to those of its judge.
@@ -353,12 +355,12 @@ def measured_by(kind: str, *, judge: str | None = None) -> frozenset[str]:
     return _with_judge(KINDS[kind].headline, judge) if kind in KINDS else frozenset()
 
 
-def estimated_by(kind: str, *, judge: str | None = None) -> frozenset[str]:
-    """Those of ``measured_by`` that are estimates over held-out prompts: each comes with its uncertainty."""
+def estimated_metric_names(kind: str, *, judge: str | None = None) -> frozenset[str]:
+    """Those of ``headline_metric_names`` that are estimates over held-out prompts: each comes with its uncertainty."""
     return _with_judge(KINDS[kind].estimates, judge) if kind in KINDS else frozenset()
 
 
-def curves_of(kind: str) -> frozenset[str]:
+def curve_metric_names(kind: str) -> frozenset[str]:
     """Names of the metrics that a kind of stage reports while it runs."""
     return frozenset(KINDS[kind].curves) if kind in KINDS else frozenset()
 

@@ -16,11 +16,11 @@ from typing import Any
 from schemas.kinds import KINDS
 from schemas.recipe.inputs import Generation
 from schemas.recipe.rewards import Reward
-from schemas.recipe.sources import Builtin, Gguf, Hub, ModelSource, Package, Place
+from schemas.recipe.sources import Builtin, Gguf, Hub, LocalPath, ModelSource, Package
 from schemas.recipe.terms import row_of
 from schemas.recipe.work import ImportModel, ImportVerifier, Work
 from schemas.source_files import data_format
-from schemas.steps import VERIFIERS
+from schemas.steps import BUILTIN_VERIFIERS
 
 NOT_IN_KEY = frozenset({"kind", "gate", "resources", "seed", "checkpoint_every", "microbatch_size"})
 """Fields that never change a stage's numbers, or (kind, seed) stand elsewhere in the key."""
@@ -138,7 +138,7 @@ def _take(digests: dict[str, str], role: str, kind: str) -> str:
 
 
 def _reward_names(configuration: Mapping[str, Any]) -> dict[str, str]:
-    """Place → name of each reward that a stage reads; the place stands in the key, the name does not."""
+    """LocalPath → name of each reward that a stage reads; the place stands in the key, the name does not."""
     judge = configuration.get("judge") or {}
     places = {"reward": configuration.get("reward"), "judge": judge.get("reward")}
     return {place: name for place, name in places.items() if name is not None}
@@ -158,7 +158,7 @@ def _reward_by_content(
         role, field = f"reward.{name}.{index}", row_of(term).field
         if term.stage is not None:
             content["terms"][index][field] = _take(digests, role, kind)
-        if term.asked is not None:
+        if term.verifier_name is not None:
             _verifier_by_content(content["terms"][index], field, digests, role, kind)
     return content
 
@@ -167,7 +167,7 @@ def _verifier_by_content(
     named: dict[str, Any], field: str, digests: dict[str, str], role: str, kind: str
 ) -> None:
     """Put the content digest in the place of the name of one of the recipe's own verifiers."""
-    if named[field] is not None and named[field] not in VERIFIERS:
+    if named[field] is not None and named[field] not in BUILTIN_VERIFIERS:
         named[field] = _take(digests, role, kind)
 
 
@@ -180,7 +180,7 @@ def _form(origin: ModelSource, *, is_folder: bool) -> str:
             return "gguf"
         case Package():
             return "package"
-        case Place(path=path):
+        case LocalPath(path=path):
             return "folder" if is_folder else data_format(path) or path.suffix.lower()
 
 

@@ -71,7 +71,7 @@ def effective_rows(share: float, uncertainty: Uncertainty) -> float:
     return min(share * (1 - share) / error**2 * n / (n - 1), float(uncertainty.rows))
 
 
-def smallest_telling_share(threshold: float, n: int, *, confidence: float = 0.95) -> float | None:
+def smallest_conclusive_share(threshold: float, n: int, *, confidence: float = 0.95) -> float | None:
     """The lowest share of n prompts whose interval lies above the threshold; None where not even 1 does."""
     t = _t_quantile((1 + confidence) / 2, n - 1) if n > 1 else math.inf
     for right in range(math.ceil(threshold * n), n + 1):

@@ -10,7 +10,7 @@ from schemas.records.uncertainty import COMPARISONS, Uncertainty, interval_of
 
 Metrics = Mapping[str, float | None]
 
-SHOWN_CONFIDENCE = 0.95
+DEFAULT_CONFIDENCE = 0.95
 """Of the interval that stands in a verdict whose gate asked for none."""
 
 
@@ -39,10 +39,10 @@ class Verdict(Frozen):
     """Why the verdict says little."""
 
     def __str__(self) -> str:
-        measured = "undefined" if self.measured is None else _shown(self.measured, self.threshold)
+        measured = "undefined" if self.measured is None else _decimal(self.measured, self.threshold)
         if self.interval is not None:
             decimals = _decimals(self.interval)
-            low, high = (_shown(bound, self.threshold, decimals=decimals) for bound in self.interval)
+            low, high = (_decimal(bound, self.threshold, decimals=decimals) for bound in self.interval)
             measured += f" [{low}, {high}]"
         if self.n is not None:
             measured += f" n={self.n:,}"
@@ -54,7 +54,7 @@ class Verdict(Frozen):
         return f"{self.metric} {measured} {threshold}: {outcome}{f' ({because})' if because else ''}"
 
 
-def _shown(measured: float, threshold: float, *, decimals: int = 3) -> str:
+def _decimal(measured: float, threshold: float, *, decimals: int = 3) -> str:
     """So many decimals, or as many as show on which side of the threshold it lies: 0.74996 is no 0.750."""
     for enough in range(decimals, 17):
         text = f"{measured:.{enough}f}"
@@ -74,7 +74,7 @@ def _percent(confidence: float) -> str:
     return f"{100 * confidence:g} %"
 
 
-def judge(
+def check_gate(
     gate: Gate,
     metrics: Metrics,
     uncertainty: Mapping[str, Uncertainty] | None = None,
@@ -103,16 +103,20 @@ def judge(
     evidence = {
         name: value if value is not None and math.isfinite(value) else None for name, value in metrics.items()
     }
-    measured, sure = evidence[gate.metric], (uncertainty or {}).get(gate.metric)
-    confidence = SHOWN_CONFIDENCE if gate.confidence is None else gate.confidence
+    measured, metric_uncertainty = evidence[gate.metric], (uncertainty or {}).get(gate.metric)
+    confidence = DEFAULT_CONFIDENCE if gate.confidence is None else gate.confidence
     interval = None
-    if measured is not None and sure is not None:
-        interval = interval_of(gate.metric, measured, sure, confidence=confidence)
+    if measured is not None and metric_uncertainty is not None:
+        interval = interval_of(gate.metric, measured, metric_uncertainty, confidence=confidence)
     judged = (measured, measured) if gate.confidence is None else interval or (None, None)
     reason = equal if gate.metric in COMPARISONS else None
     warning = None
-    if measured is not None and reason is None and (sure is not None or gate.confidence is not None):
-        warning = _warning(gate.bound, interval, sure, confidence)
+    if (
+        measured is not None
+        and reason is None
+        and (metric_uncertainty is not None or gate.confidence is not None)
+    ):
+        warning = _warning(gate.bound, interval, metric_uncertainty, confidence)
     return Verdict(
         passed=reason is None and _meets(gate, *judged),
         metric=gate.metric,
@@ -121,8 +125,8 @@ def judge(
         threshold=gate.bound,
         on_fail=gate.on_fail,
         evidence=evidence,
-        n=sure.n if sure else None,
-        standard_error=sure.standard_error if sure else None,
+        n=metric_uncertainty.n if metric_uncertainty else None,
+        standard_error=metric_uncertainty.standard_error if metric_uncertainty else None,
         interval=interval,
         confidence=gate.confidence,
         reason=reason,
@@ -130,9 +134,9 @@ def judge(
     )
 
 
-def judge_artifact(gate: Gate, artifact: StoredArtifact, *, equal: str | None = None) -> Verdict:
+def check_artifact_gate(gate: Gate, artifact: StoredArtifact, *, equal: str | None = None) -> Verdict:
     """Judge what an artifact says was measured of it; see ``judge``."""
-    return judge(gate, artifact.metrics, artifact.uncertainty, equal=equal)
+    return check_gate(gate, artifact.metrics, artifact.uncertainty, equal=equal)
 
 
 def _meets(gate: Gate, low: float | None, high: float | None) -> bool:
@@ -143,11 +147,14 @@ def _meets(gate: Gate, low: float | None, high: float | None) -> bool:
 
 
 def _warning(
-    threshold: float, interval: tuple[float, float] | None, sure: Uncertainty | None, confidence: float
+    threshold: float,
+    interval: tuple[float, float] | None,
+    metric_uncertainty: Uncertainty | None,
+    confidence: float,
 ) -> str | None:
     """Why the measured number does not tell on which side of the threshold the true one lies."""
     if interval is None:
-        few = sure is None or sure.n < 2
+        few = metric_uncertainty is None or metric_uncertainty.n < 2
         return (
             f"too few to tell: {'one prompt has' if few else 'prompts that do not differ have'} no interval"
         )

@@ -121,7 +121,7 @@ class _Unpacked(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         count = self._file.readinto(buffer)
         self._size += count
-        self._limit.refuse(f"{self._path}, unpacked,", self._size)
+        self._limit.check(f"{self._path}, unpacked,", self._size)
         return count
 
 

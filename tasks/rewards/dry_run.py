@@ -8,7 +8,7 @@ from schemas.records.job import StageJob
 from tasks.data.rows import Row, read_rows
 from tasks.data.splits import SPLITS
 from tasks.rewards.verifiers import (
-    VERIFIERS,
+    BUILTIN_FUNCTIONS,
     MissingAnswers,
     in_process,
     lack_of_answers,
@@ -39,7 +39,7 @@ def try_verifier(job: StageJob[ImportVerifier]) -> None:
     verifier = job.work.verifier
     name = job.name.partition(".")[2]
     folders = [folder for role, folder in sorted(job.inputs.items()) if role.startswith(PLACE)]
-    if name in VERIFIERS:
+    if name in BUILTIN_FUNCTIONS:
         for folder in folders:
             _try_built_in(name, folder)
         return
@@ -58,7 +58,7 @@ def _try_built_in(name: str, folder: Path) -> None:
     for split in SPLITS:
         for number, row in enumerate(read_rows(folder, split), 1):
             try:
-                VERIFIERS[name](row["prompt"], "", None)
+                BUILTIN_FUNCTIONS[name](row["prompt"], "", None)
             except ValueError as error:
                 raise ForeignPrompts(
                     f"verifiers.{name}: prompt {number} of {split}: {error}; judge these prompts by a verifier of your "

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy
 
-Verifier = Callable[[str, str, str | None], bool]
+VerifierFunction = Callable[[str, str, str | None], bool]
 """(prompt, response, the row's answer or None) → right or wrong. A user's function is given them by these names."""
 
 FILE = "verifier.py"
@@ -27,7 +27,7 @@ class BrokenVerifier(ValueError):
     """A verifier that cannot be loaded or called, or that does not say right or wrong."""
 
 
-def load_function(file: Path, function: str, *, name: str) -> Verifier:
+def load_function(file: Path, function: str, *, name: str) -> VerifierFunction:
     """The function of the file, checked at every call.
 
     Args:

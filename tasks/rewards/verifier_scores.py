@@ -5,7 +5,7 @@ from torch import Tensor
 
 from schemas.recipe.terms import VerifierTerm
 from tasks.rewards.term_scores import Responses, Source, TermScores
-from tasks.rewards.verifier_file import Verifier
+from tasks.rewards.verifier_file import VerifierFunction
 from tasks.rewards.verifiers import load_verifier, verdicts
 
 
@@ -18,7 +18,7 @@ def load(term: VerifierTerm, source: Source) -> TermScores:
     return scored_by(load_verifier(source.job, term.verifier, role=source.role), wrong=term.wrong)
 
 
-def scored_by(verifier: Verifier, *, wrong: float = 0.0) -> TermScores:
+def scored_by(verifier: VerifierFunction, *, wrong: float = 0.0) -> TermScores:
     """Scores by a loaded verifier."""
 
     def scores(given: Responses) -> Tensor:

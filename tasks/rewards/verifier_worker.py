@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.rewards.exact_match import exact_match
-from tasks.rewards.verifier_file import BrokenVerifier, Verifier, load_function
+from tasks.rewards.verifier_file import BrokenVerifier, VerifierFunction, load_function
 
 READY, RIGHT, WRONG = b"ready\n", b"1\n", b"0\n"
 PR_SET_PDEATHSIG = 1
@@ -48,7 +48,7 @@ def _leave_to_the_stage(number: int, frame: object) -> None:
     """A request to stop that reaches all processes: the stage saves, and ends this one then."""
 
 
-def _load(configuration: dict[str, Any], name: str) -> Verifier:
+def _load(configuration: dict[str, Any], name: str) -> VerifierFunction:
     if "extract" in configuration:
         return partial(_compare, extract=configuration["extract"])
     return load_function(Path(configuration["file"]), configuration["function"], name=name)

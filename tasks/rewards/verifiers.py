@@ -4,14 +4,13 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from schemas.recipe.inputs import EXACT_MATCH
-from schemas.recipe.inputs import Verifier as Configuration
+from schemas.recipe.inputs import EXACT_MATCH, Verifier
 from schemas.recipe.stages import PolicyEvaluation, PreferenceCollection, Rollouts
 from schemas.records.job import StageJob
 from tasks.data import arithmetic
 from tasks.data.rows import count_missing
 from tasks.data.splits import SPLITS
-from tasks.rewards.verifier_file import FILE, Verifier
+from tasks.rewards.verifier_file import FILE, VerifierFunction
 from tasks.rewards.verifier_process import VerifierProcess
 
 CONFIGURATION = "verifier.json"
@@ -27,13 +26,13 @@ def _on_a_dial(prompt: str, response: str, answer: str | None = None, *, dial: a
     return arithmetic.verify(prompt, response, dial=dial)
 
 
-VERIFIERS: dict[str, Verifier] = {
+BUILTIN_FUNCTIONS: dict[str, VerifierFunction] = {
     name: partial(_on_a_dial, dial=dial) for name, dial in arithmetic.DIALS.items()
 }
 """The built-in ones."""
 
 
-def load_verifier(job: StageJob, name: str, *, role: str) -> Verifier:
+def load_verifier(job: StageJob, name: str, *, role: str) -> VerifierFunction:
     """The verifier that the recipe calls ``name``.
 
     Args:
@@ -43,8 +42,8 @@ def load_verifier(job: StageJob, name: str, *, role: str) -> Verifier:
         BrokenVerifier: a user's file cannot be used.
         MissingAnswers: it compares with answers, and prompts of the stage have none.
     """
-    if name in VERIFIERS:  # which no verifier of a recipe's own is called
-        return VERIFIERS[name]
+    if name in BUILTIN_FUNCTIONS:  # which no verifier of a recipe's own is called
+        return BUILTIN_FUNCTIONS[name]
     configuration = read_configuration(job.inputs[role])
     if configuration.source == EXACT_MATCH:
         refuse_missing_answers(job, name)
@@ -65,13 +64,16 @@ def in_process(folder: Path, *, name: str) -> VerifierProcess:
     )
 
 
-def read_configuration(folder: Path) -> Configuration:
+def read_configuration(folder: Path) -> Verifier:
     """What a verifier's artifact says of it."""
-    return Configuration.model_validate_json((folder / CONFIGURATION).read_bytes())
+    return Verifier.model_validate_json((folder / CONFIGURATION).read_bytes())
 
 
 def verdicts(
-    verifier: Verifier, prompts: Sequence[str], responses: Sequence[str], answers: Sequence[str | None]
+    verifier: VerifierFunction,
+    prompts: Sequence[str],
+    responses: Sequence[str],
+    answers: Sequence[str | None],
 ) -> list[bool]:
     """Right or wrong, response by response."""
     cases = list(zip(prompts, responses, answers, strict=True))

@@ -71,7 +71,7 @@ def load_actor_critic(job: StageJob[ResolvedPolicyOptimization], device: torch.d
     elif work.algorithm.reads_critic:
         critic = load_critic(critic_folder(job), seed=seed).to(device)
         modules["critic"] = critic
-        learning_rates["critic"] = work.critics_rate
+        learning_rates["critic"] = work.required_critic_learning_rate
     policy = PolicyModel(causal_lm, value_head)
     return ActorCritic(
         models=load_rollout_models(job, work, policy, role="init", with_reference=True),

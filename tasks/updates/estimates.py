@@ -19,7 +19,7 @@ from algorithms.advantages import (
 )
 from algorithms.rewards import shape_rewards
 from schemas.recipe.algorithm import GROUPED, Algorithm
-from tasks.rewards.verifier_file import Verifier
+from tasks.rewards.verifier_file import VerifierFunction
 from tasks.rewards.verifiers import verdicts
 from tasks.rollout.rollouts import Rollout, sequence_sums
 from tasks.training import ranks
@@ -54,7 +54,7 @@ def estimate(
     old_values: Tensor | None = None,
     final_values: Tensor | None = None,
     greedy_scores: Tensor | None = None,
-    positive_verifier: Verifier | None = None,
+    positive_verifier: VerifierFunction | None = None,
 ) -> Estimates:
     """Everything that the updates of one rollout learn from.
 
@@ -145,7 +145,9 @@ def _whitened(advantages: Tensor, policy_mask: Tensor) -> Tensor:
     return whiten(advantages, policy_mask, population=population) if len(population) else advantages
 
 
-def positive_responses(rollout: Rollout, algorithm: Algorithm, verifier: Verifier | None = None) -> Tensor:
+def positive_responses(
+    rollout: Rollout, algorithm: Algorithm, verifier: VerifierFunction | None = None
+) -> Tensor:
     """Which responses (B,) the positive-example loss imitates: by a verifier, or by a score threshold."""
     scores = rollout.scores.total
     if not algorithm.positive_nll_coef:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from schemas.safe_text import (
     safe_text,
     secrets_of,
-    servers_secrets,
+    server_secrets,
     without_controls,
     without_secrets,
 )
@@ -67,7 +67,7 @@ def test_what_looks_like_a_login_is_masked_and_nothing_else(text: str, told: str
 
 
 def test_stages_and_our_own_server_need_none_of_the_clients_logins() -> None:
-    assert sorted(servers_secrets(ENVIRONMENT)) == [
+    assert sorted(server_secrets(ENVIRONMENT)) == [
         "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_URI", "PREFECT_API_AUTH_STRING", "PREFECT_API_KEY",
         "PREFECT_SERVER_DATABASE_CONNECTION_URL",
     ]  # fmt: skip

@@ -11,12 +11,12 @@ from schemas.source_files import (
     SizeLimit,
     SourceChanged,
     SourceTooLarge,
+    check_unchanged,
     copy_hashed,
     data_format,
     data_limit,
     hash_file,
     model_limit,
-    refuse_changed,
 )
 
 SMALL = SizeLimit(3 << 20, "make it smaller")
@@ -65,12 +65,12 @@ def test_a_pipe_or_a_device_is_no_file(tmp_path: Path) -> None:
 
 
 def test_another_digest_than_the_plans_is_refused_with_both() -> None:
-    refuse_changed("a.jsonl", planned="1" * 64, found="1" * 64)
-    refuse_changed("a.jsonl", planned=None, found="1" * 64)
+    check_unchanged("a.jsonl", planned="1" * 64, found="1" * 64)
+    check_unchanged("a.jsonl", planned=None, found="1" * 64)
     with pytest.raises(
         SourceChanged, match=r"'a.jsonl' has changed .* 111111111111… and is 222222222222… now"
     ):
-        refuse_changed("a.jsonl", planned="1" * 64, found="2" * 64)
+        check_unchanged("a.jsonl", planned="1" * 64, found="2" * 64)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from schemas.checks.agreement import resolve
 from schemas.recipe.inputs import Shares, Split
 from schemas.recipe.recipe import Recipe
-from schemas.splits import is_alone, shares_of
+from schemas.splits import is_only_dataset, shares_of
 
 
 def resolved(plain: dict[str, Any], **splits: dict[str, Any]) -> tuple[Recipe, list[str]]:
@@ -50,7 +50,7 @@ def test_shares_that_leave_nothing_to_train_on_are_refused(plain: dict[str, Any]
 
 def test_only_a_lone_dataset_may_reach_beyond_its_share(plain: dict[str, Any]) -> None:
     recipe, _ = resolved(plain, tasks={"test": 64})
-    assert not is_alone(recipe, "tasks")
+    assert not is_only_dataset(recipe, "tasks")
     lone = recipe.model_copy(update={"data": {"tasks": recipe.data["tasks"]}})
-    assert is_alone(lone, "tasks")
-    assert not is_alone(lone.model_copy(update={"data": {"demos": recipe.data["demos"]}}), "demos")
+    assert is_only_dataset(lone, "tasks")
+    assert not is_only_dataset(lone.model_copy(update={"data": {"demos": recipe.data["demos"]}}), "demos")

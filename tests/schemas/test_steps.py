@@ -5,17 +5,17 @@ from typing import Any, get_args
 
 import pytest
 
-from schemas.kinds import KINDS, STAGES, collectors_of, makers_of
+from schemas.kinds import KINDS, STAGES, kinds_collecting, kinds_making
 from schemas.recipe.recipe import Recipe
 from schemas.recipe.stages import Stage
 from schemas.records.artifacts import Artifact
 from schemas.records.metrics import METRICS
 from schemas.steps import (
+    BUILTIN_VERIFIERS,
     CONTENT_COLUMNS,
-    VERIFIERS,
     content_of,
     dependencies,
-    order,
+    ordered_steps,
     reward_of,
     stage_reference,
 )
@@ -109,7 +109,7 @@ def test_the_model_is_a_step_only_where_it_is_read(plain: dict[str, Any]) -> Non
 def test_order_follows_inputs_and_otherwise_the_recipe(plain: dict[str, Any]) -> None:
     plain["stages"] = dict(reversed(plain["stages"].items()))
     plain["stages"]["second"] = {"kind": "sft", "data": "demos"}
-    steps = order(Recipe.model_validate(plain))
+    steps = ordered_steps(Recipe.model_validate(plain))
     assert steps[:4] == ["model", "data.demos", "data.pairs", "data.tasks"]
     assert steps[4:] == ["sft", "reward", "value", "policy", "evaluation", "second"]
 
@@ -119,7 +119,7 @@ def test_order_refuses_a_ring(plain: dict[str, Any]) -> None:
     with pytest.raises(
         ValueError, match="stages wait for one another: sft, reward, value, policy, evaluation"
     ):
-        order(Recipe.model_validate(plain))
+        ordered_steps(Recipe.model_validate(plain))
 
 
 def test_data_holds_what_its_readers_read_it_as(plain: dict[str, Any]) -> None:
@@ -166,16 +166,16 @@ def test_every_row_is_about_a_class_a_module_and_metrics_that_exist() -> None:
 
 
 def test_which_stages_a_field_may_name() -> None:
-    assert makers_of(("policy",)) == ("model", "sft", "dpo", "policy_optimization", "best_of_n")
-    assert makers_of(("value_model", "reward_model")) == ("value_pretraining", "reward_model")
+    assert kinds_making(("policy",)) == ("model", "sft", "dpo", "policy_optimization", "best_of_n")
+    assert kinds_making(("value_model", "reward_model")) == ("value_pretraining", "reward_model")
     assert [name for name, kind in KINDS.items() if kind.is_published] == [
         "sft", "reward_model", "dpo", "policy_optimization", "best_of_n",
     ]  # fmt: skip
-    assert collectors_of("preferences") == ("preference_collection",)
-    assert collectors_of("prompts") == ()
+    assert kinds_collecting("preferences") == ("preference_collection",)
+    assert kinds_collecting("prompts") == ()
 
 
 def test_every_verifier_that_can_be_named_exists() -> None:
-    from tasks.rewards.verifiers import VERIFIERS as IMPLEMENTED
+    from tasks.rewards.verifiers import BUILTIN_FUNCTIONS as IMPLEMENTED
 
-    assert set(VERIFIERS) == set(IMPLEMENTED)
+    assert set(BUILTIN_VERIFIERS) == set(IMPLEMENTED)

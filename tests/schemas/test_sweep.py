@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from schemas.problems import RecipeError
-from schemas.sweep import Plan, load_sweep, reached
+from schemas.sweep import SweepPlan, load_sweep, with_downstream
 
 SWEEP = """\
 sweep: parts
@@ -30,7 +30,7 @@ def folder(tmp_path: Path, text: str) -> Path:
     return tmp_path
 
 
-def load(folder: Path, text: str = SWEEP, *overrides: str, **chosen: list[str]) -> Plan:
+def load(folder: Path, text: str = SWEEP, *overrides: str, **chosen: list[str]) -> SweepPlan:
     (folder / "parts.yaml").write_text(text)
     return load_sweep(folder / "parts.yaml", overrides, **chosen)
 
@@ -116,9 +116,9 @@ def test_the_digest_is_that_of_what_is_compared(folder: Path) -> None:
 
 def test_a_seed_reaches_all_that_reads_what_it_reseeds(folder: Path) -> None:
     recipe = load(folder).recipes["vapo"]
-    assert reached(recipe, ["policy"]) == {"policy", "evaluation"}
-    assert reached(recipe, ["reward"]) == {"reward", "value", "policy", "evaluation"}
-    assert reached(recipe, ["evaluation"]) == {"evaluation"}
+    assert with_downstream(recipe, ["policy"]) == {"policy", "evaluation"}
+    assert with_downstream(recipe, ["reward"]) == {"reward", "value", "policy", "evaluation"}
+    assert with_downstream(recipe, ["evaluation"]) == {"evaluation"}
 
 
 # -- what is refused

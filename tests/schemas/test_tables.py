@@ -18,7 +18,7 @@ from schemas.tables import (
     BadRow,
     Report,
     UnusableTable,
-    usable,
+    usable_rows,
 )
 
 
@@ -42,13 +42,13 @@ RANKING_TYPES = pa.schema(
 def kept_rows(
     *batches: pa.Table, content: str, **options: Any
 ) -> tuple[list[dict[str, Any]], dict[str, int]]:
-    kept, report = usable(batches, content=content, **options)
+    kept, report = usable_rows(batches, content=content, **options)
     rows = [row for batch in kept for row in batch.to_pylist()]
     return rows, report().dropped
 
 
 def report_of(*batches: pa.Table, content: str) -> Report:
-    kept, report = usable(batches, content=content)
+    kept, report = usable_rows(batches, content=content)
     for _ in kept:
         pass
     return report()
@@ -266,7 +266,7 @@ def test_margins_are_kept_and_may_be_missing() -> None:
 
 
 def test_whole_margins_become_floats() -> None:
-    kept, _ = usable([table({**pair("a", "1", "2"), "margin": 2})], content="preferences")
+    kept, _ = usable_rows([table({**pair("a", "1", "2"), "margin": 2})], content="preferences")
     assert next(kept).schema.field("margin").type == pa.float64()
 
 
@@ -369,7 +369,7 @@ def test_memory_holds_a_slice_not_the_table() -> None:
 
     tracemalloc.start()
     before = pa.total_allocated_bytes()
-    kept, report = usable(batches(), content="prompts")
+    kept, report = usable_rows(batches(), content="prompts")
     peak_arrow = 0
     for batch in kept:
         peak_arrow = max(peak_arrow, pa.total_allocated_bytes() - before)

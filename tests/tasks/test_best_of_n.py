@@ -17,13 +17,13 @@ from schemas.recipe.rewards import MissingEos, Reward
 from schemas.recipe.stages import BestOfN
 from schemas.recipe.terms import ModelTerm, VerifierTerm
 from schemas.records.job import StageJob
-from schemas.records.metrics import curves_of, measured_by
+from schemas.records.metrics import curve_metric_names, headline_metric_names
 from tasks import best_of_n
 from tasks.best_of_n import best_rows, run
 from tasks.data.examples import codec_of, read_prompts
 from tasks.rewards.scoring import Scorer, Term, score
 from tasks.rewards.verifier_scores import scored_by
-from tasks.rewards.verifiers import VERIFIERS
+from tasks.rewards.verifiers import BUILTIN_FUNCTIONS
 from tasks.rollout.engine import load_engine
 from tasks.rollout.rollouts import Sampled, prompts_of_iteration, sample_responses
 from tasks.rollout.selection import Selection
@@ -92,7 +92,7 @@ def test_a_response_that_was_cut_off_is_kept_only_if_its_score_says_so(
     rule: MissingEos | None, kept: list[int]
 ) -> None:
     scorer = Scorer(
-        terms=(Term(name="arithmetic", weight=1.0, scores=scored_by(VERIFIERS["arithmetic"])),),
+        terms=(Term(name="arithmetic", weight=1.0, scores=scored_by(BUILTIN_FUNCTIONS["arithmetic"])),),
         missing_eos=rule,
     )
     scored = score(
@@ -158,7 +158,7 @@ def test_it_learns_what_the_reward_asks_for(
     pipeline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A verifier of another task, which about a third of the responses pass at first: there is an answer."""
-    monkeypatch.setitem(VERIFIERS, "arithmetic", lambda prompt, response, answer: "#" in response)
+    monkeypatch.setitem(BUILTIN_FUNCTIONS, "arithmetic", lambda prompt, response, answer: "#" in response)
     job = job_in(pipeline, tmp_path, reward=VERIFIER, iterations=6, batch_size=64, minibatch_size=4)
     run(job)
     entries = list(read(job.scratch / JOURNAL))
@@ -214,8 +214,8 @@ def test_out_of_memory_it_ends_with_the_same_weights_in_half_the_micro_batch(
 def test_it_reports_exactly_the_metrics_of_the_page(pipeline: Any, tmp_path: Path) -> None:
     job = job_in(pipeline, tmp_path)
     result = run(job)
-    assert set(result.metrics) == measured_by("best_of_n")
+    assert set(result.metrics) == headline_metric_names("best_of_n")
     written = {name for entry in read(job.scratch / JOURNAL) for name in entry.metrics}
-    assert {name.replace("score_mean_reward", "score_mean_TERM") for name in written} == curves_of(
+    assert {name.replace("score_mean_reward", "score_mean_TERM") for name in written} == curve_metric_names(
         "best_of_n"
     )

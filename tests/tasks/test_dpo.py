@@ -16,7 +16,7 @@ from models.folders import load_policy
 from schemas.recipe.inputs import Generation
 from schemas.recipe.stages import DirectPreferenceOptimization
 from schemas.records.job import StageJob
-from schemas.records.metrics import curves_of, measured_by
+from schemas.records.metrics import curve_metric_names, headline_metric_names
 from tasks.data.examples import Completions, codec_of, read_completions
 from tasks.dpo import (
     SIDES,
@@ -185,8 +185,8 @@ def test_training_widens_the_gap_and_reports_exactly_the_metrics_of_the_page(
     job = job_in(pipeline, tmp_path, epochs=1.0)
     result = run(job)
     entries = list(read(job.scratch / JOURNAL))
-    assert {name for entry in entries for name in entry.metrics} == curves_of("dpo")
-    assert set(result.metrics) == measured_by("dpo")
+    assert {name for entry in entries for name in entry.metrics} == curve_metric_names("dpo")
+    assert set(result.metrics) == headline_metric_names("dpo")
     first, last = entries[0].metrics, entries[-1].metrics
     assert last["loss"] < first["loss"]
     assert last["reward_gap"] > first["reward_gap"]

@@ -10,7 +10,7 @@ import torch
 from models.sequences import collate
 from schemas.recipe.rewards import Judge, Reward
 from schemas.recipe.terms import ModelTerm
-from schemas.records.metrics import estimated_by, measured_by
+from schemas.records.metrics import estimated_metric_names, headline_metric_names
 from tasks import evaluation
 from tasks.data.rows import read_rows
 from tasks.evaluation import (
@@ -67,7 +67,7 @@ def test_gain_win_rate_and_error_by_hand() -> None:
     assert found["win_rate"].standard_error == pytest.approx(0.25)  # 0.75 and 0.25 by prompt
     assert found["accuracy"].standard_error == pytest.approx(0.5)
     assert (found["accuracy"].num_clusters, found["accuracy"].num_rows) == (2, 4)
-    assert found.keys() == estimated_by("evaluation", judge="verifier")
+    assert found.keys() == estimated_metric_names("evaluation", judge="verifier")
 
 
 def test_a_prompt_in_several_rows_of_the_test_split_is_one_prompt() -> None:
@@ -138,9 +138,9 @@ def test_a_reward_can_be_the_judge(pipeline: Any, tmp_path: Any) -> None:
     rewards = pipeline.job("policy").rewards
     result = run(job.model_copy(update={"inputs": inputs, "rewards": rewards}))
     metrics = result.metrics
-    assert result.uncertainty.keys() == estimated_by("evaluation", judge="reward")
+    assert result.uncertainty.keys() == estimated_metric_names("evaluation", judge="reward")
     assert metrics["score_gain"] == pytest.approx(metrics["score"] - metrics["baseline_score"], abs=1e-5)
-    assert metrics.keys() == measured_by("evaluation", judge="reward")
+    assert metrics.keys() == headline_metric_names("evaluation", judge="reward")
 
 
 def test_each_model_is_loaded_once(pipeline: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:

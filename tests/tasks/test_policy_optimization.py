@@ -9,7 +9,7 @@ from algorithms.rewards import RunningMoments
 from schemas.recipe.algorithm import Algorithm
 from tasks.data.examples import read_prompts
 from tasks.policy_optimization import describe, initial_state
-from tasks.rewards.verifiers import VERIFIERS
+from tasks.rewards.verifiers import BUILTIN_FUNCTIONS
 from tasks.rollout.group_sampling import Filled
 from tasks.rollout.rollout_models import RolloutModels
 from tasks.rollout.rollouts import (
@@ -143,7 +143,9 @@ def test_estimates_of_ppo_are_whitened_and_have_one_lambda(
 def test_positives_by_a_verifier_ignore_the_score(rolled: Rolled) -> None:
     _, _, rollout, old_values = rolled
     algorithm = Algorithm.model_validate({"preset": "vapo", "positive_verifier": "arithmetic"})
-    estimates = estimate(rollout, algorithm, old_values=old_values, positive_verifier=VERIFIERS["arithmetic"])
+    estimates = estimate(
+        rollout, algorithm, old_values=old_values, positive_verifier=BUILTIN_FUNCTIONS["arithmetic"]
+    )
     assert estimates.is_positive.tolist() == [
         response.endswith(f"#{eval_prompt(prompt)}") and response.count("#") == 1
         for prompt, response in zip(rollout.sampled.prompts, rollout.sampled.responses, strict=True)

@@ -19,8 +19,8 @@ from schemas.recipe.rewards import Judge, Reward
 from schemas.recipe.stages import PreferenceCollection
 from schemas.recipe.terms import ModelTerm
 from schemas.records.job import StageJob, StageResult
-from schemas.records.metrics import curves_of, measured_by
-from schemas.tables import usable
+from schemas.records.metrics import curve_metric_names, headline_metric_names
+from schemas.tables import usable_rows
 from tasks.data.examples import (
     Codec,
     codec_of,
@@ -43,7 +43,7 @@ from tasks.preference_collection import (
     sample_batch,
     without_opening,
 )
-from tasks.rewards.verifiers import VERIFIERS
+from tasks.rewards.verifiers import BUILTIN_FUNCTIONS
 from tasks.rollout.engine import load_engine
 from tasks.rollout.rollouts import sample_responses
 from tasks.training import preemption
@@ -185,7 +185,7 @@ def test_prompts_stay_on_their_side_and_no_row_breaks_a_rule(
         found = [row["prompt"] for row in rows]
         assert found == [prompt for prompt in known if prompt in set(found)], "in order, each once"
         assert result.metrics[f"{split}_rows"] == len(rows) > 0
-        kept, _ = usable([pa.Table.from_pylist(rows)], content="preferences")
+        kept, _ = usable_rows([pa.Table.from_pylist(rows)], content="preferences")
         assert sum(len(batch) for batch in kept) == len(rows)
         assert all(set(row) == {"prompt", "chosen", "rejected"} for row in rows)
 
@@ -198,9 +198,9 @@ def test_metrics_and_report_count_every_prompt(judged: tuple[StageJob, StageResu
     report = json.loads((job.output / "report.json").read_text())
     assert sum(report.pop("dropped").values()) == without
     assert report == {f"{split}_rows": result.metrics[f"{split}_rows"] for split in SPLITS}
-    assert set(result.metrics) == measured_by("preference_collection")
+    assert set(result.metrics) == headline_metric_names("preference_collection")
     written = {name for entry in read(job.scratch / JOURNAL) for name in entry.metrics}
-    assert written == curves_of("preference_collection")
+    assert written == curve_metric_names("preference_collection")
 
 
 def test_lengths_are_in_tokens_with_the_end(pipeline: Any, tmp_path: Path) -> None:
@@ -219,7 +219,9 @@ def test_a_verifier_tells_right_from_wrong(
     pipeline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A verifier of another task, so that this hardly trained policy is right now and then: a colon, no dash."""
-    monkeypatch.setitem(VERIFIERS, "arithmetic", lambda prompt, text, answer: ":" in text and "-" not in text)
+    monkeypatch.setitem(
+        BUILTIN_FUNCTIONS, "arithmetic", lambda prompt, text, answer: ":" in text and "-" not in text
+    )
     job = job_in(pipeline, tmp_path, VERIFIED)
     result = run(job)
     rows = [row for split in SPLITS for row in read_rows(job.output, split)]
@@ -366,7 +368,7 @@ def test_a_split_without_a_pair_is_refused_as_soon_as_it_is_done(
 ) -> None:
     alike = {row["prompt"] for row in read_rows(pipeline.folder("prompts"), split)}
     monkeypatch.setitem(
-        VERIFIERS,
+        BUILTIN_FUNCTIONS,
         "arithmetic",
         lambda prompt, text, answer: prompt not in alike and ":" in text and "-" not in text,
     )

@@ -12,14 +12,14 @@ import torch
 from ledger.journal import read
 from models.folders import load_policy
 from models.heads import fresh_value_head, load_critic
-from schemas.kinds import as_it_runs
+from schemas.kinds import resolve_work
 from schemas.recipe.algorithm import Algorithm, PresetName
 from schemas.recipe.inputs import Generation
 from schemas.recipe.rewards import Reward
 from schemas.recipe.stages import PolicyOptimization
 from schemas.recipe.terms import VerifierTerm
 from schemas.records.job import StageJob, StageResult
-from schemas.records.metrics import curves_of, measured_by
+from schemas.records.metrics import curve_metric_names, headline_metric_names
 from tasks.stages import run_stage
 from tasks.training import checkpoints, preemption
 from tasks.training.scratch import CHECKPOINTS, JOURNAL
@@ -105,7 +105,7 @@ def job_of(case: Case, pipeline: Any, folder: Path) -> StageJob:
     without = {"critic"} if work.critic is None else set()
     return job.model_copy(
         update={
-            "work": as_it_runs(work),
+            "work": resolve_work(work),
             "generation": Generation(max_prompt_tokens=48, max_response_tokens=12),
             "rewards": {"main": case.reward} if case.reward else job.rewards,
             "inputs": {role: path for role, path in job.inputs.items() if role not in without} | inputs,
@@ -135,7 +135,7 @@ def expected_metrics(case: Case, *, reward_term: str) -> set[str]:
         "greedy_score_mean": switches.advantage == "greedy_baseline",
         "positive_nll": switches.positive_nll_coef > 0,
     }
-    names = curves_of("policy_optimization") - {name for name, is_on in off.items() if not is_on}
+    names = curve_metric_names("policy_optimization") - {name for name, is_on in off.items() if not is_on}
     return {name.replace("TERM", reward_term) for name in names}
 
 
@@ -198,7 +198,7 @@ def test_two_iterations_report_what_they_should_and_resume_exactly(
         assert {metric for metric, value in step.items() if not isfinite(value)} == set()
     reported = set().union(*steps) | {"tokens_per_second"}
     assert reported == expected_metrics(case, reward_term="arithmetic" if case.reward else "reward")
-    assert set(result.metrics) == measured_by("policy_optimization")
+    assert set(result.metrics) == headline_metric_names("policy_optimization")
     assert all(step["ratio_deviation_first"] < 1e-5 for step in steps)
 
     # 2. The weights moved

@@ -25,7 +25,7 @@ from schemas.recipe.inputs import Data, Split
 from schemas.recipe.stages import RewardModelling
 from schemas.recipe.work import PrepareData
 from schemas.records.job import StageJob
-from schemas.records.metrics import curves_of, measured_by
+from schemas.records.metrics import curve_metric_names, headline_metric_names
 from tasks.data.examples import (
     Completions,
     Rankings,
@@ -349,9 +349,11 @@ def test_a_reward_model_learns_a_ranking_and_a_kill_leaves_no_trace(
     assert result.metrics["pair_accuracy"] > 0.95
     assert result.metrics["preference_loss"] < 0.2
     assert result.metrics["score_gap"] > 2
-    assert set(result.metrics) == measured_by("reward_model")
+    assert set(result.metrics) == headline_metric_names("reward_model")
     entries = read(whole.scratch / JOURNAL)
-    assert {name for entry in entries for name in entry.metrics} == curves_of("reward_model") - {"chosen_nll"}
+    assert {name for entry in entries for name in entry.metrics} == curve_metric_names("reward_model") - {
+        "chosen_nll"
+    }
 
     with killed_in(23, monkeypatch):
         run_stage(learning(tmp_path / "killed"))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ledger.journal import read
-from schemas.records.metrics import curves_of, estimated_by, measured_by
+from schemas.records.metrics import curve_metric_names, estimated_metric_names, headline_metric_names
 from tasks.data.rows import read_rows
 from tasks.rollout import rollouts
 from tasks.stages import run_stage
@@ -114,14 +114,14 @@ OF_OTHER_SWITCHES = {
 @pytest.mark.parametrize("name", ["demonstrations", "sft", "reward", "value", "policy"])
 def test_a_stage_reports_exactly_the_metrics_of_the_page(name: str, pipeline: Any) -> None:
     kind = pipeline.job(name).work.kind
-    assert set(pipeline.metrics(name)) == measured_by(kind)
+    assert set(pipeline.metrics(name)) == headline_metric_names(kind)
     journal = pipeline.root / name / "scratch" / JOURNAL
     written = {metric for entry in read(journal) for metric in entry.metrics} if journal.exists() else set()
     if name == "policy":
         assert not written & OF_OTHER_SWITCHES
         written |= {"positive_nll", *OF_OTHER_SWITCHES}  # no response may have been held to be right
     named = {metric.replace("score_mean_reward", "score_mean_TERM") for metric in written}
-    assert named == curves_of(kind)
+    assert named == curve_metric_names(kind)
 
 
 @pytest.mark.parametrize("name", ["demonstrations", "sft", "reward", "value", "policy", "evaluation"])
@@ -130,7 +130,7 @@ def test_every_estimate_comes_with_its_uncertainty(name: str, pipeline: Any) -> 
     kind = pipeline.job(name).work.kind
     judge = "verifier" if kind == "evaluation" else None
     uncertainty = pipeline.result(name).uncertainty
-    assert uncertainty.keys() == estimated_by(kind, judge=judge)
+    assert uncertainty.keys() == estimated_metric_names(kind, judge=judge)
     assert all(1 < each.n <= each.rows for each in uncertainty.values())
     if name == "evaluation":
         assert {each.n for each in uncertainty.values()} == {8}
@@ -142,7 +142,7 @@ def test_every_estimate_comes_with_its_uncertainty(name: str, pipeline: Any) -> 
 
 
 def test_an_evaluation_reports_exactly_what_its_judge_can_tell(pipeline: Any) -> None:
-    assert set(pipeline.metrics("evaluation")) == measured_by("evaluation", judge="verifier")
+    assert set(pipeline.metrics("evaluation")) == headline_metric_names("evaluation", judge="verifier")
 
 
 def test_no_artifact_holds_a_pickle(pipeline: Any) -> None:

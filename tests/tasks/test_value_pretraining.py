@@ -12,7 +12,7 @@ from ledger.journal import read
 from models.heads import load_critic, load_scalar, value_from_policy
 from schemas.recipe.algorithm import Returns
 from schemas.recipe.stages import Gate
-from schemas.records.verdicts import judge
+from schemas.records.verdicts import check_gate
 from tasks.data.examples import read_prompts
 from tasks.data.rows import read_rows
 from tasks.rollout.reward_moments import read_moments
@@ -71,7 +71,7 @@ def test_held_out_responses_are_the_same_every_time(setting: tuple[Any, RolloutM
 def test_a_random_critic_does_not_pass_the_gate(setting: tuple[Any, RolloutModels, HeldOut]) -> None:
     job, models, held_out = setting
     measured = diagnose(value_from_policy(job.inputs["policy"], seed=1), held_out, models)
-    verdict = judge(Gate(metric="explained_variance", at_least=0.3), headline_metrics(measured))
+    verdict = check_gate(Gate(metric="explained_variance", at_least=0.3), headline_metrics(measured))
     assert not verdict.passed
     assert verdict.evidence["return_variance"] > 0
     assert {"value_bias", "value_mse", "constant_mse"} <= verdict.evidence.keys()
@@ -84,7 +84,7 @@ def test_returns_that_do_not_vary_leave_explained_variance_undefined_and_the_gat
     constant = HeldOut(rollout=held_out.rollout, returns=torch.ones_like(held_out.returns))
     metrics = headline_metrics(diagnose(load_critic(job.inputs["init"], seed=0), constant, models))
     assert metrics["explained_variance"] is None
-    assert not judge(Gate(metric="explained_variance", at_least=-9.0), metrics).passed
+    assert not check_gate(Gate(metric="explained_variance", at_least=-9.0), metrics).passed
 
 
 def test_a_critic_from_the_reward_model_starts_as_its_score(

@@ -16,7 +16,7 @@ from flows.runs.resolving import resolve_rates
 from schemas.loading.recipe_file import load_recipe, parse_recipe
 from schemas.recipe.recipe import Recipe
 from schemas.records.stage_key import canonical_json, stage_key
-from schemas.steps import dependencies, order
+from schemas.steps import dependencies, ordered_steps
 from schemas.sweep import load_sweep
 
 RECORD = Path(__file__).with_name("recorded_keys.json")
@@ -80,7 +80,7 @@ def recorded(recipe: Recipe, folder: Path) -> dict[str, str]:
     inputs = dependencies(recipe)
     text = canonical_json(recipe.model_dump(mode="json")).replace(str(folder), "FOLDER")
     found = {"": hashlib.sha256(text.encode()).hexdigest()}
-    for step in order(recipe):
+    for step in ordered_steps(recipe):
         digests = {role: hashlib.sha256(read.encode()).hexdigest() for role, read in inputs[step].items()}
         found[step] = stage_key(key_parts_of(recipe, step, digests))
     return found

@@ -30,7 +30,7 @@ from flows.runs.run import (
 )
 from flows.runs.status import RunView
 from schemas.recipe.stages import Gate
-from schemas.records.verdicts import judge
+from schemas.records.verdicts import check_gate
 from tasks.training.progress import StageProgress
 
 
@@ -109,7 +109,7 @@ def test_a_bar_of_slow_iterations_tells_time_left_at_any_width() -> None:
 
 
 def test_the_headline_is_what_the_gates_ask_for() -> None:
-    verdict = judge(Gate(metric="pair_accuracy", at_least=0.75), {"pair_accuracy": 0.8125, "bias": 3.0})
+    verdict = check_gate(Gate(metric="pair_accuracy", at_least=0.75), {"pair_accuracy": 0.8125, "bias": 3.0})
     gated = StageRecord(metrics={"bias": 3.0, "pair_accuracy": 0.8125}, verdicts=(verdict,))
     assert headline_of(gated) == "pair_accuracy 0.8125"
     assert headline_of(StageRecord(metrics={"train_rows": 19210.0})) == "train_rows 19,210"
@@ -161,7 +161,9 @@ def test_a_verdict_is_green_or_red() -> None:
     printed = io.StringIO()
     screen = Screen(Console(file=printed, width=120, force_terminal=True, color_system="standard"))
     for measured, colour in ((0.2, "\x1b[31m"), (0.4, "\x1b[32m")):
-        verdict = judge(Gate(metric="explained_variance", at_least=0.3), {"explained_variance": measured})
+        verdict = check_gate(
+            Gate(metric="explained_variance", at_least=0.3), {"explained_variance": measured}
+        )
         screen.ended("value", StageRecord(status="completed", verdicts=(verdict,)))
         assert f"{colour}explained_variance {measured:.3f} >= 0.3" in printed.getvalue()
 

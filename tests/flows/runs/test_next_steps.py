@@ -12,7 +12,7 @@ import pytest
 from flows.runs.next_steps import _just_met, after_closed_gates
 from flows.runs.run import RunRecord, Workspace, read_runs
 from schemas.recipe.stages import Gate
-from schemas.records.verdicts import judge
+from schemas.records.verdicts import check_gate
 from tests.flows.orchestrated import attempt_all, orchestrated
 
 ROOT = Path(__file__).parents[3]
@@ -80,8 +80,8 @@ def test_each_command_does_what_it_is_said_to_do(closed: RunRecord, workspace: W
 @pytest.mark.parametrize("side", ["at_least", "at_most"])
 def test_the_threshold_that_is_offered_would_be_met(measured: float, side: str) -> None:
     far = measured + 1 if side == "at_least" else measured - 1
-    verdict = judge(Gate.model_validate({"metric": "m", side: far}), {"m": measured})
+    verdict = check_gate(Gate.model_validate({"metric": "m", side: far}), {"m": measured})
     assert not verdict.passed
     offered = float(_just_met(verdict))
-    assert judge(Gate.model_validate({"metric": "m", side: offered}), {"m": measured}).passed
+    assert check_gate(Gate.model_validate({"metric": "m", side: offered}), {"m": measured}).passed
     assert abs(offered - measured) <= 0.1 * abs(measured) + 1e-9

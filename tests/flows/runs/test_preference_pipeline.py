@@ -11,7 +11,7 @@ from flows.runs.planning import plan
 from flows.runs.publishing import publish
 from flows.runs.run import StageRecord, Workspace, read_runs
 from schemas.records.artifacts import Dataset, PolicyCheckpoint
-from schemas.records.metrics import measured_by
+from schemas.records.metrics import headline_metric_names
 from tasks.data.rows import read_rows
 from tests.flows.orchestrated import attempt_all, orchestrated
 
@@ -90,7 +90,7 @@ def test_every_stage_completes_and_measures_what_the_page_says(
         orchestrator.inputs, "completed"
     ), {name: stage.reason for name, stage in stages.items()}
     for name in ("imitated", "judged", "dpo", "best"):
-        assert set(stages[name].metrics) == measured_by(orchestrator.recipe.stages[name].kind), name
+        assert set(stages[name].metrics) == headline_metric_names(orchestrator.recipe.stages[name].kind), name
     assert stages["judged"].verdicts[0].passed
 
 

@@ -14,7 +14,7 @@ from schemas.recipe.recipe import Publication
 from schemas.recipe.rewards import Judge
 from schemas.recipe.stages import Gate, PolicyEvaluation
 from schemas.records.artifacts import Evaluation
-from schemas.records.verdicts import judge
+from schemas.records.verdicts import check_gate
 
 
 class Recorder:
@@ -79,7 +79,7 @@ def sha(text: str) -> str:
 
 
 def gated(status: str, *, gain: float) -> StageRecord:
-    verdict = judge(Gate(metric="accuracy_gain", at_least=0.0), {"accuracy_gain": gain})
+    verdict = check_gate(Gate(metric="accuracy_gain", at_least=0.0), {"accuracy_gain": gain})
     return StageRecord.model_validate({"status": status, "verdicts": (verdict,)})
 
 

@@ -43,7 +43,7 @@ from flows.sweeps.sweep import (
 )
 from schemas.recipe.recipe import ResolvedRecipe
 from schemas.records.stage_key import stage_key
-from schemas.steps import dependencies, order
+from schemas.steps import dependencies, ordered_steps
 from schemas.sweep import (
     Measure,
     Published,
@@ -227,7 +227,7 @@ def sweep_file(recipe_file: Path) -> Path:
 def symbolic_keys(recipe: ResolvedRecipe) -> dict[str, str]:
     """Step → key, were every artifact's digest the key that it was made under."""
     keys: dict[str, str] = {}
-    for step in order(recipe):
+    for step in ordered_steps(recipe):
         inputs = {role: keys[read] for role, read in dependencies(recipe)[step].items()}
         keys[step] = stage_key(key_parts_of(recipe, step, inputs))
     return keys

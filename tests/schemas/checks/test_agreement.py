@@ -9,7 +9,7 @@ from schemas.checks.warnings import warnings
 from schemas.recipe.algorithm import Returns
 from schemas.recipe.recipe import Recipe
 from schemas.recipe.stages import PolicyOptimization, ValuePretraining
-from schemas.steps import dependencies, order
+from schemas.steps import dependencies, ordered_steps
 
 
 def resolved(plain: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -191,7 +191,7 @@ def test_a_critic_that_is_read_stays(plain: dict[str, Any]) -> None:
     plain["stages"]["policy"] |= {"critic": None, "fresh_critic": "sft"}
     recipe, _ = resolve(Recipe.model_validate(plain))
     assert dependencies(recipe)["policy"]["fresh_critic"] == "sft"
-    assert "value" in order(recipe)
+    assert "value" in ordered_steps(recipe)
     assert NO_HEIR in warnings(recipe)
 
 

@@ -5,7 +5,7 @@ import pytest
 from schemas.kinds import KINDS
 from schemas.loading.recipe_file import parse_recipe
 from schemas.problems import RecipeError
-from schemas.records.metrics import gated_by, measured_by
+from schemas.records.metrics import gate_metric_names, headline_metric_names
 
 
 @pytest.mark.parametrize(
@@ -26,6 +26,6 @@ def test_a_gate_on_validation_is_refused(text: str, old: str, stage: str, metric
 
 def test_every_stage_that_selects_has_a_metric_of_the_same_on_test() -> None:
     for kind in KINDS:
-        assert not any(name.startswith("validation_") for name in gated_by(kind))
-    assert {"test_score"} <= gated_by("policy_optimization") & gated_by("best_of_n")
-    assert "validation_score" in measured_by("policy_optimization")
+        assert not any(name.startswith("validation_") for name in gate_metric_names(kind))
+    assert {"test_score"} <= gate_metric_names("policy_optimization") & gate_metric_names("best_of_n")
+    assert "validation_score" in headline_metric_names("policy_optimization")

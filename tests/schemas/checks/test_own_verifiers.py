@@ -17,7 +17,7 @@ from schemas.recipe.stages import BestOfN, PolicyEvaluation, PolicyOptimization
 from schemas.recipe.terms import VerifierTerm
 from schemas.recipe.work import ImportVerifier, Work
 from schemas.records.stage_key import differences, key_parts, stage_key
-from schemas.steps import dependencies, order, verifiers_of
+from schemas.steps import dependencies, ordered_steps, verifiers_of
 
 PYTHON = "def verify(prompt, response, answer): return response == answer\n"
 
@@ -209,7 +209,7 @@ def test_each_reader_has_the_verifiers_step_as_an_input(plain: dict[str, Any]) -
         "collected": {"judge"},
     }
     assert inputs["policy"]["reward.main.0"] == "reward"
-    assert order(recipe)[:5] == ["model", "data.demos", "data.pairs", "data.tasks", "verifiers.mine"]
+    assert ordered_steps(recipe)[:5] == ["model", "data.demos", "data.pairs", "data.tasks", "verifiers.mine"]
 
 
 def test_a_built_in_verifier_is_no_step(plain: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from schemas.recipe.recipe import Recipe
 from schemas.steps import (
     content_of,
     dependencies,
-    order,
+    ordered_steps,
     reward_of,
 )
 
@@ -45,7 +45,7 @@ def test_both_learners_of_preferences_may_name_it(plain: dict[str, Any]) -> None
 
 
 def test_who_learns_from_it_comes_after_it(plain: dict[str, Any]) -> None:
-    steps = order(Recipe.model_validate(plain))
+    steps = ordered_steps(Recipe.model_validate(plain))
     assert steps[-4:] == ["evaluation", "sampled", "taste", "direct"]
     assert set(steps) == {"model", "data.demos", "data.pairs", "data.tasks", *plain["stages"]}
 
@@ -150,7 +150,7 @@ def test_a_dataset_may_be_called_like_another_stage(plain: dict[str, Any], share
     assert said(plain) == []
     recipe = Recipe.model_validate(plain)
     assert dependencies(recipe)["reward"]["data"] == f"data.{shared}"
-    assert order(recipe).index(f"data.{shared}") < order(recipe).index("reward")
+    assert ordered_steps(recipe).index(f"data.{shared}") < ordered_steps(recipe).index("reward")
 
 
 def test_a_stage_may_read_data_of_its_own_name(plain: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ from schemas.frozen import Frozen
 from schemas.loading import plain_yaml
 from schemas.loading.json_schema import (
     EXACTLY_ONE,
-    TOGETHER,
+    REQUIRES,
     recipe_schema,
     sweep_schema,
 )
@@ -117,7 +117,7 @@ def test_every_rule_is_said_by_the_schema_or_named_as_one_that_cannot_be() -> No
     }
     assert rules == SAID | RULES.keys()
     assert not SAID & RULES.keys()
-    said = {each.__name__ for each in (*EXACTLY_ONE, *(model for model, _, _ in TOGETHER))}
+    said = {each.__name__ for each in (*EXACTLY_ONE, *(model for model, _, _ in REQUIRES))}
     assert said | {"RewardTerm"} == {rule.partition(".")[0] for rule in SAID}  # which is a union of its kinds
 
 

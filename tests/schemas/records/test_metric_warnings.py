@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from schemas.kinds import KINDS
-from schemas.records.metric_warnings import RULES, left_out, warnings_of
+from schemas.records.metric_warnings import RULES, dropped_summary, warnings_of
 
 
 def test_every_rule_reads_headline_metrics_that_there_are() -> None:
@@ -56,9 +56,12 @@ def test_what_may_be_is_not(metrics: dict[str, float | None]) -> None:
 def test_what_was_left_out_is_one_line_with_the_reasons() -> None:
     metrics: dict[str, Any] = {"dropped_rows": 3.0, "repeated_rows": 1.0, "source_rows": 1060.0}
     reasons = {"not JSON": 2, "repeats an earlier row": 1}
-    assert left_out(metrics, reasons) == "3 of 1,060 rows dropped (not JSON: 2, repeats an earlier row: 1)"
     assert (
-        left_out(
+        dropped_summary(metrics, reasons)
+        == "3 of 1,060 rows dropped (not JSON: 2, repeats an earlier row: 1)"
+    )
+    assert (
+        dropped_summary(
             {
                 "prompts_too_long": 137.0,
                 "prompts_too_long_share": 137 / 261,
@@ -69,5 +72,5 @@ def test_what_was_left_out_is_one_line_with_the_reasons() -> None:
         )
         == "137 prompts too long (52 %); 2 responses cut off (0.4 %); 1 rows with equal responses after the cut"
     )
-    assert left_out({"dropped_rows": 0.0, "prompts_too_long": 0.0, "responses_cut": 0.0}) is None
-    assert left_out({}) is None
+    assert dropped_summary({"dropped_rows": 0.0, "prompts_too_long": 0.0, "responses_cut": 0.0}) is None
+    assert dropped_summary({}) is None

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from schemas.kinds import KINDS, STAGES
-from schemas.records.metrics import METRICS, curves_of, measured_by
+from schemas.records.metrics import METRICS, curve_metric_names, headline_metric_names
 from schemas.records.metrics_page import docs_page
 
 PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"
@@ -21,8 +21,8 @@ def test_names_are_unique_and_every_metric_is_reported_by_some_stage() -> None:
 
 
 def test_every_kind_of_stage_measures_something_and_all_but_evaluations_have_a_curve() -> None:
-    assert all(measured_by(kind) for kind in STAGES)
-    assert {kind for kind in STAGES if not curves_of(kind)} == {"evaluation"}
+    assert all(headline_metric_names(kind) for kind in STAGES)
+    assert {kind for kind in STAGES if not curve_metric_names(kind)} == {"evaluation"}
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_every_kind_of_stage_measures_something_and_all_but_evaluations_have_a_c
     ],
 )
 def test_which_kinds_a_gate_can_ask_for_it(metric: str, kinds: set[str]) -> None:
-    assert {kind for kind in KINDS if metric in measured_by(kind)} == kinds
+    assert {kind for kind in KINDS if metric in headline_metric_names(kind)} == kinds
 
 
 @pytest.mark.parametrize(
@@ -63,25 +63,28 @@ def test_which_kinds_a_gate_can_ask_for_it(metric: str, kinds: set[str]) -> None
 def test_what_the_switches_do_can_be_watched_and_not_gated_on(name: str, unit: str) -> None:
     (metric,) = [metric for metric in METRICS if metric.name == name]
     assert metric.unit == unit
-    assert name in curves_of("policy_optimization")
-    assert name not in measured_by("policy_optimization")
+    assert name in curve_metric_names("policy_optimization")
+    assert name not in headline_metric_names("policy_optimization")
 
 
 def test_an_evaluation_measures_what_its_judge_can_tell() -> None:
-    verified, scored = measured_by("evaluation", judge="verifier"), measured_by("evaluation", judge="reward")
+    verified, scored = (
+        headline_metric_names("evaluation", judge="verifier"),
+        headline_metric_names("evaluation", judge="reward"),
+    )
     assert {"accuracy", "baseline_accuracy", "accuracy_gain", "greedy_accuracy"} <= verified - scored
     assert {"score", "baseline_score", "score_gain", "greedy_score"} <= scored - verified
     assert {"win_rate", "mean_response_length", "truncated_share"} <= verified & scored
-    assert measured_by("evaluation") == verified | scored
+    assert headline_metric_names("evaluation") == verified | scored
 
 
 def test_nothing_is_measured_by_an_unknown_kind() -> None:
-    assert measured_by("ppo") == curves_of("ppo") == frozenset()
+    assert headline_metric_names("ppo") == curve_metric_names("ppo") == frozenset()
 
 
 def test_curves_are_not_gated_on() -> None:
-    assert "clip_fraction" in curves_of("policy_optimization")
-    assert "clip_fraction" not in measured_by("policy_optimization")
+    assert "clip_fraction" in curve_metric_names("policy_optimization")
+    assert "clip_fraction" not in headline_metric_names("policy_optimization")
 
 
 def test_the_page_is_up_to_date() -> None:

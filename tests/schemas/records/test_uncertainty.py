@@ -7,14 +7,14 @@ import pytest
 from scipy.stats import t as student
 
 from schemas.kinds import KINDS
-from schemas.records.metrics import estimated_by, measured_by
+from schemas.records.metrics import estimated_metric_names, headline_metric_names
 from schemas.records.uncertainty import (
     COMPARISONS,
     SHARES,
     Uncertainty,
     effective_rows,
     interval_of,
-    smallest_telling_share,
+    smallest_conclusive_share,
 )
 
 
@@ -102,8 +102,8 @@ def test_the_interval_of_clustered_rows_holds_the_true_share_as_often_as_it_says
 
 
 def test_how_many_prompts_can_tell() -> None:
-    assert smallest_telling_share(0.7, 1) is smallest_telling_share(0.7, 4) is None
-    needed = smallest_telling_share(0.7, 32)
+    assert smallest_conclusive_share(0.7, 1) is smallest_conclusive_share(0.7, 4) is None
+    needed = smallest_conclusive_share(0.7, 32)
     assert needed == 28 / 32
     for share, tells in ((needed, True), (needed - 1 / 32, False)):
         low, _ = interval_of("pair_accuracy", share, of_rows(share, 32), confidence=0.95) or (0, 0)
@@ -111,10 +111,12 @@ def test_how_many_prompts_can_tell() -> None:
 
 
 def test_what_is_estimated_is_measured() -> None:
-    estimated = {kind: estimated_by(kind) for kind in KINDS}
+    estimated = {kind: estimated_metric_names(kind) for kind in KINDS}
     for kind, names in estimated.items():
-        assert names <= measured_by(kind), kind
+        assert names <= headline_metric_names(kind), kind
     for judge in ("verifier", "reward"):
-        assert estimated_by("evaluation", judge=judge) <= measured_by("evaluation", judge=judge)
-    assert estimated_by("prepare_data") == frozenset()
+        assert estimated_metric_names("evaluation", judge=judge) <= headline_metric_names(
+            "evaluation", judge=judge
+        )
+    assert estimated_metric_names("prepare_data") == frozenset()
     assert frozenset().union(*estimated.values()) >= (SHARES | COMPARISONS)

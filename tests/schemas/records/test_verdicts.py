@@ -5,7 +5,7 @@ from pydantic import ValidationError
 
 from schemas.recipe.stages import Gate
 from schemas.records.uncertainty import Uncertainty
-from schemas.records.verdicts import Verdict, judge
+from schemas.records.verdicts import Verdict, check_gate
 
 AT_LEAST = Gate(metric="explained_variance", at_least=0.3)
 AT_MOST = Gate(metric="kl_to_reference", at_most=5, on_fail="continue")
@@ -13,18 +13,18 @@ AT_MOST = Gate(metric="kl_to_reference", at_most=5, on_fail="continue")
 
 @pytest.mark.parametrize(("measured", "passed"), [(0.31, True), (0.3, True), (0.2999, False), (-11.0, False)])
 def test_at_least(measured: float, passed: bool) -> None:
-    assert judge(AT_LEAST, {"explained_variance": measured}).passed is passed
+    assert check_gate(AT_LEAST, {"explained_variance": measured}).passed is passed
 
 
 @pytest.mark.parametrize(("measured", "passed"), [(4.9, True), (5.0, True), (5.001, False)])
 def test_at_most(measured: float, passed: bool) -> None:
-    assert judge(AT_MOST, {"kl_to_reference": measured}).passed is passed
+    assert check_gate(AT_MOST, {"kl_to_reference": measured}).passed is passed
 
 
 @pytest.mark.parametrize("measured", [None, float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("gate", [AT_LEAST, AT_MOST])
 def test_closed_for_what_is_no_number(gate: Gate, measured: float | None) -> None:
-    verdict = judge(gate, {gate.metric: measured, "other": float("nan")})
+    verdict = check_gate(gate, {gate.metric: measured, "other": float("nan")})
     assert not verdict.passed
     assert verdict.measured is None
     assert verdict.evidence == {gate.metric: None, "other": None}
@@ -32,7 +32,7 @@ def test_closed_for_what_is_no_number(gate: Gate, measured: float | None) -> Non
 
 
 def test_a_verdict_carries_its_evidence_through_json() -> None:
-    verdict = judge(AT_MOST, {"kl_to_reference": 6.0, "validation_score": 1.5})
+    verdict = check_gate(AT_MOST, {"kl_to_reference": 6.0, "validation_score": 1.5})
     assert verdict == Verdict(
         passed=False,
         metric="kl_to_reference",
@@ -49,7 +49,7 @@ def test_a_metric_that_was_not_measured_is_refused() -> None:
     with pytest.raises(
         ValueError, match="explained_variance' was not measured; measured: best_step, value_bias"
     ):
-        judge(AT_LEAST, {"value_bias": 0.0, "best_step": 3.0})
+        check_gate(AT_LEAST, {"value_bias": 0.0, "best_step": 3.0})
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_a_metric_that_was_not_measured_is_refused() -> None:
     ],
 )
 def test_the_print_never_contradicts_the_verdict(measured: float, said: str) -> None:
-    assert str(judge(AT_LEAST, {"explained_variance": measured})) == said
+    assert str(check_gate(AT_LEAST, {"explained_variance": measured})) == said
 
 
 # -- how sure it is
@@ -72,7 +72,7 @@ SURE = {"pair_accuracy": Uncertainty(n=32, rows=32, standard_error=0.0807)}
 
 def test_a_verdict_says_how_many_prompts_and_between_what() -> None:
     """SmolLM2's own gate: 23 of 32 pairs."""
-    verdict = judge(Gate(metric="pair_accuracy", at_least=0.7), {"pair_accuracy": 23 / 32}, SURE)
+    verdict = check_gate(Gate(metric="pair_accuracy", at_least=0.7), {"pair_accuracy": 23 / 32}, SURE)
     assert (verdict.passed, verdict.n, verdict.standard_error) == (True, 32, 0.0807)
     assert verdict.interval == pytest.approx((0.539, 0.848), abs=1e-3)
     assert str(verdict) == (
@@ -84,7 +84,7 @@ def test_a_verdict_says_how_many_prompts_and_between_what() -> None:
 
 def test_enough_prompts_need_no_warning() -> None:
     sure = {"pair_accuracy": Uncertainty(n=1590, rows=1590, standard_error=0.0015)}
-    verdict = judge(Gate(metric="pair_accuracy", at_least=0.75), {"pair_accuracy": 0.9964}, sure)
+    verdict = check_gate(Gate(metric="pair_accuracy", at_least=0.75), {"pair_accuracy": 0.9964}, sure)
     assert verdict.warning is None
     assert str(verdict) == "pair_accuracy 0.996 [0.992, 0.998] n=1,590 >= 0.75: passed"
 
@@ -102,7 +102,7 @@ def test_with_a_confidence_the_bound_that_lies_nearer_to_failing_is_judged(
     gate: dict[str, float], measured: float, passed: bool
 ) -> None:
     asked = Gate(metric="pair_accuracy", confidence=0.95, **gate)
-    verdict = judge(asked, {"pair_accuracy": measured}, SURE)
+    verdict = check_gate(asked, {"pair_accuracy": measured}, SURE)
     assert verdict.passed is passed
     assert verdict.warning is None or "too few to tell" in verdict.warning
     assert f"{asked.relation} {asked.bound:g} at 95 %:" in str(verdict)
@@ -111,7 +111,7 @@ def test_with_a_confidence_the_bound_that_lies_nearer_to_failing_is_judged(
 def test_a_higher_confidence_asks_for_more() -> None:
     gate = {"metric": "pair_accuracy", "at_least": 0.55}
     closed, passed = (
-        judge(Gate(**gate, confidence=level), {"pair_accuracy": 23 / 32}, SURE) for level in (0.99, 0.9)
+        check_gate(Gate(**gate, confidence=level), {"pair_accuracy": 23 / 32}, SURE) for level in (0.99, 0.9)
     )
     assert (closed.passed, passed.passed) == (False, True)
     assert closed.warning == "too few to tell: the 99 % interval contains 0.55"
@@ -120,11 +120,11 @@ def test_a_higher_confidence_asks_for_more() -> None:
 @pytest.mark.parametrize("error", [None, 0.0])
 def test_a_confidence_opens_for_no_interval(error: float | None) -> None:
     sure = {"score_gain": Uncertainty(n=1 if error is None else 5, rows=5, standard_error=error)}
-    verdict = judge(Gate(metric="score_gain", at_least=0.0, confidence=0.95), {"score_gain": 3.0}, sure)
+    verdict = check_gate(Gate(metric="score_gain", at_least=0.0, confidence=0.95), {"score_gain": 3.0}, sure)
     assert not verdict.passed
     assert verdict.interval is None
     assert "too few to tell" in str(verdict)
-    without = judge(Gate(metric="score_gain", at_least=0.0, confidence=0.95), {"score_gain": 3.0})
+    without = check_gate(Gate(metric="score_gain", at_least=0.0, confidence=0.95), {"score_gain": 3.0})
     assert not without.passed
 
 
@@ -142,15 +142,15 @@ def test_a_difference_between_a_model_and_itself_is_never_a_pass(
 ) -> None:
     measured = {"accuracy_gain": 0.0, "win_rate": 0.5, "score_gain": 0.0, "accuracy": 0.9}
     gate = Gate(metric=metric, **bound)
-    assert judge(gate, measured).passed
-    verdict = judge(gate, measured, equal="candidate and baseline are the same weights")
+    assert check_gate(gate, measured).passed
+    verdict = check_gate(gate, measured, equal="candidate and baseline are the same weights")
     assert not verdict.passed
     assert str(verdict).endswith("CLOSED (candidate and baseline are the same weights)")
 
 
 def test_what_is_no_difference_is_judged_all_the_same() -> None:
     gate = Gate(metric="accuracy", at_least=0.8)
-    assert judge(gate, {"accuracy": 0.9}, equal="candidate and baseline are the same weights").passed
+    assert check_gate(gate, {"accuracy": 0.9}, equal="candidate and baseline are the same weights").passed
 
 
 @pytest.mark.parametrize("confidence", [95, 1.0, 0.0, "0.95"])

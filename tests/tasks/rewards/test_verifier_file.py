@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from tasks.rewards.verifier_file import BrokenVerifier, Verifier, load_function
+from tasks.rewards.verifier_file import BrokenVerifier, VerifierFunction, load_function
 
 
-def load(folder: Path, text: str | bytes, *, function: str = "verify") -> Verifier:
+def load(folder: Path, text: str | bytes, *, function: str = "verify") -> VerifierFunction:
     file = folder / "verifier.py"
     file.write_bytes(text.encode() if isinstance(text, str) else text)
     return load_function(file, function, name="gsm8k")

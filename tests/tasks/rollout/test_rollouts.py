@@ -14,7 +14,7 @@ from models.chunked_logits import logits_and_slope
 from models.heads import ScalarModel, values
 from models.output_head import OutputHead
 from models.sequences import collate
-from schemas.kinds import as_it_runs
+from schemas.kinds import resolve_work
 from schemas.recipe.algorithm import Algorithm, Returns
 from tasks.rewards.scoring import Scores
 from tasks.rollout.rollout_models import RolloutModels
@@ -121,7 +121,7 @@ def shared(pipeline: Any) -> ActorCritic:
     work = job.work.model_copy(update={"algorithm": algorithm, "critic": None})
     inputs = {**job.inputs, "reference": pipeline.folder("model")}
     return load_actor_critic(
-        job.model_copy(update={"work": as_it_runs(work), "inputs": inputs}), torch.device("cpu")
+        job.model_copy(update={"work": resolve_work(work), "inputs": inputs}), torch.device("cpu")
     )
 
 
