@@ -1,4 +1,4 @@
-"""Text on its way out: to a terminal, a page, a log or a record. Secrets are masked, and nothing in it steers a terminal."""
+"""Makes text safe for a terminal, page, log or record: secrets are masked, control characters are escaped."""
 
 import os
 import re
@@ -9,7 +9,7 @@ from urllib.parse import unquote
 MASK = "***"
 
 SHORTEST_SECRET = 8
-"""Characters; a shorter one may be a word that stands elsewhere too (``mlflow``), and is masked in addresses alone."""
+"""Characters; a shorter secret may be a common word (``mlflow``), and is masked in addresses only."""
 
 _SECRET_NAME = re.compile(
     r"(PASSWORD|PASSWD|SECRET|TOKEN|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|CREDENTIALS?|AUTH_STRING)(_ID)?$",
@@ -18,20 +18,20 @@ _SECRET_NAME = re.compile(
 """Names of environment variables whose whole value is a secret."""
 
 _LOGIN = re.compile(r"(?<=://)([^\s/?#'\"<>]*)@")
-"""What stands before the host of an address: greedy, for a password may hold ``@``."""
+"""The login in an address, before its host: greedy, since a password may contain ``@``."""
 
 _FIELD = re.compile(
     r"((?<![A-Za-z0-9_])(?:password|passwd|pwd|token|access_token|auth_token|secret|api_?key|access_?key|auth_string)=)"
     r"[^\s&'\"<>,;]+",
     re.IGNORECASE,
 )
-"""``password=…`` in the query of an address, or in a database's words."""
+"""``password=…`` in the query of an address, or in a database's message."""
 
 _HUB_TOKEN = re.compile(r"\b(hf_|api_org_|pnu_|pnb_|ghp_|github_pat_)[A-Za-z0-9_]{16,}")
 _HEADER = re.compile(r"(authorization['\"]?\s*[:=]\s*['\"]?(?:bearer|basic)\s+)[^\s'\",]+", re.IGNORECASE)
 
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""All control characters but tab and line feed, what turns the direction of text or ends a line, and half characters."""
+"""Control characters except tab and line feed, characters that change text direction or end a line, surrogates."""
 
 
 def without_secrets(text: str) -> str:
@@ -45,22 +45,22 @@ def without_secrets(text: str) -> str:
 
 
 def without_controls(text: str) -> str:
-    """The text with every character that could steer a terminal written out as in JSON (ESC: ``\\u001b``); lines and tabs stay."""
+    """The text with control characters escaped as in JSON (ESC: ``\\u001b``), except line feeds and tabs."""
     return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def safe_text(text: str) -> str:
-    """The text as it may be shown anywhere."""
+    """The text without secrets and control characters."""
     return without_controls(without_secrets(text))
 
 
 def secrets_of(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """The secrets that an environment holds, the longest first: whole values by their name, and passwords in addresses."""
+    """The secrets in an environment, the longest first: values of variables named so, and passwords in addresses."""
     return _secrets_in(tuple(sorted(environment.items())))
 
 
 def server_secrets(environment: Mapping[str, str]) -> list[str]:
-    """The variables with which Prefect's and MLflow's clients log in: no stage, and no server of ours, has a use for them."""
+    """Variables with the logins of Prefect's and MLflow's clients, which neither stages nor our own server need."""
     return [
         name
         for name, value in environment.items()

@@ -1,7 +1,7 @@
-"""Files that a recipe names: their formats, the size up to which they are read, and one pass that copies and hashes.
+"""Source files of a recipe: formats, size limits, and copying with a hash in one pass.
 
-A file may be of any size and may change at any moment. So its size is looked at before a byte is read, no more than the
-limit is ever read, and what is used is a copy that was made while it was hashed.
+A file may have any size and may change at any moment. So its size is checked before it is read, no more than the limit
+is read, and stages use a copy that was made while hashing.
 """
 
 import hashlib
@@ -15,23 +15,23 @@ from typing import BinaryIO
 
 PLAIN_FORMATS = (".json", ".jsonl", ".parquet", ".csv")
 DATA_FORMATS = (*PLAIN_FORMATS, ".json.gz", ".jsonl.gz", ".csv.gz")
-"""What the name of a data file ends with."""
+"""Endings of data files."""
 
 _CHUNK = 1 << 20
 _GIB = 1 << 30
 
 
 class SourceTooLarge(ValueError):
-    """A file of more bytes than are read."""
+    """A file is larger than its limit."""
 
 
 class SourceChanged(ValueError):
-    """A file that holds something else than when the run was planned."""
+    """A file has changed since the run was planned."""
 
 
 @dataclass(frozen=True)
 class SizeLimit:
-    """How many bytes are read at most, and how a person raises that."""
+    """The largest size in bytes, and how to raise it."""
 
     num_bytes: int
     remedy: str
@@ -39,7 +39,7 @@ class SizeLimit:
     def check(self, path: Path | str, size: int) -> None:
         """
         Raises:
-            SourceTooLarge: ``size`` is more.
+            SourceTooLarge: ``size`` exceeds the limit.
         """
         if size > self.num_bytes:
             raise SourceTooLarge(
@@ -51,12 +51,12 @@ VERIFIER_LIMIT = SizeLimit(1 << 20, "a verifier is one file of Python")
 
 
 def data_limit() -> SizeLimit:
-    """Of a data file, packed and unpacked: 16 GiB, or ``VANTAGE_MAX_DATA_GIB``."""
+    """Limit of a data file, compressed and uncompressed: 16 GiB, or ``VANTAGE_MAX_DATA_GIB``."""
     return _limit_in("VANTAGE_MAX_DATA_GIB", 16.0)
 
 
 def model_limit() -> SizeLimit:
-    """Of all files of a model together: 512 GiB, or ``VANTAGE_MAX_MODEL_GIB``."""
+    """Limit of all files of a model together: 512 GiB, or ``VANTAGE_MAX_MODEL_GIB``."""
     return _limit_in("VANTAGE_MAX_MODEL_GIB", 512.0)
 
 
@@ -72,7 +72,7 @@ def _limit_in(variable: str, default: float) -> SizeLimit:
 
 
 def data_format(source: Path | str) -> str | None:
-    """Which of ``DATA_FORMATS`` the name ends with, in whatever case; None: with none."""
+    """The element of ``DATA_FORMATS`` that the name ends with, ignoring case; None: none."""
     name = Path(source).name.lower()
     return next((ending for ending in DATA_FORMATS if name.endswith(ending)), None)
 
@@ -81,7 +81,7 @@ def hash_file(path: Path, limit: SizeLimit) -> str:
     """sha256 of a regular file, in lower-case hexadecimal.
 
     Raises:
-        SourceTooLarge: it has more bytes than the limit; found before it is read.
+        SourceTooLarge: it exceeds the limit; checked before it is read.
         OSError: it cannot be read, or is no regular file.
     """
     return _hash(path, limit, None)
@@ -96,7 +96,7 @@ def copy_hashed(path: Path, target: Path, limit: SizeLimit) -> str:
 def check_unchanged(source: str, *, planned: str | None, found: str) -> None:
     """
     Raises:
-        SourceChanged: the digests differ; None stands for one that nobody looked at.
+        SourceChanged: the digests differ; ``planned`` None: unknown.
     """
     if planned is not None and planned != found:
         raise SourceChanged(

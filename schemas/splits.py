@@ -1,4 +1,4 @@
-"""The shares of prompts that are held out: one pair for all datasets of a recipe."""
+"""The held-out shares of prompts: one pair for all datasets of a recipe."""
 
 from schemas.problems import Problem
 from schemas.recipe.inputs import Shares, Split
@@ -8,18 +8,18 @@ HELD_OUT = ("validation", "test")
 
 
 def shares_of(recipe: Recipe) -> Shares:
-    """The share of all prompts on each held-out side: the one that a dataset names, else the default."""
+    """The held-out shares: those that a dataset gives, else the defaults."""
     return Shares(**{side: share for side in HELD_OUT for share in list(_named(recipe, side).values())[:1]})
 
 
 def is_only_dataset(recipe: Recipe, name: str) -> bool:
-    """Whether a dataset that asks for a number of rows has no other to agree with, and may reach beyond its share."""
+    """Whether the dataset gives a number of rows and is the only one; then the number may exceed its share."""
     split = recipe.data[name].split
     return len(recipe.data) == 1 and (isinstance(split.validation, int) or isinstance(split.test, int))
 
 
 def with_shares(recipe: Recipe) -> Recipe:
-    """The recipe with the shares written out where a dataset leaves them open."""
+    """The recipe with default shares filled in."""
     shares = shares_of(recipe)
     data = {
         name: each.model_copy(
@@ -36,9 +36,9 @@ def with_shares(recipe: Recipe) -> Recipe:
 
 
 def share_problems(recipe: Recipe) -> list[Problem]:
-    """Datasets that disagree on what is held out, or that together leave nothing to train on.
+    """Problems of shares that differ between datasets, or that leave nothing to train on.
 
-    Were the shares to differ, one dataset would train on prompts that another holds out.
+    With different shares, one dataset would train on prompts that another holds out.
     """
     problems = []
     for side in HELD_OUT:

@@ -1,4 +1,4 @@
-"""Which field of a stage names what, and the order of work that follows from it."""
+"""The dependencies between the steps of a recipe, and the order that follows from them."""
 
 from schemas.kinds import KINDS
 from schemas.recipe.inputs import MODEL, Content
@@ -13,21 +13,21 @@ CONTENT_COLUMNS: dict[str, tuple[str, ...]] = {
     "rankings": ("prompt", "responses", "ranks"),
     "prompts": ("prompt",),
 }
-"""Content → the columns that each of its rows has. ``responses`` and ``ranks`` are lists of one length; the best
-response has the lowest rank, and equal ranks are a tie."""
+"""Content → required columns. ``responses`` and ``ranks`` are lists of equal length; the best response has the lowest
+rank, and equal ranks are a tie."""
 
 OPTIONAL_COLUMNS: dict[str, tuple[str, ...]] = {"preferences": ("margin",), "prompts": ("answer",)}
-"""Content → columns that its rows may have: the least gap in score that a pair should have (Llama 2), and the reference
-answer that a verifier is given."""
+"""Content → optional columns: the smallest gap in score that a pair should have (Llama 2), and the reference answer for
+a verifier."""
 
 BUILTIN_VERIFIERS = ("arithmetic", "arithmetic_long")
-"""Built-in rules that say whether a response is right; a recipe's own stand in its ``verifiers``."""
+"""Names of the built-in verifiers; a recipe's own are in its ``verifiers``."""
 
 
 def stage_reference(stage: Stage) -> str | None:
-    """What the stage measures its policy against: its ``reference``, or what its policy is or starts from.
+    """The stage that KL is measured against: ``reference``, or the field that it defaults to.
 
-    None: it measures its policy against nothing.
+    None: this kind of stage measures no KL.
     """
     stand_in = KINDS[stage.kind].reference_from
     if stand_in is None:
@@ -37,12 +37,12 @@ def stage_reference(stage: Stage) -> str | None:
 
 
 def dependencies(recipe: Recipe) -> dict[str, dict[str, str]]:
-    """Step → role → step whose artifact it reads; what is published is no dependency.
+    """Step → role → step whose artifact it reads; ``publish`` adds no dependency.
 
     Steps are the recipe's stages and the implicit ``model``, ``data.NAME`` and ``verifiers.NAME`` that they read. Roles
-    are the fields' names; term i of reward r that is a model, or one of the recipe's verifiers, has the role
-    ``reward.r.i``. A verifier is tried on each dataset that it judges (roles ``prompts.0``, ``prompts.1`` …), a
-    built-in one too where the dataset is not its own.
+    are names of fields; term i of reward r has the role ``reward.r.i`` if it is a model or one of the recipe's
+    verifiers. A verifier has a dry run on each dataset that it judges (roles ``prompts.0``, ``prompts.1`` …); a
+    built-in verifier only if the dataset is not from its own task.
     """
     stages = {name: _inputs(recipe, stage) for name, stage in recipe.stages.items()}
     read = {step for inputs in stages.values() for step in inputs.values()}
@@ -51,7 +51,7 @@ def dependencies(recipe: Recipe) -> dict[str, dict[str, str]]:
 
 
 def _verifier_steps(recipe: Recipe) -> dict[str, dict[str, str]]:
-    """The steps that try a verifier, each with the datasets that it is tried on."""
+    """The steps that import and try a verifier, each with the datasets of its dry run."""
     judged: dict[str, dict[str, None]] = {}
     for stage in recipe.stages.values():
         for name in verifiers_of(recipe, stage).values():
@@ -101,23 +101,23 @@ def verifiers_of(recipe: Recipe, stage: Stage) -> dict[str, str]:
 
 
 def reward_of(stage: Stage) -> str | None:
-    """The name of the reward that a stage scores responses with, if it does."""
+    """Name of the reward with which a stage scores responses; None: none."""
     judge = judge_of(stage)
     reward: str | None = getattr(stage, "reward", None) if judge is None else judge.reward
     return reward
 
 
 def judge_of(stage: Stage) -> Judge | None:
-    """Who says which of a stage's responses is good, if anybody does."""
+    """The judge of a stage; None: none."""
     judge: Judge | None = getattr(stage, "judge", None)
     return judge
 
 
 def ordered_steps(recipe: Recipe) -> list[str]:
-    """Every step after all that it reads; otherwise as the recipe lists them, ``model`` and data first.
+    """All steps, each after those that it reads; otherwise in the recipe's order, ``model`` and data first.
 
     Raises:
-        ValueError: stages wait for one another (a recipe that was loaded has no such ring).
+        ValueError: stages wait for one another (a loaded recipe has no such cycle).
     """
     waiting = {step: set(inputs.values()) for step, inputs in dependencies(recipe).items()}
     ordered: list[str] = []
@@ -133,10 +133,10 @@ def ordered_steps(recipe: Recipe) -> list[str]:
 
 
 def content_of(recipe: Recipe, data_name: str) -> Content:
-    """What a dataset holds: what its readers read it as. Demonstrations may be read for their prompts too.
+    """The content of a dataset, from the stages that read it. Demonstrations may also be read as prompts.
 
     Raises:
-        ValueError: no stage reads it, so nothing says what it holds.
+        ValueError: no stage reads it, so its content is unknown.
     """
     readings = [
         content

@@ -1,7 +1,7 @@
-"""A sweep: variants of one recipe (arms) over paired seeds, and the recipe of every run that follows from it.
+"""A sweep: variants of one recipe (arms) over paired seeds, and the recipes of its runs.
 
-All arms with the same seed draw the same random numbers in the stages that the seed reaches, so they are compared
-seed by seed. What no seed reaches has the same key in every run and is made once.
+All arms with the same seed use the same random numbers in the reseeded stages, so they are compared seed by seed. Steps
+that do not depend on a seed have the same key in every run and are computed once.
 """
 
 import contextlib
@@ -58,34 +58,34 @@ from schemas.records.stage_key import NOT_IN_KEY, canonical_json
 from schemas.steps import dependencies, judge_of, ordered_steps, reward_of
 
 NOT_COMPARED = NOT_IN_KEY - {"kind", "seed"}
-"""Fields of a stage that never change what it measures."""
+"""Fields of a stage that never change its metrics."""
 
 
 class Measure(Frozen):
-    """A headline metric of a stage, by which arms are compared."""
+    """A headline metric by which arms are compared."""
 
     stage: Name
-    """The stage that measures it."""
+    """The stage that reports it."""
     metric: str
-    """One of those that the stage measures (docs/metrics.md)."""
+    """A headline metric of the stage (docs/metrics.md)."""
     better: Literal["higher", "lower"] = "higher"
-    """Which side counts as better."""
+    """Whether higher or lower is better."""
 
     @property
     def name(self) -> str:
-        """What its column is called."""
+        """Name of its column."""
         return f"{self.stage}.{self.metric}"
 
 
 class Published(Frozen):
-    """What a paper reports of the same arms, printed beside what is measured here."""
+    """A paper's numbers for the same arms, printed next to the results."""
 
     source: str
     """The paper and its table."""
     unit: str
-    """What its numbers are."""
+    """Unit of its numbers."""
     values: dict[Name, Number]
-    """Arm → the paper's number; an arm that the paper does not have is left out."""
+    """Arm → the paper's number, for the arms in the paper."""
 
 
 class Sweep(Frozen):
@@ -94,13 +94,13 @@ class Sweep(Frozen):
     sweep: Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]{0,62}$")]
     """The sweep's own name."""
     recipe: str
-    """A file (from the sweep's folder on), or a built-in recipe's name."""
+    """A file (relative to the sweep's folder), or a built-in recipe's name."""
     set: dict[str, Any] = Field(default_factory=dict)
-    """Overrides laid over every arm, after its own."""
+    """Overrides for every arm, applied after its own."""
     seeds: Annotated[tuple[Seed, ...], Field(min_length=1, max_length=MAX_SEEDS)]
-    """One run of every arm for each."""
+    """Seeds; every arm runs once with each."""
     reseeds: Annotated[tuple[Name, ...], Field(min_length=1, max_length=MAX_NAMED)]
-    """Stages that take the sweep's seed; all others keep the recipe's."""
+    """Stages that use the sweep's seed; all others keep the recipe's."""
     baseline: Name
     """The arm that the others are compared with."""
     measure: Annotated[tuple[Measure, ...], Field(min_length=1, max_length=MAX_NAMED)]
@@ -108,7 +108,7 @@ class Sweep(Frozen):
     arms: Annotated[dict[Name, dict[str, Any]], Field(min_length=2, max_length=MAX_NAMED)]
     """Arm → its overrides: dotted key → value."""
     published: Published | None = None
-    """A paper's numbers of the same arms."""
+    """A paper's numbers for the same arms."""
 
     @field_validator("measure", mode="before")
     @classmethod
@@ -135,14 +135,14 @@ class Cell(Generic[R]):
 
 @dataclass(frozen=True)
 class SweepPlan(Generic[R]):
-    """A sweep whose every run is known to load."""
+    """A loaded sweep with the recipe of every arm."""
 
     sweep: Sweep
     recipes: dict[str, R]
-    """Arm → its recipe, cut down to what the measured stages need; it publishes nothing."""
+    """Arm → its recipe, reduced to the steps that the measured stages need; it publishes nothing."""
 
     def cells(self) -> list[Cell[R]]:
-        """Every run, all arms of a seed before the next seed, so that an unfinished sweep has whole pairs."""
+        """All runs, ordered by seed, so that an unfinished sweep has complete pairs."""
         return [
             Cell(arm, seed, _reseeded(recipe, self.sweep.reseeds, seed))
             for seed in self.sweep.seeds
@@ -151,7 +151,7 @@ class SweepPlan(Generic[R]):
 
     @property
     def digest(self) -> str:
-        """sha256 of all that is compared: the runs, the baseline and the measures."""
+        """sha256 of the runs, the baseline and the measures."""
         told = self.sweep.model_dump(mode="json", include={"seeds", "reseeds", "baseline", "measure"})
         told["recipes"] = {arm: recipe.model_dump(mode="json") for arm, recipe in self.recipes.items()}
         return hashlib.sha256(canonical_json(told).encode()).hexdigest()
@@ -164,14 +164,14 @@ def load_sweep(
     arms: Sequence[str] | None = None,
     seeds: Sequence[str] | None = None,
 ) -> SweepPlan:
-    """Load a sweep's file (or a built-in one by its bare name) and the recipe of every arm.
+    """Load a sweep's file (or a built-in one by its name) and the recipe of every arm.
 
     Args:
-        overrides: ``KEY=VALUE``, laid over every arm like the sweep's ``set``, and after it.
-        arms, seeds: take these of the sweep's alone; None: all.
+        overrides: ``KEY=VALUE``, applied to every arm after the sweep's ``set``.
+        arms, seeds: use only these of the sweep; None: all.
 
     Raises:
-        RecipeError: with every problem that was found, each with its line, arm or override.
+        RecipeError: all problems that were found, each with its line, arm or override.
     """
     file = find_recipe(source)
     sweep_file = _SweepFile(str(source), file.parent, read_document(file, str(source)))
@@ -198,7 +198,7 @@ def load_sweep(
 
 
 def with_downstream(recipe: Recipe, reseeds: Iterable[str]) -> set[str]:
-    """Steps whose artifact differs from seed to seed: those that are reseeded, and all that read one of these."""
+    """The given steps and all steps that depend on one of them, directly or not."""
     inputs, found = dependencies(recipe), set(reseeds)
     for step in ordered_steps(recipe):
         if found & set(inputs[step].values()):
@@ -211,14 +211,14 @@ def with_downstream(recipe: Recipe, reseeds: Iterable[str]) -> set[str]:
 
 @dataclass(frozen=True)
 class _SweepFile:
-    """Where problems are found: the sweep's file and its lines."""
+    """The sweep's file and its lines, to locate problems."""
 
     source: str
     folder: File
     reading: plain_yaml.Document
 
     def raise_problems(self, problems: Iterable[Problem]) -> None:
-        """Raise RecipeError where there are problems, those of the file with their lines."""
+        """Raise RecipeError if there are problems; those of the file get their lines."""
         located = [self.locate(problem) for problem in problems]
         if located:
             raise RecipeError(
@@ -226,7 +226,7 @@ class _SweepFile:
             )
 
     def locate(self, problem: Problem) -> Problem:
-        """The problem with the line of the sweep's file, unless it comes from somewhere else."""
+        """The problem with its line in the sweep's file, unless it has another source."""
         if problem.source:
             return problem
         lines, path = self.reading.lines, problem.path
@@ -236,10 +236,10 @@ class _SweepFile:
 
 
 def _validate(sweep_file: _SweepFile) -> tuple[Sweep | None, list[Problem]]:
-    """The sweep, where each of its fields is one by itself, or what is wrong with them.
+    """The sweep and the problems of its fields; None if there are any.
 
     Raises:
-        RecipeError: it is no sweep at all.
+        RecipeError: it is not a sweep.
     """
     plain, problems = sweep_file.reading.value, list(sweep_file.reading.problems)
     if not isinstance(plain, dict):
@@ -258,7 +258,7 @@ def _validate(sweep_file: _SweepFile) -> tuple[Sweep | None, list[Problem]]:
 def _load_arms(
     sweep: Draft, overrides: Sequence[str], sweep_file: _SweepFile
 ) -> tuple[dict[str, Recipe], list[Problem]]:
-    """Arm → its recipe, where it has one; the problems of the recipe itself, and those that an arm adds to them."""
+    """Arm → its recipe, for the arms that load; problems of the shared recipe, then further problems of arms."""
     if sweep.recipe is None:
         return {}, []
     try:
@@ -300,7 +300,7 @@ def _in_sweep_file(
     """A recipe's problem at the place in the sweep's file that causes it (``texts``: override → where it stands)."""
     paths = {f"--set {text}": path for text, path in texts.items() if path}
     path = paths.get(problem.source) or (("arms", arm) if arm and problem.source == recipe else ())
-    if path:  # the field that the message is about need not be the one that was overridden
+    if path:  # the message may be about another field than the overridden one
         said = problem.field if problem.field and problem.field != path[-1] else ""
         message = ": ".join(filter(None, [said, problem.message]))
         return Problem(path, message, problem.remedy)
@@ -308,16 +308,16 @@ def _in_sweep_file(
 
 
 def _as_override(key: str, value: Any, folder: File) -> str:
-    """``KEY=VALUE``; a path to a source starts at the sweep's folder."""
+    """``KEY=VALUE``; the path of a source is relative to the sweep's folder."""
     if key.endswith(".source") and isinstance(value, str):
-        with contextlib.suppress(UnresolvablePath):  # the recipe's loader says so
+        with contextlib.suppress(UnresolvablePath):  # the recipe's loader reports it
             file = absolute(value, folder)
             value = str(file) if mode_of(file) else value
     return f"{key}={json.dumps(value, ensure_ascii=False)}"
 
 
 def _recipe_problems(sweep: Draft, recipes: dict[str, Recipe]) -> Iterator[Problem]:
-    """Whether the sweep's stages and metrics are those of the recipes (of the arms that load)."""
+    """Stages and metrics of the sweep that the recipes (of the arms that load) do not have."""
     if not recipes:
         return
     known = next(iter(recipes.values())).stages
@@ -363,7 +363,7 @@ def _kind_of_judge(stage: Stage) -> str | None:
 
 
 def _restricted_to(recipe: Recipe, measured: Iterable[str]) -> Recipe:
-    """The recipe without what none of these stages depends on; a sweep publishes nothing."""
+    """The recipe reduced to these stages and all that they depend on; a sweep publishes nothing."""
     inputs, needed = dependencies(recipe), set(measured)
     for step in reversed(ordered_steps(recipe)):
         if step in needed:
@@ -381,7 +381,7 @@ def _restricted_to(recipe: Recipe, measured: Iterable[str]) -> Recipe:
 
 
 def _equal_arms(recipes: dict[str, Recipe]) -> Iterator[Problem]:
-    """Arms that would measure what another arm measures."""
+    """Arms with the same measured stages as another arm."""
     first: dict[str, str] = {}
     for arm, recipe in recipes.items():
         content = recipe.model_dump(mode="json")
@@ -396,7 +396,7 @@ def _equal_arms(recipes: dict[str, Recipe]) -> Iterator[Problem]:
 
 
 def _reseeded(recipe: R, reseeds: Iterable[str], seed: int) -> R:
-    """The recipe with the seed in the named stages that it has."""
+    """The recipe with the seed set in the named stages."""
     stages = {
         name: stage.model_copy(update={"seed": seed}) if name in reseeds else stage
         for name, stage in recipe.stages.items()

@@ -1,8 +1,8 @@
-"""What rows of text must be like to train on: pandera schemas, and a row-level report of what is not.
+"""Rules for rows of training data: pandera schemas, and a report of the dropped rows.
 
-A table is read in Arrow batches, so that memory holds one batch and a 16-byte hash for each row kept. The rules
-are Arrow masks, because a mask says which rows to drop; pandera holds the same rules as checks, and every batch
-that leaves ``usable`` has passed them.
+A table is read in Arrow batches, so that memory holds one batch and a 16-byte hash for each kept row. The rules are
+Arrow masks, because a mask says which rows to drop. The pandera schemas check the same rules, and every batch from
+``usable_rows`` has passed them.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from pandera.api.pyarrow.types import PyArrowData
 from schemas.steps import CONTENT_COLUMNS, OPTIONAL_COLUMNS
 
 Mask: TypeAlias = Any
-"""``pyarrow.ChunkedArray`` of booleans, one for each row, True where the row breaks a rule."""
+"""``pyarrow.ChunkedArray`` of booleans, one a row, True if the row breaks a rule."""
 
 _OPTIONAL = {content: ("split", *OPTIONAL_COLUMNS.get(content, ())) for content in CONTENT_COLUMNS}
 
@@ -33,40 +33,40 @@ COLUMN_TYPES: dict[str, pa.DataType] = {
 
 SPLITS = ("train", "validation", "test")
 REPEATED = "repeats an earlier row"
-"""The reason given for a row that equals one before it in all the columns that tell rows apart."""
+"""Reason for a row that equals an earlier one in all required columns."""
 FAULT = "fault"
-"""A column that a batch may have besides: null, or why the row could not be read, with which it is counted."""
+"""An optional column of batches: null, or the reason why the row could not be read."""
 FAULT_TYPE = pa.struct([("reason", pa.string()), ("shown", pa.string())])
 SLICE_ROWS = 10_000
-"""Rows looked at together: what bounds memory."""
+"""Rows checked together; bounds memory."""
 SHOWN_ROWS = 10
 _SHOWN_CHARACTERS = 60
 
 
 class UnusableTable(ValueError):
-    """A table of which no row can be used: columns missing, of another type, or no rows at all."""
+    """A table without a usable row: columns are missing or of another type, or there are no valid rows."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One thing that may be wrong with a row."""
+    """A rule that every row must satisfy."""
 
     reason: str
-    """``prompt is empty``: the count's name in a report."""
+    """What is wrong with a row that breaks it, for example ``prompt is empty``."""
     column: str
     broken: Callable[[pa.Table], Mask]
 
 
 @dataclass(frozen=True)
 class BadRow:
-    """A row that is left out."""
+    """A dropped row."""
 
     row: int
-    """From 0, in the order of the input."""
+    """Its index in the input, from 0."""
     column: str
     reason: str
     value: str
-    """The first characters of what stands in the column."""
+    """The first characters of the column's value."""
 
     def __str__(self) -> str:
         return f"row {self.row}: {self.reason}: {self.value}"
@@ -74,7 +74,7 @@ class BadRow:
 
 @dataclass(frozen=True)
 class Report:
-    """What was found in a table. A row that breaks several rules is counted under the first."""
+    """Numbers of rows and dropped rows. A row that breaks several rules is counted under the first."""
 
     content: str
     num_rows: int = 0
@@ -85,17 +85,17 @@ class Report:
 
     @property
     def num_dropped(self) -> int:
-        """Rows that cannot be used."""
+        """Number of dropped rows."""
         return sum(self.dropped.values())
 
     @property
     def num_repeated(self) -> int:
-        """Those of them that could be used, but for an equal row before them."""
+        """Number of rows dropped because they repeat an earlier one."""
         return self.dropped.get(REPEATED, 0)
 
     @property
     def dropped_share(self) -> float:
-        """The same as a share of all rows."""
+        """Share of dropped rows."""
         return self.num_dropped / self.num_rows
 
     def __str__(self) -> str:
@@ -109,7 +109,7 @@ class Report:
 
 
 def rules(content: str) -> tuple[Rule, ...]:
-    """What every row must keep, in the order in which reasons are given; repeats are looked for after these."""
+    """The rules for rows, in the order in which they are checked; repeats are checked afterwards."""
     texts = [column for column in CONTENT_COLUMNS[content] if COLUMN_TYPES[column] == pa.string()]
     found = [Rule(f"{column} is missing", column, _null(column)) for column in texts]
     found += [Rule(f"{column} is empty", column, _empty(column)) for column in texts]
@@ -155,7 +155,7 @@ def _equal(one: str, other: str) -> Callable[[pa.Table], Mask]:
 
 
 def _bad_margin(table: pa.Table) -> Mask:
-    """A margin that is missing is none, which is fine."""
+    """A missing margin is valid."""
     if "margin" not in table.column_names:
         return _no_row(table)
     margin = table["margin"]
@@ -182,10 +182,10 @@ def _equal_ranks(table: pa.Table) -> Mask:
 
 
 def _two_ranks(table: pa.Table) -> Mask:
-    """The same text, ranked before itself; twice on one rank it is a tie, as samples of a policy may be."""
+    """One text with two ranks. The same text twice with one rank is a tie, as samples of a policy may be."""
     broken = []
     for texts, ranks in zip(table["responses"].to_pylist(), table["ranks"].to_pylist(), strict=True):
-        ranked = set(zip(texts or (), ranks or (), strict=False))  # unequal numbers are another rule's
+        ranked = set(zip(texts or (), ranks or (), strict=False))  # another rule checks the lengths
         broken.append(len(ranked) > len({text for text, _ in ranked}))
     return _mask(broken)
 
@@ -227,14 +227,14 @@ def _mask(broken: list[bool]) -> Mask:
 
 
 def _columns(content: str) -> tuple[str, ...]:
-    """Every column that is looked at."""
+    """All required and optional columns."""
     return (*CONTENT_COLUMNS[content], *_OPTIONAL.get(content, ()))
 
 
 def _schema(content: str) -> pandera.DataFrameSchema:
     may_lack = _OPTIONAL.get(content, ())
     columns = {
-        # A margin or an answer may be missing in some rows, as its whole column may
+        # A margin or an answer may be missing in some rows, or its whole column may be
         column: pandera.Column(
             COLUMN_TYPES[column],
             required=column not in may_lack,
@@ -255,7 +255,7 @@ def _passes(rule: Rule) -> Callable[[PyArrowData], Mask]:
 
 
 SCHEMAS: dict[str, pandera.DataFrameSchema] = {content: _schema(content) for content in CONTENT_COLUMNS}
-"""Content → pandera schema. It does not look for repeats: those may lie in different batches."""
+"""Content → pandera schema. It does not check repeats, which may be in different batches."""
 
 
 # -- separating what can be used
@@ -264,19 +264,16 @@ SCHEMAS: dict[str, pandera.DataFrameSchema] = {content: _schema(content) for con
 def usable_rows(
     batches: Iterable[pa.RecordBatch | pa.Table], *, content: str, allow_repeats: bool = False
 ) -> tuple[Iterator[pa.RecordBatch], Callable[[], Report]]:
-    """The rows that can be used, batch by batch, and a function that gives the report once all were taken.
+    """The usable rows, batch by batch, and a function that returns the report after the last batch.
 
     Args:
-        batches: Columns as in ``CONTENT_COLUMNS``, optionally ``split`` and, of preferences, ``margin``, of prompts,
-            ``answer``, and ``fault``, which is dropped with its rows;
-            other columns pass through.
-        content: What the rows are.
-        allow_repeats: Keep rows that are equal in all the columns that tell them apart; otherwise the first of them is kept.
-            Rollouts may always repeat: two samples of one prompt can be the same.
+        batches: Columns as in ``CONTENT_COLUMNS``; optional are ``split``, ``margin`` (preferences), ``answer``
+            (prompts) and ``fault``, which is removed. Other columns are kept.
+        content: Content of the rows.
+        allow_repeats: Keep rows that are equal in all required columns; otherwise only the first of them is kept.
 
     Raises:
-        UnusableTable: from the iterator: a column is missing or of another type, there is no row, or none can
-            be used.
+        UnusableTable: from the iterator: a column is missing or of another type, or there is no usable row.
     """
     tally = _tally(content, allow_repeats)
     return _kept(batches, tally), tally.report
@@ -307,7 +304,7 @@ def _kept(batches: Iterable[pa.RecordBatch | pa.Table], tally: "_Tally") -> Iter
 
 @dataclass
 class _Tally:
-    """What was counted so far; the one thing here that changes."""
+    """Counts so far; mutable."""
 
     content: str
     seen: set[bytes] | None
@@ -346,7 +343,7 @@ class _Tally:
 
     def _is_repeat(self, values: list[str | list[Any]]) -> bool:
         assert self.seen is not None
-        # No text holds a NUL, and a row has as many ranks as responses, so no two rows join to the same.
+        # No text holds a NUL, and a row has as many ranks as responses, so different rows give different texts.
         parts = [str(part) for value in values for part in (value if isinstance(value, list) else [value])]
         digest = hashlib.blake2b("\0".join(parts).encode(), digest_size=16).digest()
         if digest in self.seen:
@@ -366,7 +363,7 @@ def _shown(value: Any) -> str:
 
 
 def _typed(batch: pa.RecordBatch | pa.Table, content: str) -> pa.Table:
-    """The batch with its columns in the schema's types; files hold large and dictionary-encoded strings too."""
+    """The batch with columns cast to the schema's types; files may have large and dictionary-encoded strings."""
     table = batch if isinstance(batch, pa.Table) else pa.Table.from_batches([batch])
     may_lack = (*table.column_names, *_OPTIONAL.get(content, ()))
     missing = [name for name in _columns(content) if name not in may_lack]

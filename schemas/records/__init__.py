@@ -1,1 +1,1 @@
-"""What stages, runs and gates leave behind: artifacts, metrics, verdicts, keys."""
+"""Records of stages, runs and gates: artifacts, metrics, verdicts, keys."""

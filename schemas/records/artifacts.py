@@ -1,4 +1,4 @@
-"""What crosses a stage boundary: one frozen type per role."""
+"""Artifacts, the inputs and outputs of stages: one frozen type per kind."""
 
 from typing import Annotated, Literal
 
@@ -13,22 +13,22 @@ Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 class StoredArtifact(Frozen):
-    """What every artifact holds: where it lies, what it is made of, and from what."""
+    """Fields of every artifact: its location, content and inputs."""
 
     uri: str
     """The object's folder, relative to the store (``objects/<digest>``)."""
     digest: Digest
     """Content digest: sha256 of the object's manifest, which lists every file with size and sha256."""
     files_digest: Digest | None = None
-    """sha256 of the part of the manifest that leaves ``metrics.json`` out: equal where two artifacts hold the same model
-    or rows, whatever was measured of them. None: an earlier version did not say."""
+    """sha256 of the manifest without ``metrics.json``: equal if two artifacts hold the same model or rows, whatever
+    their metrics. None: written by an earlier version."""
     stage_key: Digest
     parents: dict[str, Digest]
     """Role (``init``, ``data``, ``reward.main.0`` …) → content digest of the input."""
     metrics: dict[str, float | None] = Field(default_factory=dict)
     """Headline metrics; None is a metric that is undefined for this stage's data."""
     uncertainty: dict[str, Uncertainty] = Field(default_factory=dict)
-    """Metric → how sure it is, of those that are estimates over held-out prompts."""
+    """Metric → its uncertainty, for the estimates over held-out prompts."""
 
 
 def is_same(one: StoredArtifact, other: StoredArtifact) -> bool:
@@ -65,13 +65,13 @@ class ValueModel(StoredArtifact):
 
 
 class VerifierArtifact(StoredArtifact):
-    """A rule that says whether a response is right: its configuration and, where it is a user's own, their file."""
+    """A rule that decides whether a response is right: its configuration and, if it is a user's own, its file."""
 
     kind: Literal["verifier"] = "verifier"
 
 
 class Evaluation(StoredArtifact):
-    """Samples of candidate and baseline with their judgements."""
+    """Responses of candidate and baseline with their judgements."""
 
     kind: Literal["evaluation"] = "evaluation"
 

@@ -1,4 +1,4 @@
-"""One attempt at a step as plain data: what is asked of it, and how it ended. JSON on both sides."""
+"""One attempt at a step as plain data: the request and the outcome, both JSON."""
 
 from pathlib import Path
 from typing import Any, Literal
@@ -28,7 +28,7 @@ class Failure(Frozen):
 
 
 class Share(Frozen):
-    """What one attempt may use of its machine while it computes."""
+    """The CPUs and GPUs of the machine that one attempt may use."""
 
     cpus: int
     gpus: tuple[str, ...] = ()
@@ -36,14 +36,14 @@ class Share(Frozen):
 
 
 class AttemptRequest(Frozen):
-    """One attempt at a step: everything that ``run_attempt`` has to know, on whatever machine it runs."""
+    """One attempt at a step: all inputs of ``run_attempt``, which may run on another machine."""
 
     run_id: str
     step: str
     """The stage's name in the recipe, or ``model`` / ``data.NAME`` / ``verifiers.NAME`` of an implicit step."""
     stage_key: Digest
     key_parts: dict[str, Any]
-    """What the stage key is the sha256 of."""
+    """The value whose sha256 is the stage key."""
     work: AnyWork
     generation: Generation
     chat: bool | None = None
@@ -53,55 +53,55 @@ class AttemptRequest(Frozen):
     inputs: dict[str, Artifact] = Field(default_factory=dict)
     """Role → artifact that the step reads."""
     storage: str
-    """Where artifacts lie, as ``storage.storage.open_storage`` takes it."""
+    """Address of the storage, for ``storage.storage.open_storage``."""
     share: Share | None = None
-    """None: all of the machine."""
+    """None: the whole machine."""
     only_reuse: bool = False
-    """Compute nothing: an artifact that is not in the storage ends the attempt as ``absent``."""
+    """Compute nothing: if the artifact is not in the storage, the attempt ends as ``absent``."""
     microbatch_size: int | None = None
-    """In place of the work's own, after memory ran out; None: as the work says."""
+    """Overrides that of the work after memory ran out; None: the work's."""
     hang_seconds: float | None = None
-    """Without a progress report, after which the computation is killed; None: never."""
+    """Seconds without a progress report after which the computation is killed; None: never."""
     made_with: dict[str, str] = Field(default_factory=dict)
-    """Provenance of the newest attempt before, to say what has changed where this one goes on from its checkpoint."""
+    """Provenance of the previous attempt, to record what has changed if this one resumes from its checkpoint."""
     log: Path
-    """Receives everything that the computation prints, appended."""
+    """File to which everything that the computation prints is appended."""
     function: str = RUN_STAGE
     """Dotted name of the function ``StageJob -> StageResult`` that computes."""
 
 
 class AttemptBegun(Frozen):
-    """A computation begins."""
+    """The start of a computation."""
 
     attempt: int
-    """Its number among all attempts at the stage key, from 1."""
+    """Its number among all attempts at the stage key, starting at 1."""
     provenance: dict[str, str]
     scratch: Path
-    """Where its progress and its metric journal grow."""
+    """Folder of its progress and its metric journal."""
 
 
 class AttemptOutcome(Frozen):
     """How an attempt ended."""
 
     status: Literal["made", "reused", "absent", "stopped", "failed"]
-    """``absent``: nothing was to be computed and the storage has no intact artifact. ``stopped``: a stop was requested
-    before anything began."""
+    """``absent``: ``only_reuse``, and the storage has no intact artifact. ``stopped``: a stop was requested before the
+    computation started."""
     attempt: int | None = None
-    """Of a computation: its number. Of a reused artifact: the number of the attempt that made it."""
+    """Number of the computation, or of the attempt that made a reused artifact."""
     artifact: Artifact | None = None
     provenance: dict[str, str] = Field(default_factory=dict)
-    """What the artifact was made with, or the failed computation was."""
+    """Provenance of the artifact, or of the failed computation."""
     made_by: str | None = None
     """The run that made the artifact."""
     unreported: bool = False
-    """The artifact was made by an earlier attempt of this run whose journal still lies in scratch: that run was killed
-    before the ledger had everything."""
+    """An earlier attempt of this run made the artifact, and its journal is still in scratch: the process was killed
+    before everything was recorded in the ledger."""
     samples: tuple[dict[str, Any], ...] = ()
-    """A few texts to show a person; of a reused artifact only where they still lie in scratch."""
+    """A few texts to show; for a reused artifact only if they are still in scratch."""
     dropped: dict[str, int] = Field(default_factory=dict)
-    """Of a dataset: why rows were dropped → how many."""
+    """For a dataset: reason why rows were dropped → number of rows."""
     committed_step: int = 0
-    """Of a failed computation: the step of the checkpoint that another attempt goes on from; 0: it begins anew."""
+    """For a failed computation: step of the checkpoint from which the next attempt resumes; 0: there is none."""
     failure: Failure | None = None
     seconds: float = 0.0
     """Wall time."""

@@ -1,4 +1,4 @@
-"""What a stage is handed, and what it hands back: JSON on both sides of a process boundary."""
+"""Input and output of a stage process, both JSON."""
 
 from pathlib import Path
 from typing import Annotated, Any, Generic
@@ -17,7 +17,7 @@ _WORK: TypeAdapter[Work] = TypeAdapter(AnyWork)
 
 
 def _as_its_kind(work: Any) -> Work:
-    """What is read from JSON becomes the class of its kind, with nothing left open."""
+    """Parse work as the resolved class of its kind."""
     return _WORK.validate_python(work)
 
 
@@ -38,30 +38,30 @@ class StageJob(Frozen, Generic[W]):
     chat: bool | None = None
     """The recipe's ``model.chat``."""
     rewards: dict[str, Reward] = Field(default_factory=dict)
-    """The reward (by the recipe's name) that the stage reads, if it reads one."""
+    """Name in the recipe → reward, for the reward that the stage uses, if any."""
     inputs: dict[str, Path] = Field(default_factory=dict)
-    """Role → folder of the input's files. Roles are the fields' names (``init``, ``data``, ``prompts`` …), among them
-    ``judge`` and ``positive_verifier`` where one of the recipe's verifiers is named there; term i of reward r that is a
-    model or one of those has the role ``reward.r.i``."""
+    """Role → folder of the input's files. Roles are names of fields (``init``, ``data``, ``prompts`` …); ``judge`` and
+    ``positive_verifier`` if they name one of the recipe's verifiers; and ``reward.r.i`` for term i of reward r, if it
+    is a model or one of the recipe's verifiers."""
     max_dropped: dict[str, float] = Field(default_factory=dict)
-    """Role of a dataset of the recipe → the share of its rows that may be unusable: ``data.NAME.max_dropped``."""
+    """Role of a dataset of the recipe → largest share of unusable rows (``data.NAME.max_dropped``)."""
     source_sha256: str | None = None
-    """Of an implicit step: the digest in its key of what it reads from outside; None: of built-in content, or unknown."""
+    """For an implicit step: sha256 of its source, as in its stage key; None: built-in content, or unknown."""
     scratch: Path
-    """Outlives the attempt: in-stage checkpoints, metric journal, progress. One folder for one stage key."""
+    """Folder of in-stage checkpoints, metric journal and progress, shared by all attempts at the stage key."""
     output: Path
     """An empty folder that the stage fills with the artifact's files."""
     threads: int | None = None
-    """CPU threads of torch; None: as many as it finds."""
+    """CPU threads of torch; None: torch's default."""
 
 
 class StageResult(Frozen):
-    """What a stage measured; its files lie in ``job.output``."""
+    """The metrics of a stage; its files are in ``job.output``."""
 
     metrics: dict[str, float | None]
-    """Headline metrics, from which gates are judged. Deterministic: no times, no speeds."""
+    """Headline metrics, which gates check. Deterministic: no times, no speeds."""
     uncertainty: dict[str, Uncertainty] = Field(default_factory=dict)
-    """Metric → how sure it is: exactly those of ``schemas.records.uncertainty.estimated_metric_names``."""
+    """Metric → its uncertainty, for exactly the names in ``schemas.records.metrics.estimated_metric_names``."""
     tokenizer_digest: str | None = None
     samples: tuple[dict[str, Any], ...] = ()
-    """A few before/after texts to show a person."""
+    """A few before/after texts to show."""

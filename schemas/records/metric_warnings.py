@@ -1,7 +1,6 @@
-"""What a person is told of a stage beside its gates: the data that it left out, and numbers that are never what is wanted.
+"""Warnings about a stage's headline metrics, and a summary of the data that it dropped.
 
-Both follow from headline metrics alone, so an artifact that is reused is told of in the same words. All thresholds
-stand in ``RULES``.
+Both depend on headline metrics alone, so a reused artifact gives the same texts. All thresholds are in ``RULES``.
 """
 
 from collections.abc import Mapping
@@ -12,20 +11,20 @@ Metrics = Mapping[str, float | None]
 
 @dataclass(frozen=True)
 class Rule:
-    """A headline metric, or a share of one in another, that is warned of beyond a bound."""
+    """A warning for a headline metric, or for its share of another metric, beyond a bound."""
 
     metric: str
     text: str
-    """What it means and what can be done; ``{value}`` is the share in per cent."""
+    """What it means and what to do; ``{value}`` is the share in per cent."""
     above: float | None = None
     at_most: float | None = None
     of: str | None = None
-    """The metric that it is a share of; None: it is one, or a number of its own."""
+    """The metric to divide by; None: the metric is used as it is."""
     less: str | None = None
-    """A metric that is taken off before the share is."""
+    """A metric that is subtracted before the division."""
 
     def broken_by(self, metrics: Metrics) -> str | None:
-        """The warning, if the metrics call for it; None also where one of them was not measured, or is undefined."""
+        """The warning if the metrics exceed the bound; None also if one of them is missing or undefined."""
         names = [name for name in (self.metric, self.less, self.of) if name is not None]
         if any(metrics.get(name) is None for name in names):
             return None
@@ -88,16 +87,16 @@ RULES: tuple[Rule, ...] = (
 
 
 def warnings_of(metrics: Metrics) -> tuple[str, ...]:
-    """The warnings that a stage's headline metrics call for."""
+    """The warnings for a stage's headline metrics."""
     return tuple(text for rule in RULES if (text := rule.broken_by(metrics)) is not None)
 
 
 def dropped_summary(metrics: Metrics, reasons: Mapping[str, int] | None = None) -> str | None:
-    """In one line what of its data a stage left out or cut; None where that is nothing.
+    """One line with the data that a stage dropped or truncated; None if there is none.
 
     Args:
         metrics: the stage's headline metrics.
-        reasons: of prepared data: why rows were dropped → how many.
+        reasons: for prepared data: reason why rows were dropped → number of rows.
     """
     parts = []
     if dropped := metrics.get("dropped_rows"):

@@ -1,6 +1,6 @@
-"""Every number that a stage reports: its name, its unit and what exactly it is. Which kind reports it: ``schemas.kinds``.
+"""The table of metrics: name, unit and definition. ``schemas.kinds`` has the metrics of each kind of stage.
 
-``docs/metrics.md`` is this table, printed by ``schemas.records.metrics_page``.
+``schemas.records.metrics_page`` prints this table as ``docs/metrics.md``.
 """
 
 from dataclasses import dataclass
@@ -11,18 +11,18 @@ from schemas.kinds import KINDS
 
 @dataclass(frozen=True)
 class Metric:
-    """One number that one or several stages report."""
+    """A number that stages report."""
 
     name: str
     unit: str
     """``1`` for a plain number, a share or a probability; ``reward`` is the unit of the recipe's reward."""
     meaning: str
     judge: Literal["verifier", "reward"] | None = None
-    """An evaluation reports it only with this kind of judge; None: with either."""
+    """An evaluation reports it only with this kind of judge; None: with both."""
 
 
 def _of_judge(name: str, unit: str, meaning: str, judge: Literal["verifier", "reward"]) -> tuple[Metric, ...]:
-    """What an evaluation says of both models in the words of its judge."""
+    """Metrics of an evaluation that are named by its kind of judge."""
     gain_error = f"Standard error of {name}_gain over prompts; undefined for a single prompt."
     meanings = {
         name: f"{meaning}, of the candidate.",
@@ -43,14 +43,14 @@ METRICS: tuple[Metric, ...] = (
     Metric("source_rows", "rows", "Rows that the source has."),
     Metric(
         "dropped_rows", "rows",
-        "Rows left out, as unusable or because they repeat an earlier one; report.json of the dataset has the reasons "
-        "and the first rows.",
+        "Rows dropped because they are unusable or repeat an earlier one; report.json of the dataset has the reasons and "
+        "the first rows.",
     ),
-    Metric("repeated_rows", "rows", "Those of them that repeat an earlier row, of which one is enough."),
+    Metric("repeated_rows", "rows", "Dropped rows that repeat an earlier row."),
     Metric(
         "unused_rows", "rows",
-        "Usable rows beyond the number that the recipe asks for: of a held-out side, where they may not be trained on "
-        "either, or of training (rows).",
+        "Usable rows beyond the number that the recipe asks for, in training (rows) or in a held-out split; the latter "
+        "are not trained on either.",
     ),
     Metric(
         "tied_share", "1",
@@ -64,7 +64,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("mean_rejected_length", "tokens", "The same of the rejected ones."),
     # -- every training stage
     Metric("learning_rate", "1", "Learning rate of the last optimiser step."),
-    Metric("tokens_per_second", "tokens/s", "Tokens of prompts and responses worked through per second."),
+    Metric("tokens_per_second", "tokens/s", "Tokens of prompts and responses processed per second."),
     Metric(
         "grad_norm", "1",
         "L2 norm of the whole gradient before clipping, at the last optimiser step; best_of_n: the mean over the "
@@ -79,20 +79,20 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric(
         "prompts_too_long", "rows",
-        "Rows left out because their prompt exceeds generation.max_prompt_tokens, of all splits that the stage reads "
-        "(value_pretraining: of training; evaluation: of test). More than the dataset's max_dropped are refused.",
+        "Rows dropped because their prompt exceeds generation.max_prompt_tokens, in all splits that the stage reads "
+        "(value_pretraining: training; evaluation: test). A share above the dataset's max_dropped is refused.",
     ),
     Metric("prompts_too_long_share", "1", "The same as a share of the rows."),
     Metric(
         "responses_cut", "responses",
-        "Responses of the data that were cut off at generation.max_response_tokens, so that nothing says where they "
-        "end; of all splits.",
+        "Responses of the data truncated at generation.max_response_tokens, so that the model is not shown where they "
+        "end; in all splits.",
     ),
     Metric("responses_cut_share", "1", "The same as a share of the responses."),
     Metric(
         "rows_alike_after_cut", "rows",
-        "Pairs left out because both sides are the same tokens, mostly after a cut, and rankings with such responses, "
-        "of which only the best-ranked is compared; of all splits. They count for max_dropped.",
+        "Pairs dropped because both sides are the same tokens, mostly after truncation, and rankings with such "
+        "responses, of which only the best-ranked is compared; in all splits. They count for max_dropped.",
     ),
     Metric(
         "unknown_token_share", "1",
@@ -101,7 +101,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric(
         "single_byte_share", "1",
-        "Share of the same tokens that are single bytes (<0x41>), into which a tokenizer breaks what it has no "
+        "Share of the same tokens that are single bytes (<0x41>), which a tokenizer uses for text that it has no "
         "pieces for.",
     ),
     # -- sft
@@ -153,26 +153,26 @@ METRICS: tuple[Metric, ...] = (
     # -- critic
     Metric(
         "value_loss", "reward²",
-        "½ · mean over valid tokens of (value − target)², clipped where the recipe says so; of the iteration's "
-        "last minibatch, or in policy_optimization the mean over its minibatches.",
+        "½ · mean over valid tokens of (value − target)², clipped if the recipe says so; of the iteration's last "
+        "minibatch; in policy_optimization the mean over its minibatches.",
     ),
     Metric(
         "explained_variance", "1",
-        "1 − Var(G − V)/Var(G) over all valid tokens at once, against Monte-Carlo returns G. value_pretraining: "
-        "on responses to test prompts, of the critic that is kept; policy_optimization: on the rollout, before it is trained "
-        "on; what was cut off ends there, also under bootstrap_truncated. "
-        "1 is a perfect critic, 0 a constant; undefined where returns do not vary.",
+        "1 − Var(G − V)/Var(G) over all valid tokens at once, with Monte-Carlo returns G. value_pretraining: the kept "
+        "critic on responses to test prompts; policy_optimization: on the rollout, before the update. Returns of "
+        "truncated responses end at the cut, also with bootstrap_truncated. "
+        "1 is a perfect critic, 0 a constant; undefined if returns do not vary.",
     ),
     Metric(
         "validation_explained_variance", "1",
-        "The same on responses to validation prompts, by which the critic that is kept is chosen; no gate can ask for it. "
-        "Curve: of the critic so far.",
+        "The same on responses to validation prompts, which selects the kept critic; gates cannot use it. "
+        "Curve: of the current critic.",
     ),
     Metric("return_variance", "reward²", "Var(G) over the same tokens: what there is to explain."),
     Metric(
         "value_bias", "reward",
-        "Mean of value − target, which explained variance does not see: over the responses to test prompts (headline), "
-        "or over the iteration's last minibatch, or all of them in policy_optimization (curve).",
+        "Mean of value − target, which explained variance does not measure: over the responses to test prompts "
+        "(headline); over the iteration's last minibatch, in policy_optimization over all of them (curve).",
     ),
     Metric(
         "value_mse", "reward²",
@@ -181,13 +181,13 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric(
         "constant_mse", "reward²",
-        "Mean of (c − G)² for the constant c that is the mean of G: what value_mse has to beat.",
+        "Mean of (c − G)² for the constant c = mean of G: the baseline of value_mse.",
     ),
     *(
         Metric(
             f"explained_variance_position_{quarter}", "1",
-            f"Explained variance over the {ordinal} quarter of every response, so that long ones do not hide "
-            "what happens at the start.",
+            f"Explained variance over the {ordinal} quarter of every response, so that each part of a response counts "
+            "on its own.",
         )
         for quarter, ordinal in enumerate(("first", "second", "third", "last"), start=1)
     ),
@@ -195,21 +195,21 @@ METRICS: tuple[Metric, ...] = (
     Metric("return_mean", "reward", "Mean Monte-Carlo return over the rollout's valid tokens."),
     Metric(
         "best_iteration", "iterations",
-        "Iteration whose weights were kept: the critic that explained most, the policy that scored best, on "
-        "validation prompts.",
+        "Iteration whose weights were kept: the critic with the best explained variance, or the policy with the best "
+        "score, on validation prompts.",
     ),
     # -- policy: the rollout
     Metric(
         "score_mean", "reward",
-        "Mean score of the rollout's responses, before any KL penalty; in reward_model of the minibatch's pairs, or of "
-        "all its ranked responses.",
+        "Mean score of the rollout's responses, before any KL penalty; in reward_model: of the minibatch's pairs or "
+        "ranked responses.",
     ),
     Metric("score_mean_TERM", "1", "The same of one term of the reward, unweighted; TERM is its model or verifier."),
-    Metric("best_score_mean", "reward", "Mean score of the responses that were kept: each prompt's best."),
+    Metric("best_score_mean", "reward", "Mean score of the kept responses: each prompt's best."),
     Metric(
         "scaled_score_mean", "1",
-        "Mean score of the rollout's responses after scaling, clipping and overlong shaping: what the tokens' rewards "
-        "are made of.",
+        "Mean score of the rollout's responses after scaling, clipping and overlong shaping, as used in the tokens' "
+        "rewards.",
     ),
     Metric(
         "reward_moments_mean", "reward",
@@ -235,11 +235,11 @@ METRICS: tuple[Metric, ...] = (
         "Share of responses cut off at max_response_tokens, without EOS: of the rollout (curve), of the kept policy "
         "or the candidate (headline).",
     ),
-    Metric("positive_share", "1", "Share of the rollout's responses held to be right."),
+    Metric("positive_share", "1", "Share of positive responses in the rollout."),
     Metric(
         "uniform_group_share", "1",
-        "Share of the sampled groups (responses to one prompt) whose responses all have one score, before "
-        "any shaping; those that drop_uniform_groups replaced are counted. 1 where a prompt has one response.",
+        "Share of the sampled groups (responses to one prompt) whose responses all have the same score, before any "
+        "shaping; groups that drop_uniform_groups replaced count too. 1 if a prompt has one response.",
     ),
     Metric(
         "sampling_rounds", "rollouts",
@@ -251,16 +251,16 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric(
         "advantage_mean", "reward",
-        "Mean of the advantages over the rollout's tokens that the policy learns from, as the update uses them: whitened "
-        "where the recipe says so, before any normalisation within minibatches; whitened or normalised by groups they "
-        "have no unit. Undefined where overlong_filter leaves nothing to learn from.",
+        "Mean of the advantages over the rollout's tokens in the policy's loss: after whitening, before normalisation "
+        "within minibatches. Advantages that are whitened or normalised by groups have no unit. Undefined if "
+        "overlong_filter removes all tokens.",
     ),
     Metric("advantage_std", "reward", "Standard deviation of the same advantages."),
     Metric(
         "sampler_gap", "nats/token",
-        "Mean over valid tokens of |Δ|, Δ = the trainer's less the sampler's log-probability of the sampled token, before "
-        "any update: 0 but for rounding. Of the rollout; in best_of_n of the first minibatch. Above 0.001 in float32, or "
-        "0.1 in bfloat16, the stage stops.",
+        "Mean over valid tokens of |Δ|, Δ = the trainer's − the sampler's log-probability of the sampled token, before "
+        "any update: 0 except for rounding. Of the rollout; in best_of_n of the first minibatch. Above 0.001 in float32, "
+        "or 0.1 in bfloat16, the stage stops.",
     ),
     Metric(
         "sampler_gap_k3", "nats/token",
@@ -271,8 +271,8 @@ METRICS: tuple[Metric, ...] = (
     # -- policy: the update; in policy optimisation each a mean over the iteration's minibatches unless it says otherwise
     Metric(
         "policy_loss", "1",
-        "What the policy's gradient is of: the surrogate, plus the weighted positive NLL and KL terms, less the "
-        "weighted entropy; without ptx and a shared trunk's value loss.",
+        "The policy's loss: the surrogate plus the weighted positive NLL and KL terms, minus the weighted entropy; "
+        "without ptx and a shared trunk's value loss.",
     ),
     Metric(
         "surrogate_loss", "1",
@@ -283,19 +283,19 @@ METRICS: tuple[Metric, ...] = (
     Metric("ratio_deviation", "1", "Mean over valid tokens of |ρ − 1|."),
     Metric(
         "ratio_deviation_first", "1",
-        "The same at the first optimiser step after the rollout: 0 but for rounding. Above 0.001 in float32, or 0.1 in "
-        "bfloat16, the stage stops before that step.",
+        "The same at the first optimiser step after the rollout: 0 except for rounding. Above 0.001 in float32, or 0.1 "
+        "in bfloat16, the stage stops before that step.",
     ),
     Metric(
         "approx_kl", "nats/token",
-        "Mean of ρ − 1 − log ρ: how far the updates moved the policy from the one that sampled.",
+        "Mean of ρ − 1 − log ρ: KL between the policy that sampled and the updated one.",
     ),
     Metric("clip_fraction", "1", "Share of valid tokens at which the clip of the ratio binds (their gradient is 0)."),
     Metric("dual_clip_fraction", "1", "Share of valid tokens at which the bound −c·A of dual_clip binds."),
-    Metric("kl_loss", "nats/token", "KL to the reference as the loss measures it (kl_loss_kind), unweighted."),
+    Metric("kl_loss", "nats/token", "KL to the reference as estimated in the loss (kl_loss_kind), unweighted."),
     Metric(
         "old_kl", "nats/token",
-        "KL(old‖new), from the policy that sampled to the updated one, as kl_penalty_kind measures it, unweighted.",
+        "KL(old‖new), from the policy that sampled to the updated one, as estimated by kl_penalty_kind, unweighted.",
     ),
     Metric("kl_penalty_coef", "1/nat", "β of the loss β·KL(old‖new) during this iteration."),
     Metric("trust_region_undone", "steps", "Optimiser steps of this iteration that the trust region undid."),
@@ -304,21 +304,21 @@ METRICS: tuple[Metric, ...] = (
         "Negative log-likelihood per token of the kept responses, under the distribution that sampled them; mean over "
         "the iteration's optimiser steps.",
     ),
-    Metric("positive_nll", "nats/token", "Negative log-likelihood per token of the responses held to be right."),
-    Metric("ptx_nll", "nats/token", "Negative log-likelihood per response token of the demonstrations named as ptx."),
+    Metric("positive_nll", "nats/token", "Negative log-likelihood per token of the positive responses."),
+    Metric("ptx_nll", "nats/token", "Negative log-likelihood per response token of the ptx demonstrations."),
     Metric("grad_norm_policy", "1", "L2 norm of the policy's gradient before clipping."),
     Metric("grad_norm_critic", "1", "L2 norm of the critic's gradient before clipping."),
     Metric("learning_rate_policy", "1", "Learning rate of the policy."),
     Metric("learning_rate_critic", "1", "Learning rate of the critic."),
     Metric(
         "validation_score", "reward",
-        "Mean score of responses to the validation prompts, by which the best policy is chosen; no gate can ask for it.",
+        "Mean score of responses to the validation prompts, which selects the kept policy; gates cannot use it.",
     ),
     Metric("test_score", "reward", "Mean score of the kept policy's responses to the test prompts."),
     Metric(
         "reward_spread", "reward",
-        "Highest less lowest score of the responses to the test prompts, of the kept policy, or of both models of an "
-        "evaluation (1 and 0 are a verifier's); 0 where all are equal.",
+        "Highest − lowest score of the responses to the test prompts, of the kept policy, or of both models of an "
+        "evaluation (a verifier scores 1 and 0); 0 if all are equal.",
     ),
     # -- evaluation
     Metric(
@@ -328,20 +328,20 @@ METRICS: tuple[Metric, ...] = (
     Metric("baseline_mean_response_length", "tokens", "The same of the baseline."),
     Metric(
         "win_rate", "1",
-        "Share of test prompts, sample by sample, at which the candidate's response is judged better than the "
-        "baseline's; a tie counts one half.",
+        "Share of test prompts, sample by sample, where the candidate's response is judged better than the baseline's; "
+        "a tie counts one half.",
     ),
-    *_of_judge("accuracy", "1", "Share of sampled responses to test prompts that the verifier holds to be right", "verifier"),
+    *_of_judge("accuracy", "1", "Share of sampled responses to test prompts that the verifier accepts", "verifier"),
     *_of_judge("score", "reward", "Mean score of sampled responses to test prompts", "reward"),
 )  # fmt: skip
 
 
 SELECTION_PREFIX = "validation_"
-"""What the names of metrics start with that are measured on the prompts (or pairs) that choose, so that no gate judges them."""
+"""Prefix of metrics on validation data, which selects checkpoints; gates cannot use them."""
 
 
 def gate_metric_names(kind: str, *, judge: str | None = None) -> frozenset[str]:
-    """Names of the headline metrics of a kind of stage that its gate can ask for."""
+    """Names of the headline metrics that a gate on this kind of stage can use."""
     return frozenset(
         name for name in headline_metric_names(kind, judge=judge) if not name.startswith(SELECTION_PREFIX)
     )
@@ -356,7 +356,7 @@ def headline_metric_names(kind: str, *, judge: str | None = None) -> frozenset[s
 
 
 def estimated_metric_names(kind: str, *, judge: str | None = None) -> frozenset[str]:
-    """Those of ``headline_metric_names`` that are estimates over held-out prompts: each comes with its uncertainty."""
+    """Names of the headline metrics that are estimates over held-out prompts: each has an uncertainty."""
     return _with_judge(KINDS[kind].estimates, judge) if kind in KINDS else frozenset()
 
 

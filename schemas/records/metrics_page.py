@@ -9,10 +9,9 @@ def docs_page() -> str:
     lines = [
         "# Metrics",
         "",
-        "Every number that a stage reports. *Headline*: reported once, at the stage's end; a gate can ask for it.",
-        "*Curve*: reported against the optimiser step (the iteration, where responses are sampled; the batch, in",
-        "`preference_collection`). *±*: an estimate over held-out prompts, which comes with its standard error, clustered by",
-        "prompt; a gate can ask for `confidence`.",
+        "All metrics of stages. *Headline*: reported once, at the stage's end; gates can use it. *Curve*: reported by",
+        "optimiser step (by iteration where responses are sampled; by batch in `preference_collection`). *±*: an estimate",
+        "over held-out prompts with a standard error, clustered by prompt; a gate can set `confidence`.",
         "Unit `1` is a plain number; `reward` is the unit of the recipe's reward.",
         "This page is printed from `schemas/records/metrics.py` and `schemas/kinds.py`.",
         "",

@@ -1,9 +1,9 @@
-"""What a stage's result depends on, as one value, and that value's sha256: the stage key.
+"""The stage key: sha256 of everything that a stage's result depends on.
 
-Equal keys mean equal work, so a result that is already in the store is reused. In the key: the kind of work and
-its revision, its configuration with every default filled in, what it reads of ``generation``, the reward it
-scores with, the content digests of its inputs, and the seed. Not in the key: names (of stages, datasets, rewards
-and presets), paths, gates, resources, and what changes memory or safety but never the numbers.
+Equal keys mean equal work, so a result that is already in the store is reused. In the key: the kind of work and its
+revision, its configuration with every default filled in, the fields of ``generation`` that it reads, its reward, the
+content digests of its inputs, and the seed. Not in the key: names (of stages, datasets, rewards and presets), paths,
+gates, resources, and fields that change memory or safety but never the numbers.
 """
 
 import hashlib
@@ -23,14 +23,14 @@ from schemas.source_files import data_format
 from schemas.steps import BUILTIN_VERIFIERS
 
 NOT_IN_KEY = frozenset({"kind", "gate", "resources", "seed", "checkpoint_every", "microbatch_size"})
-"""Fields that never change a stage's numbers, or (kind, seed) stand elsewhere in the key."""
+"""Fields that never change a stage's numbers, or (kind, seed) are elsewhere in the key."""
 
 _ABSENT = object()
 _DIGEST_LENGTH_SHOWN = 12
 
 
 def canonical_json(value: Any) -> str:
-    """One text for one value: sorted keys, no spaces, ASCII, floats in their shortest exact form.
+    """The canonical text of a value: sorted keys, no spaces, ASCII, floats in their shortest exact form.
 
     Raises:
         ValueError: a key is not a string, or a value is not JSON (NaN and infinity are not).
@@ -48,17 +48,17 @@ def key_parts(
     inputs: Mapping[str, str],
     extra: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Everything that the key of ``work`` is made of, as JSON, laid out for a person to compare.
+    """The parts of the key of ``work``, as JSON.
 
     Args:
-        work: what the stage process is asked to do.
-        generation: the recipe's. All of it counts for every stage; the implicit steps, which never sample,
-            take its two limits and leave the temperature out.
-        rewards: the rewards that ``work`` names, by the recipe's name.
-        seed: the stage's resolved seed; None for work that draws nothing.
+        work: the work of the stage process.
+        generation: the recipe's. All of it is in the key of a stage; implicit steps, which never sample, use only its
+            two limits.
+        rewards: name in the recipe → reward, for the rewards that ``work`` names.
+        seed: the stage's resolved seed; None for work without random numbers.
         inputs: role → content digest; roles as in ``StageJob.inputs``, and ``source`` (sha256 of the content)
             for the implicit steps.
-        extra: what else the work reads and its configuration does not say, for example ``{"chat": True}``.
+        extra: what the work reads besides its configuration, for example ``{"chat": True}``.
 
     Raises:
         ValueError: a digest or a reward is missing, or one is given that the work does not name.
@@ -71,7 +71,7 @@ def key_parts(
         digests.setdefault("reference", digests[stand_in])
 
     named = {role: _take(digests, role, kind) for role in row.roles if role in digests or configuration[role]}
-    if isinstance(work, ImportVerifier):  # the datasets that it is tried on
+    if isinstance(work, ImportVerifier):  # the datasets of its dry run
         named |= {role: _take(digests, role, kind) for role in sorted(digests) if role.startswith("prompts.")}
     reward_names = _reward_names(configuration)
     read_rewards = {
@@ -121,9 +121,9 @@ def stage_key(parts: Mapping[str, Any]) -> str:
 
 
 def differences(old_parts: Mapping[str, Any], new_parts: Mapping[str, Any]) -> list[str]:
-    """What changed, a line for each value: ``configuration.algorithm.clip_range_high: 0.28 → 0.2``.
+    """The changed values, one line each: ``configuration.algorithm.clip_range_high: 0.28 → 0.2``.
 
-    Empty exactly where both have the same key. Digests are shortened to 12 characters.
+    Empty exactly if both have the same key. Digests are shortened to 12 characters.
     """
     return list(_differences("", old_parts, new_parts))
 
@@ -138,7 +138,7 @@ def _take(digests: dict[str, str], role: str, kind: str) -> str:
 
 
 def _reward_names(configuration: Mapping[str, Any]) -> dict[str, str]:
-    """LocalPath → name of each reward that a stage reads; the place stands in the key, the name does not."""
+    """Field → name of each reward that a stage reads; the field is in the key, the name is not."""
     judge = configuration.get("judge") or {}
     places = {"reward": configuration.get("reward"), "judge": judge.get("reward")}
     return {place: name for place, name in places.items() if name is not None}
@@ -147,8 +147,8 @@ def _reward_names(configuration: Mapping[str, Any]) -> dict[str, str]:
 def _reward_by_content(
     name: str, rewards: Mapping[str, Reward], digests: dict[str, str], kind: str
 ) -> dict[str, Any]:
-    """The reward with the name of every model, and of every verifier of the recipe's own, replaced by its content
-    digest, which is taken out of ``digests``."""
+    """The reward, with the names of models and of the recipe's verifiers replaced by their content digests, which are
+    removed from ``digests``."""
     if name not in rewards:
         raise ValueError(
             f"rewards of a {kind} stage: {name!r} is missing; given: {', '.join(rewards) or 'nothing'}"
@@ -166,13 +166,13 @@ def _reward_by_content(
 def _verifier_by_content(
     named: dict[str, Any], field: str, digests: dict[str, str], role: str, kind: str
 ) -> None:
-    """Put the content digest in the place of the name of one of the recipe's own verifiers."""
+    """Replace the name of one of the recipe's verifiers by its content digest."""
     if named[field] is not None and named[field] not in BUILTIN_VERIFIERS:
         named[field] = _take(digests, role, kind)
 
 
 def _form(origin: ModelSource, *, is_folder: bool) -> str:
-    """What of a source decides how its content is read: its text without the path."""
+    """The part of a source that decides how its content is read: its text without the path."""
     match origin:
         case Builtin() | Hub():
             return str(origin)
@@ -220,7 +220,7 @@ def _differences(path: str, old: Any, new: Any) -> Iterator[str]:
 
 
 def _is_nested(old: Any, container: type[Mapping[str, Any]] | type[Sequence[Any]], new: Any) -> bool:
-    """Whether both are such containers, or one is, with something in it, and the other is absent."""
+    """Whether both are such containers, or one is a nonempty container and the other is absent."""
     if isinstance(old, container) and isinstance(new, container):
         return True
     if new is _ABSENT:

@@ -1,6 +1,6 @@
-"""How sure a measured metric is: its standard error over independent prompts, and the interval that follows.
+"""The uncertainty of a metric: its standard error over independent prompts, and its interval.
 
-Responses to one prompt, and pairs of one prompt, are alike; only prompts are independent. So prompts are counted,
+Responses to one prompt, and pairs of one prompt, are correlated; only prompts are independent. So n counts prompts,
 not rows.
 """
 
@@ -21,29 +21,29 @@ _SHARE_DIFFERENCES = frozenset({"accuracy_gain"})
 """Differences of two shares, from −1 to 1."""
 
 COMPARISONS = frozenset({"accuracy_gain", "score_gain", "win_rate"})
-"""Metrics that compare two models, and say nothing where the two are one."""
+"""Metrics that compare two models; they mean nothing if both models are the same."""
 
 
 class Uncertainty(Frozen):
-    """What stands beside a metric that was estimated from held-out rows."""
+    """The uncertainty of a metric that was estimated from held-out rows."""
 
     n: Annotated[int, Field(ge=1)]
     """Independent prompts, each with all of its rows."""
     rows: Annotated[int, Field(ge=1)]
     """Responses or pairs that were averaged."""
     standard_error: Annotated[float, Field(ge=0.0)] | None
-    """Clustered by prompt; None where it is undefined, as it is for a single prompt."""
+    """Clustered by prompt; None if undefined, as for a single prompt."""
 
 
 def interval_of(
     metric: str, measured: float, uncertainty: Uncertainty, *, confidence: float
 ) -> tuple[float, float] | None:
-    """The two-sided interval of a metric at a confidence; None where one prompt, or equal ones, tell nothing.
+    """The two-sided interval of a metric at a confidence; None for one prompt, or a mean without variation.
 
     Means: measured ± t·standard error, Student's t with n − 1 degrees of freedom. Shares: Wilson's score interval
-    (1927) with the same t and an effective number of rows, so that 4 right of 4 is not sure of everything. A difference
+    (1927) with the same t and an effective number of rows, so that 4 right of 4 has an interval below 1. A difference
     of shares that is the same at every prompt: none of n prompts differs from it, so at most a share t²/(n + t²) of all
-    does (Wilson's bound at 0 of n), each by at most 2.
+    prompts does (Wilson's bound at 0 of n), each by at most 2.
     """
     error = uncertainty.standard_error
     if uncertainty.n < 2 or error is None:
@@ -58,11 +58,11 @@ def interval_of(
 
 
 def effective_rows(share: float, uncertainty: Uncertainty) -> float:
-    """How many independent rows would know the share equally well: p·(1 − p)/standard error² · n/(n − 1).
+    """Number of independent rows with the same standard error: p·(1 − p)/standard error² · n/(n − 1).
 
-    The last factor takes back the standard error's own n − 1, so that n prompts with one row each are n rows. No more
-    than the rows that there are. Where no prompt differs from another the standard error says 0, which four prompts
-    cannot know: then each prompt counts as one row.
+    The last factor cancels the n − 1 in the standard error, so that n prompts with one row each are n rows. At most the
+    actual number of rows. If all prompts are equal, the standard error is 0, which is too small for few prompts: then
+    each prompt counts as one row.
     """
     error = uncertainty.standard_error
     if not error:
@@ -72,7 +72,7 @@ def effective_rows(share: float, uncertainty: Uncertainty) -> float:
 
 
 def smallest_conclusive_share(threshold: float, n: int, *, confidence: float = 0.95) -> float | None:
-    """The lowest share of n prompts whose interval lies above the threshold; None where not even 1 does."""
+    """The lowest share of n prompts whose interval lies above the threshold; None if even 1 does not."""
     t = _t_quantile((1 + confidence) / 2, n - 1) if n > 1 else math.inf
     for right in range(math.ceil(threshold * n), n + 1):
         if math.isfinite(t) and _wilson(right / n, float(n), t)[0] > threshold:
@@ -88,6 +88,6 @@ def _wilson(share: float, rows: float, t: float) -> tuple[float, float]:
 
 
 def _t_quantile(probability: float, degrees: int) -> float:
-    from scipy.special import stdtrit  # lazily: nothing else here takes a tenth of a second to load
+    from scipy.special import stdtrit  # lazily: it takes a tenth of a second to load
 
     return float(stdtrit(degrees, probability))

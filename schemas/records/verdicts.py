@@ -1,4 +1,4 @@
-"""A gate's judgement as a value that carries its evidence."""
+"""The verdict of a gate, with its evidence."""
 
 import math
 from collections.abc import Mapping
@@ -11,32 +11,32 @@ from schemas.records.uncertainty import COMPARISONS, Uncertainty, interval_of
 Metrics = Mapping[str, float | None]
 
 DEFAULT_CONFIDENCE = 0.95
-"""Of the interval that stands in a verdict whose gate asked for none."""
+"""Confidence of a verdict's interval if the gate sets none."""
 
 
 class Verdict(Frozen):
-    """What a gate said of a stage's measured metrics."""
+    """The result of a gate on a stage's metrics."""
 
     passed: bool
     metric: str
     measured: float | None
-    """None where the metric is undefined (for example explained variance of constant returns)."""
+    """None if the metric is undefined (for example explained variance of constant returns)."""
     relation: str
     threshold: float
     on_fail: str
     evidence: dict[str, float | None]
-    """The metrics that stood beside the measured one when the gate was judged."""
+    """All headline metrics of the stage."""
     n: int | None = None
-    """Independent prompts behind the measured number; None where it is no estimate."""
+    """Number of independent prompts; None if the metric is no estimate."""
     standard_error: float | None = None
     interval: tuple[float, float] | None = None
-    """Two-sided, at ``confidence``, or at 95 % where the gate asked for none."""
+    """Two-sided, at ``confidence``, or at 95 % if the gate sets none."""
     confidence: float | None = None
-    """What the gate asked for: then a bound of the interval was judged, else the measured number."""
+    """The gate's: if set, a bound of the interval was compared, else the measured number."""
     reason: str | None = None
-    """Why the gate is closed whatever was measured."""
+    """Why the gate is closed, whatever the measured number."""
     warning: str | None = None
-    """Why the verdict says little."""
+    """Why the verdict is not conclusive."""
 
     def __str__(self) -> str:
         measured = "undefined" if self.measured is None else _decimal(self.measured, self.threshold)
@@ -55,7 +55,7 @@ class Verdict(Frozen):
 
 
 def _decimal(measured: float, threshold: float, *, decimals: int = 3) -> str:
-    """So many decimals, or as many as show on which side of the threshold it lies: 0.74996 is no 0.750."""
+    """With ``decimals`` digits, or with as many as show the side of the threshold: 0.74996 is not 0.750."""
     for enough in range(decimals, 17):
         text = f"{measured:.{enough}f}"
         above, below = float(text) > threshold, float(text) < threshold
@@ -65,7 +65,7 @@ def _decimal(measured: float, threshold: float, *, decimals: int = 3) -> str:
 
 
 def _decimals(interval: tuple[float, float]) -> int:
-    """Two, or as many as show a digit of the interval's width."""
+    """Two, or as many as show one digit of the interval's width."""
     width = interval[1] - interval[0]
     return min(max(2, -math.floor(math.log10(width))), 8) if width > 0 else 2
 
@@ -81,16 +81,15 @@ def check_gate(
     *,
     equal: str | None = None,
 ) -> Verdict:
-    """Judge measured metrics; pure, and closed for whatever is undefined or not finite.
+    """Check a gate; pure. Undefined and not finite metrics close it.
 
-    With ``gate.confidence`` the bound of the two-sided interval is judged, so that what is printed is what was
-    judged: where the true value lies at the threshold, the gate opens by chance in half of the remaining share, 2.5 %
-    at 0.95.
+    With ``gate.confidence``, a bound of the two-sided interval is compared. If the true value is at the threshold, the
+    gate then passes by chance in half of the remaining share: 2.5 % at 0.95.
 
     Args:
-        uncertainty: metric → how sure it is.
-        equal: how it is known that the two models which the metrics compare are one; None where they are two. Their
-            difference is 0 by construction, which is no measurement: the gate is closed.
+        uncertainty: metric → its uncertainty.
+        equal: the reason why both compared models are the same; None if they differ. The difference of equal models is
+            0 by construction, so the gate is closed.
 
     Raises:
         ValueError: the stage did not measure the gate's metric at all.
@@ -99,7 +98,7 @@ def check_gate(
         raise ValueError(
             f"gate.metric={gate.metric!r} was not measured; measured: {', '.join(sorted(metrics))}"
         )
-    # JSON has neither NaN nor infinity, and a gate opens for neither.
+    # JSON has neither NaN nor infinity, and neither passes a gate.
     evidence = {
         name: value if value is not None and math.isfinite(value) else None for name, value in metrics.items()
     }
@@ -135,12 +134,12 @@ def check_gate(
 
 
 def check_artifact_gate(gate: Gate, artifact: StoredArtifact, *, equal: str | None = None) -> Verdict:
-    """Judge what an artifact says was measured of it; see ``judge``."""
+    """``check_gate`` on the metrics of an artifact."""
     return check_gate(gate, artifact.metrics, artifact.uncertainty, equal=equal)
 
 
 def _meets(gate: Gate, low: float | None, high: float | None) -> bool:
-    """Whether what is judged, from ``low`` to ``high``, meets the gate's bound; never where it is undefined."""
+    """Whether the range from ``low`` to ``high`` meets the gate's bound; an undefined range does not."""
     if low is None or high is None:
         return False
     return (gate.at_least is None or low >= gate.at_least) and (gate.at_most is None or high <= gate.at_most)
@@ -152,7 +151,7 @@ def _warning(
     metric_uncertainty: Uncertainty | None,
     confidence: float,
 ) -> str | None:
-    """Why the measured number does not tell on which side of the threshold the true one lies."""
+    """Why it is not clear on which side of the threshold the true value lies; None if it is."""
     if interval is None:
         few = metric_uncertainty is None or metric_uncertainty.n < 2
         return (
