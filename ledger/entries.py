@@ -56,7 +56,7 @@ class RunEntry:
     """(Stage, metric) → the last step that was told."""
 
 
-def after(entry: RunEntry | None, operation: Operation) -> RunEntry:
+def apply_operation(entry: RunEntry | None, operation: Operation) -> RunEntry:
     """The run's entry after one more operation; ValueError for one that cannot come here."""
     if isinstance(operation, OpenRun):
         if entry is None:
@@ -86,7 +86,7 @@ def after(entry: RunEntry | None, operation: Operation) -> RunEntry:
         case RecordReuse():
             known = entry.stages.get(operation.stage)
             made_here = known is not None and known.attempt is not None and known.outcome != "reused"
-            is_closed = _is_of(known, operation.artifact) and known.outcome == "gate_closed"
+            is_closed = _has_artifact(known, operation.artifact) and known.outcome == "gate_closed"
             stage = StageEntry(
                 name=operation.stage,
                 kind=operation.kind,
@@ -97,7 +97,7 @@ def after(entry: RunEntry | None, operation: Operation) -> RunEntry:
                 attempt=known.attempt if known else None,
                 outcome="gate_closed" if is_closed else "completed" if made_here else "reused",
                 artifact=operation.artifact,
-                made=_made(known, operation.artifact, operation.time),
+                made=_first_recorded(known, operation.artifact, operation.time),
                 verdicts=known.verdicts if known else (),
             )
         case RecordVerdicts():
@@ -110,7 +110,9 @@ def after(entry: RunEntry | None, operation: Operation) -> RunEntry:
                 reason=operation.reason,
                 folder=operation.folder or known.folder,
                 artifact=operation.artifact or known.artifact,
-                made=_made(known, operation.artifact, operation.time) if operation.artifact else known.made,
+                made=_first_recorded(known, operation.artifact, operation.time)
+                if operation.artifact
+                else known.made,
             )
         case LogMetrics():
             last = {(operation.stage, name): step for name, _, _, step in operation.rows}
@@ -128,14 +130,14 @@ def _stage(entry: RunEntry, name: str) -> StageEntry:
     return entry.stages[name]
 
 
-def _is_of(known: StageEntry | None, artifact: Artifact) -> TypeGuard[StageEntry]:
+def _has_artifact(known: StageEntry | None, artifact: Artifact) -> TypeGuard[StageEntry]:
     """Whether the stage is known to have made just this artifact."""
     return known is not None and known.artifact is not None and known.artifact.digest == artifact.digest
 
 
-def _made(known: StageEntry | None, artifact: Artifact, time: int) -> int:
+def _first_recorded(known: StageEntry | None, artifact: Artifact, time: int) -> int:
     """When the artifact was first told of, where it is told of (again) at ``time``."""
-    return known.made if _is_of(known, artifact) and known.made is not None else time
+    return known.made if _has_artifact(known, artifact) and known.made is not None else time
 
 
 def new_rows(entry: RunEntry, stage: str, rows: list[MetricRow]) -> list[MetricRow]:

@@ -20,19 +20,19 @@ class Link:
     model: str | None = None
 
 
-Made = tuple[str, str]
+ArtifactKey = tuple[str, str]
 """An artifact by its digest and the stage key that it was made under: two stages may come out the same."""
 
 
-def made(artifact: Artifact) -> Made:
+def artifact_key(artifact: Artifact) -> ArtifactKey:
     """How the artifact and the work that made it are named together."""
     return artifact.digest, artifact.stage_key
 
 
-def run_note(entry: RunEntry, pages: Mapping[str, str], makers: Mapping[Made, Link]) -> str:
+def run_note(entry: RunEntry, pages: Mapping[str, str], producers: Mapping[ArtifactKey, Link]) -> str:
     """The run's page: every stage with its outcome, artifact, gates and parents.
 
-    ``pages``: stage → page of its run; ``makers``: artifact → what made it.
+    ``pages``: stage → page of its run; ``producers``: artifact → what made it.
     """
     head = [f"Recipe **{_cell(entry.name)}** · {_words(entry.outcome)}"]
     for outcome in dict.fromkeys(stage.outcome for stage in entry.stages.values()):
@@ -54,11 +54,13 @@ def run_note(entry: RunEntry, pages: Mapping[str, str], makers: Mapping[Made, Li
         outcome = "<br>".join(
             each for each in (_words(stage.outcome), _remark(stage), *_warnings(stage)) if each
         )
-        lines.append(f"| {page} | {outcome} | {_artifact_cell(stage, makers)} | {gates} | {parents or '–'} |")
+        lines.append(
+            f"| {page} | {outcome} | {_artifact_cell(stage, producers)} | {gates} | {parents or '–'} |"
+        )
     return "\n".join(lines)
 
 
-def stage_note(entry: RunEntry, name: str, run_page: str, makers: Mapping[Made, Link]) -> str:
+def stage_note(entry: RunEntry, name: str, run_page: str, producers: Mapping[ArtifactKey, Link]) -> str:
     """A stage's page: from what it was made, by whom, and what it gave.
 
     MLflow shows the first few lines and folds the rest away, so the parents stand in the second.
@@ -68,11 +70,11 @@ def stage_note(entry: RunEntry, name: str, run_page: str, makers: Mapping[Made, 
     head = [
         f"**{stage.name}** · {_words(stage.kind)}{attempt} · {_words(stage.outcome)} "
         f"· a stage of run {_linked(entry.run_id, run_page)}",
-        f"**Parents:** {_parents_line(stage.inputs, makers)}",
+        f"**Parents:** {_parents_line(stage.inputs, producers)}",
     ]
     if stage.outcome == "reused" and stage.artifact:
-        maker = _linked_run(makers.get(made(stage.artifact), Link()))
-        head.append(f"**Reused:** made by {maker}, where its curves are; nothing was trained here.")
+        producer = _linked_run(producers.get(artifact_key(stage.artifact), Link()))
+        head.append(f"**Reused:** made by {producer}, where its curves are; nothing was trained here.")
     if remark := _remark(stage):
         head.append(remark)
     if stage.artifact and (lost := dropped_summary(stage.artifact.metrics)):
@@ -80,41 +82,47 @@ def stage_note(entry: RunEntry, name: str, run_page: str, makers: Mapping[Made, 
     head += _warnings(stage)
     if stage.reason:
         head.append(_cell(stage.reason))
-    lines = ["  \n".join(head), *_parents_table(stage.inputs, makers)]
+    lines = ["  \n".join(head), *_parents_table(stage.inputs, producers)]
     if stage.verdicts:
         lines += ["", "### Gates", "", *(f"- {verdict}" for verdict in stage.verdicts)]
     if stage.artifact:
         lines += ["", "### Artifact", "", f"- content digest `{stage.artifact.digest}`"]
-        model = makers.get(made(stage.artifact), Link()).model
+        model = producers.get(artifact_key(stage.artifact), Link()).model
         if model:
             lines.append(f"- {_linked('its page under Models', model)}")
         lines.append(f"- stage key `{stage.stage_key}`")
     return "\n".join(lines)
 
 
-def artifact_note(entry: RunEntry, stage: StageEntry, run_page: str, makers: Mapping[Made, Link]) -> str:
+def artifact_note(
+    entry: RunEntry, stage: StageEntry, run_page: str, producers: Mapping[ArtifactKey, Link]
+) -> str:
     """A model's page: which stage made it, from what, what its gates said, and how it was evaluated."""
     head = [
-        f"Made by stage {_linked(stage.name, run_page)} ({_words(stage.kind)}).",
-        f"**Parents:** {_parents_line(stage.inputs, makers)}",
+        f"ArtifactKey by stage {_linked(stage.name, run_page)} ({_words(stage.kind)}).",
+        f"**Parents:** {_parents_line(stage.inputs, producers)}",
     ]
     if remark := _remark(stage):
         head.append(remark)
     head += _warnings(stage)
-    gates = [f"- {of.name}: {verdict}" for of in judged(entry, stage.name) for verdict in of.verdicts]
+    gates = [
+        f"- {of.name}: {verdict}"
+        for of in stage_and_evaluations(entry, stage.name)
+        for verdict in of.verdicts
+    ]
     measured = [
         f"- {of.name}: {metric} {value:.6g}"
-        for of in judged(entry, stage.name)
+        for of in stage_and_evaluations(entry, stage.name)
         if of.artifact
         for metric, value in of.artifact.metrics.items()
         if value is not None
     ]
     sections = [("### Gates", gates), ("### Measured", measured)]
-    told = [line for title, lines in sections if lines for line in ("", title, "", *lines)]
-    return "\n".join(["  \n".join(head), *told, *_parents_table(stage.inputs, makers)])
+    text = [line for title, lines in sections if lines for line in ("", title, "", *lines)]
+    return "\n".join(["  \n".join(head), *text, *_parents_table(stage.inputs, producers)])
 
 
-def judged(entry: RunEntry, stage: str) -> list[StageEntry]:
+def stage_and_evaluations(entry: RunEntry, stage: str) -> list[StageEntry]:
     """The stage itself, and the evaluations of this run whose candidate is what it made."""
     evaluations = [
         each
@@ -126,10 +134,10 @@ def judged(entry: RunEntry, stage: str) -> list[StageEntry]:
     return [*([entry.stages[stage]] if stage in entry.stages else []), *evaluations]
 
 
-def facts_of_model(entry: RunEntry, stage: str) -> dict[str, str]:
+def model_tags(entry: RunEntry, stage: str) -> dict[str, str]:
     """Gates and evaluation of what the stage made, as tags: ``vantage.gate.STAGE.METRIC`` and ``vantage.measured.…``."""
     facts = {}
-    for of in judged(entry, stage):
+    for of in stage_and_evaluations(entry, stage):
         for verdict in of.verdicts:
             facts[f"vantage.gate.{of.name}.{verdict.metric}"] = str(verdict)
         for metric, value in (of.artifact.metrics if of.artifact else {}).items():
@@ -148,30 +156,30 @@ def _warnings(stage: StageEntry) -> list[str]:
     return [f"**Warning:** {_cell(warning)}" for warning in warnings_of(metrics)]
 
 
-def _parents_line(inputs: Mapping[str, Input], makers: Mapping[Made, Link]) -> str:
+def _parents_line(inputs: Mapping[str, Input], producers: Mapping[ArtifactKey, Link]) -> str:
     if not inputs:
         return "none; this stage reads a source from outside"
     return " · ".join(
-        f"{role}: {_linked(given.stage, makers.get(made(given.artifact), Link()).run)}"
+        f"{role}: {_linked(given.stage, producers.get(artifact_key(given.artifact), Link()).run)}"
         for role, given in inputs.items()
     )
 
 
-def _parents_table(inputs: Mapping[str, Input], makers: Mapping[Made, Link]) -> list[str]:
+def _parents_table(inputs: Mapping[str, Input], producers: Mapping[ArtifactKey, Link]) -> list[str]:
     if not inputs:
         return []
     lines = ["", "### Parents", "", "| role | kind | made by | content digest |", "|---|---|---|---|"]
     for role, given in inputs.items():
-        link = makers.get(made(given.artifact), Link())
+        link = producers.get(artifact_key(given.artifact), Link())
         kind = _linked(_words(given.artifact.kind), link.model)
         lines.append(f"| {role} | {kind} | {_linked_run(link)} | `{given.artifact.digest[:16]}` |")
     return lines
 
 
-def _artifact_cell(stage: StageEntry, makers: Mapping[Made, Link]) -> str:
+def _artifact_cell(stage: StageEntry, producers: Mapping[ArtifactKey, Link]) -> str:
     if stage.artifact is None:
         return "–"
-    link = makers.get(made(stage.artifact), Link())
+    link = producers.get(artifact_key(stage.artifact), Link())
     kind = _linked(_words(stage.artifact.kind), link.model)
     made_by = f" made by {_linked_run(link)}" if stage.outcome == "reused" else ""
     return f"{kind} `{stage.artifact.digest[:12]}`{made_by}"

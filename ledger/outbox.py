@@ -29,7 +29,7 @@ _ENDS: TypeAdapter[dict[str, int]] = TypeAdapter(
     dict[str, Annotated[int, Field(ge=0, le=2**62, strict=True)]]
 )
 
-_PATIENCE_SECONDS = 0.02
+_POLL_SECONDS = 0.02
 
 log = logging.getLogger(__name__)
 
@@ -156,13 +156,13 @@ def _cut_half_written_line(path: Path) -> None:
 
 
 def _lock_within(lock: int, seconds: float) -> bool:
-    give_up = time.monotonic() + seconds
+    deadline = time.monotonic() + seconds
     while True:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            if time.monotonic() >= give_up:
+            if time.monotonic() >= deadline:
                 return False
-            time.sleep(_PATIENCE_SECONDS)
+            time.sleep(_POLL_SECONDS)
         else:
             return True

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from ledger import journal, tracking
-from ledger.entries import RunEntry, after, new_rows
+from ledger.entries import RunEntry, apply_operation, new_rows
 from ledger.operations import (
     CloseRun,
     FinishRun,
@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Copy:
+class CopyStatus:
     """MLflow's copy of a published artifact."""
 
     location: str | None
@@ -64,7 +64,7 @@ class Ledger:
         self._sender = Sender(self.tracking_uri, self.workspace)
         self._outbox: Outbox | None = None
         self._entry: RunEntry | None = None
-        self._telling = threading.RLock()
+        self._recording = threading.RLock()
 
     def __enter__(self) -> Self:
         return self
@@ -86,12 +86,12 @@ class Ledger:
         self._outbox = Outbox(self.workspace / "runs" / run_id / "ledger")
         try:
             for _, line in self._outbox.read():
-                self._entry = after(self._entry, from_json(line))
+                self._entry = apply_operation(self._entry, from_json(line))
         except ValueError as error:  # damaged, or written by another version
             self._entry = None
             aside = self._outbox.set_aside()
             log.warning("%s cannot be read and is begun anew (%s)", aside, str(error).splitlines()[0])
-        self._tell(
+        self._record(
             OpenRun(
                 time=_now(),
                 run_id=run_id,
@@ -117,7 +117,7 @@ class Ledger:
 
         ``source_sha256`` is of what the step reads from outside, where it does.
         """
-        self._tell(
+        self._record(
             OpenStage(
                 time=_now(),
                 stage=stage,
@@ -140,14 +140,14 @@ class Ledger:
             for entry in entries
             for name, value in entry.metrics.items()
         ]
-        with self._telling:
+        with self._recording:
             fresh = new_rows(self._entry, stage, rows) if self._entry else []
             if fresh:
-                self._tell(LogMetrics(stage=stage, rows=tuple(fresh)))
+                self._record(LogMetrics(stage=stage, rows=tuple(fresh)))
 
     def record_verdicts(self, stage: str, verdicts: Sequence[Verdict]) -> None:
         """What the stage's gates said; on disk when this returns, so it can be enforced after."""
-        self._tell(RecordVerdicts(time=_now(), stage=stage, verdicts=tuple(verdicts)))
+        self._record(RecordVerdicts(time=_now(), stage=stage, verdicts=tuple(verdicts)))
 
     def finish_stage(
         self,
@@ -160,7 +160,7 @@ class Ledger:
         reason: str | None = None,
     ) -> None:
         """An attempt at a stage ends; headline metrics are those of the artifact, whose files lie in ``folder``."""
-        self._tell(
+        self._record(
             FinishStage(
                 time=_now(),
                 stage=stage,
@@ -188,7 +188,7 @@ class Ledger:
 
         Where this run's own earlier attempt made it, and died before it could say so, that attempt is completed.
         """
-        self._tell(
+        self._record(
             RecordReuse(
                 time=_now(),
                 stage=stage,
@@ -204,11 +204,11 @@ class Ledger:
 
     def finish_run(self, outcome: RunOutcome) -> None:
         """The run ends, for now (``resumable``) or for good."""
-        self._tell(FinishRun(time=_now(), outcome=outcome))
+        self._record(FinishRun(time=_now(), outcome=outcome))
 
     def close_stale(self, run_id: str, *, reason: str) -> None:
         """Another run's process is dead: whatever it left RUNNING in MLflow is closed as KILLED."""
-        self._tell(CloseRun(time=_now(), run_id=run_id, reason=reason))
+        self._record(CloseRun(time=_now(), run_id=run_id, reason=reason))
 
     def publish(
         self,
@@ -220,11 +220,11 @@ class Ledger:
         alias: str | None,
         timeout_seconds: float = 600.0,
     ) -> str | None:
-        """Copy an artifact's files into MLflow as a version of a registered model, and wait for it.
+        """CopyStatus an artifact's files into MLflow as a version of a registered model, and wait for it.
 
         The same artifact never makes a second version. ``alias`` None moves no alias. Every byte of MLflow's copy is
         read again and compared with the artifact's manifest: after the copying, and where the version was there.
-        What was found says ``said_of_copy``.
+        What was found says ``copy_status``.
 
         Returns:
             The version; None where MLflow did not answer, and the outbox will publish later, or where it was refused.
@@ -237,7 +237,7 @@ class Ledger:
                 f"publish: stage {stage!r} makes a {artifact.kind}; "
                 "only a policy or a reward model can be published"
             )
-        self._tell(
+        self._record(
             Publish(
                 time=_now(),
                 stage=stage,
@@ -251,11 +251,11 @@ class Ledger:
         published = self._sender.published.get((registered_model, artifact.digest))
         return published.version if published else None
 
-    def said_of_copy(self, registered_model: str, artifact: Artifact) -> Copy:
+    def copy_status(self, registered_model: str, artifact: Artifact) -> CopyStatus:
         """What came of the last ``publish`` of the artifact under this name."""
         which = (registered_model, artifact.digest)
         published = self._sender.published.get(which)
-        return Copy(
+        return CopyStatus(
             location=published.location if published else None,
             repaired=published.repaired if published else (),
             refused=self._sender.unpublished.get(which),
@@ -292,18 +292,18 @@ class Ledger:
         path = f"{page}?workflowType=machine_learning" if page else ""
         return f"{shown.rstrip('/')}/{path}"
 
-    def _tell(self, operation: Operation) -> None:
+    def _record(self, operation: Operation) -> None:
         """Operation → disk → sender. A full disk costs a warning, and the record if it stays full; never the run."""
-        with self._telling:
+        with self._recording:
             if self._outbox is None:
                 raise RuntimeError(f"{operation.operation} before open_run")
-            self._entry = after(self._entry, operation)
+            self._entry = apply_operation(self._entry, operation)
             try:
                 self._outbox.append(to_json(operation))
             except OSError as error:
                 log.warning("the ledger's outbox %s cannot be written (%s)", self._outbox.folder, error)
                 return
-            self._sender.notice(self._outbox)
+            self._sender.notify(self._outbox)
 
 
 def _now() -> int:

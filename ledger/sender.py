@@ -43,18 +43,18 @@ class Sender:
         self._server: Server | None = None
         self._delivery: Delivery | None = None
         self._thread: threading.Thread | None = None
-        # All below is guarded by this condition. Told and sent count operations, asked and tried count flushes.
+        # All below is guarded by this condition. Told and sent count operations, requested and tried count flushes.
         self._changed = threading.Condition()
-        self._told = self._sent = 0
-        self._asked = self._tried = 0
-        self._given_up_at = -1  # of told, at the last attempt that failed
+        self._recorded = self._sent = 0
+        self._flushes_requested = self._flushes_tried = 0
+        self._given_up_at = -1  # of recorded, at the last attempt that failed
         self._closed = False
 
-    def notice(self, outbox: Outbox) -> None:
+    def notify(self, outbox: Outbox) -> None:
         """One more operation lies in the run's outbox."""
         with self._changed:
             self._outbox = outbox
-            self._told += 1
+            self._recorded += 1
             self._changed.notify_all()
         self.warm_up()
 
@@ -72,17 +72,17 @@ class Sender:
         """
         self.warm_up()
         with self._changed:
-            self._asked += 1
-            wanted = self._asked
+            self._flushes_requested += 1
+            wanted = self._flushes_requested
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._tried >= wanted or self._closed, timeout_seconds)
-            return self._tried >= wanted and self._sent == self._told and self._server is not None
+            self._changed.wait_for(lambda: self._flushes_tried >= wanted or self._closed, timeout_seconds)
+            return self._flushes_tried >= wanted and self._sent == self._recorded and self._server is not None
 
     def close(self, timeout_seconds: float) -> bool:
         """Send what was not tried yet and let the thread end; whether MLflow has everything."""
         with self._changed:
-            tried = self._told in (self._sent, self._given_up_at)
-            everything = self._told == self._sent
+            tried = self._recorded in (self._sent, self._given_up_at)
+            everything = self._recorded == self._sent
         if not tried:
             everything = self.flush(timeout_seconds)
         with self._changed:
@@ -101,14 +101,14 @@ class Sender:
                     self._changed.wait(max(retry_at - time.monotonic(), 0.0) or None)
                 if self._closed:
                     return
-                told, asked = self._told, self._asked
+                recorded, requested = self._recorded, self._flushes_requested
             error = self._try_to_send()
             with self._changed:
-                self._tried = asked
+                self._flushes_tried = requested
                 if error is None:
-                    self._sent = told
+                    self._sent = recorded
                 else:
-                    self._given_up_at = told
+                    self._given_up_at = recorded
                 self._changed.notify_all()
             retry_at = 0.0 if error is None else time.monotonic() + RETRY_SECONDS
             if error is not None and not warned:
@@ -121,19 +121,19 @@ class Sender:
             warned = error is not None
 
     def _has_work(self, retry_at: float) -> bool:
-        if self._asked > self._tried:
+        if self._flushes_requested > self._flushes_tried:
             return True
-        return (self._sent < self._told or self._server is None) and time.monotonic() >= retry_at
+        return (self._sent < self._recorded or self._server is None) and time.monotonic() >= retry_at
 
     def _try_to_send(self) -> Exception | None:
         """Everything that waits → MLflow; the error that stopped it."""
         try:
-            from ledger.to_mlflow.delivery import Delivery, send_others
+            from ledger.to_mlflow.delivery import Delivery, send_earlier_runs
             from ledger.to_mlflow.server import Server
 
             if self._server is None:
                 server = Server(self._tracking_uri, artifacts=self._workspace / "mlartifacts")
-                send_others(server, self._workspace / "runs", but=self._outbox)
+                send_earlier_runs(server, self._workspace / "runs", skip=self._outbox)
                 self._server = server
             if self._delivery is None and self._outbox is not None:
                 self._delivery = Delivery(self._server, self._outbox)
@@ -145,13 +145,13 @@ class Sender:
         return None
 
     def _read_back(self, delivery: "Delivery") -> None:
-        """What MLflow calls our things, so that nobody has to wait for a server to be told."""
-        book = delivery.book
-        if book is not None:
-            self.run_ids = dict(book.runs.ids)
-            self.pages = {stage: book.runs.page(stage) for stage in self.run_ids}
-            self.published = dict(book.published)
-            self.unpublished = dict(book.unpublished)
+        """What MLflow calls our things, so that nobody has to wait for a server to be recorded."""
+        writer = delivery.writer
+        if writer is not None:
+            self.run_ids = dict(writer.runs.ids)
+            self.pages = {stage: writer.runs.page(stage) for stage in self.run_ids}
+            self.published = dict(writer.published)
+            self.unpublished = dict(writer.unpublished)
 
 
 def _first_line(error: Exception) -> str:

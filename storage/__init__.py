@@ -1,1 +1,1 @@
-"""Artifacts on disk: sealed, named by their content, found by stage key."""
+"""The artifact store on disk: sealed folders, named by their content, found by stage key."""

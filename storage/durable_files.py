@@ -1,7 +1,7 @@
-"""The few file operations whose order decides what survives a kill or a power loss.
+"""File operations that survive a kill or a power loss.
 
-A kill loses nothing that the kernel was given. A power loss keeps a file's content only after fsync of the file,
-and its name only after fsync of the folder that holds the name. Rename is atomic: a reader sees the old or the new.
+After a kill, everything written to the kernel is kept. After a power loss, a file's content is kept only after fsync of
+the file, and its name only after fsync of its folder. Rename is atomic: a reader sees the old file or the new one.
 """
 
 import errno
@@ -19,12 +19,12 @@ def sync_file(path: Path) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Wait until the names in the folder are on the disk (not what they name)."""
+    """Wait until the names in the folder are on the disk (not the files' content)."""
     _sync(path, os.O_RDONLY | os.O_DIRECTORY)
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder, and those above it, so that their names survive a power loss; an existing one is kept."""
+    """Make a folder and its parents, so that they survive a power loss; an existing folder is kept."""
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(parents=True, exist_ok=True)
     for folder in missing or [path]:
@@ -35,7 +35,7 @@ def write_file(path: Path, data: bytes, *, private: bool = False) -> None:
     """Write a new file and wait until its content is on the disk; its name needs ``sync_folder``.
 
     Args:
-        private: readable by its owner alone.
+        private: readable by its owner only.
     """
     with open(path, "xb", opener=open_private if private else None) as file:
         file.write(data)
@@ -44,9 +44,9 @@ def write_file(path: Path, data: bytes, *, private: bool = False) -> None:
 
 
 def replace_file(path: Path, data: bytes, *, private: bool = False) -> None:
-    """Put a file in the place of another: after a kill or a power loss there is the old or the new, whole.
+    """Replace a file: after a kill or a power loss, either the old or the new file is there, complete.
 
-    One writer at a time: hold a lock where there may be two. A folder in its place is kept as ``NAME.damaged.1``.
+    One writer at a time: hold a lock if there may be two. A folder with this name is kept as ``NAME.damaged.1``.
     """
     new = _new_name(path)
     _move_folder_aside(new)
@@ -56,8 +56,8 @@ def replace_file(path: Path, data: bytes, *, private: bool = False) -> None:
     sync_folder(path.parent)
 
 
-def show_file(path: Path, data: bytes) -> None:
-    """Like ``replace_file`` for readers at work, but without waiting for the disk: a power loss may lose it."""
+def replace_file_unsynced(path: Path, data: bytes) -> None:
+    """Like ``replace_file``, but without waiting for the disk: a power loss may lose the new file."""
     new = _new_name(path)
     _move_folder_aside(new)
     new.write_bytes(data)
@@ -65,7 +65,7 @@ def show_file(path: Path, data: bytes) -> None:
 
 
 def move_folder(source: Path, target: Path) -> None:
-    """Rename a folder whose content is on the disk, and wait until its new name is.
+    """Rename a folder whose content is on the disk, and wait until its new name is on the disk.
 
     Raises:
         OSError: ``target`` exists and is not empty (ENOTEMPTY, EEXIST), among the usual causes.
@@ -76,9 +76,9 @@ def move_folder(source: Path, target: Path) -> None:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold a file's lock, waiting for whoever has it; threads and processes alike. It ends with its holder.
+    """Hold a file's lock, among threads and processes; waits for it. The lock ends with its process.
 
-    The file stays: removing it would let two holders in, one on the old file and one on the new.
+    The file stays: if it were removed, two holders could have locks, one on the old file and one on a new one.
     """
     descriptor = open_lock(path)
     try:
@@ -89,7 +89,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def open_lock(path: Path) -> int:
-    """The descriptor of a lock's file, which is made if there is none.
+    """The descriptor of a lock's file, which is created if missing.
 
     Raises:
         ValueError: a folder has its name.
@@ -101,7 +101,7 @@ def open_lock(path: Path) -> int:
 
 
 def try_lock(descriptor: int) -> bool:
-    """Take a file's lock without waiting; whether nobody else has it."""
+    """Try to take a file's lock without waiting; returns whether it is taken."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -112,7 +112,7 @@ def try_lock(descriptor: int) -> bool:
 
 
 def open_private(path: str | Path, flags: int) -> int:
-    """For ``open(…, opener=)``: a file that is made is its owner's alone, whatever the umask; so is one that was there."""
+    """For ``open(…, opener=)``: the file, new or existing, is accessible by its owner only, whatever the umask."""
     descriptor = os.open(path, flags | os.O_CLOEXEC, 0o600)
     if os.fstat(descriptor).st_mode & 0o077:
         with suppress(PermissionError):  # somebody else's file, who let us write it
@@ -121,12 +121,12 @@ def open_private(path: str | Path, flags: int) -> int:
 
 
 def make_private(path: Path) -> None:
-    """Make an empty file that is its owner's alone, for a library that would make it after the umask."""
+    """Create an empty file that only its owner can access, for a library that would use the umask."""
     os.close(open_private(path, os.O_RDWR | os.O_CREAT))
 
 
 def free_path(folder: Path, name: str) -> Path:
-    """The first of ``name.1``, ``name.2`` … that is not taken; where two may ask, one holds a lock."""
+    """The first free path of ``name.1``, ``name.2`` …; the caller holds a lock if there may be two."""
     numbered = (folder / f"{name}.{number}" for number in count(1))
     return next(path for path in numbered if not os.path.lexists(path))
 

@@ -1,6 +1,6 @@
-"""What was measured of an artifact, as a file among its files: under the manifest's sha256 like every other.
+"""``metrics.json``: the metrics of an artifact, as one of its files, so that the manifest has its sha256.
 
-A ref holds a copy, which is believed only where it says the same.
+A ref holds a copy, which is valid only if it is equal.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ from schemas.records.uncertainty import Uncertainty
 from storage.durable_files import write_file
 from storage.sealed_folders import read_manifest
 
-MEASURED = "metrics.json"
+METRICS_FILE = "metrics.json"
 _MAX_BYTES = 2**20
 
 
@@ -31,23 +31,23 @@ class Measured(Frozen):
 
 @dataclass(frozen=True)
 class Sealed:
-    """What a sealed artifact says of itself."""
+    """Metrics and files digest of an artifact, read from its own files."""
 
     measured: Measured
     files_digest: str
-    """sha256 over the records of all files but ``metrics.json``: equal where two artifacts hold the same files,
-    whatever was measured of them."""
+    """sha256 over the manifest's records of all files except ``metrics.json``: equal if two artifacts hold the same
+    files, whatever their metrics."""
 
 
 def write_measured(folder: Path, artifact: StoredArtifact) -> None:
-    """Put ``metrics.json`` beside the files of a stage, to be sealed with them; a second time changes nothing.
+    """Write ``metrics.json`` into the folder of a stage, to be sealed with its files; idempotent.
 
     Raises:
-        ValueError: the stage has written no file, or one of this name.
+        ValueError: the stage has written no file, or a file with this name.
     """
-    path = folder / MEASURED
+    path = folder / METRICS_FILE
     measured = Measured(metrics=artifact.metrics, uncertainty=artifact.uncertainty)
-    # Not sorted: the first of the metrics are those that a stage wants shown.
+    # Not sorted: the first metrics are the ones to show.
     data = json.dumps(measured.model_dump(mode="json"), separators=(",", ":"), allow_nan=False).encode()
     if not any(other.is_file() and other != path for other in folder.rglob("*")):
         folder.stat()  # FileNotFoundError for a folder that is gone
@@ -64,29 +64,29 @@ def write_measured(folder: Path, artifact: StoredArtifact) -> None:
 
 
 def read_sealed(folder: Path, *, digest: str) -> Sealed:
-    """What the files of an object say was measured, and what the others hold; of these only the manifest is read.
+    """Read metrics and files digest of an object; only the manifest and ``metrics.json`` are read.
 
     Raises:
-        ValueError: manifest or ``metrics.json`` is not what the digest says, or is none.
+        ValueError: manifest or ``metrics.json`` is invalid, or does not match the digest.
         OSError: it cannot be read.
     """
     records = read_manifest(folder, digest=digest)
-    record, path = records.pop(MEASURED, None), folder / MEASURED
+    record, path = records.pop(METRICS_FILE, None), folder / METRICS_FILE
     if record is None:
-        raise ValueError(f"{MEASURED}: is not in the manifest")
+        raise ValueError(f"{METRICS_FILE}: is not in the manifest")
     if path.is_symlink() or path.lstat().st_size > _MAX_BYTES:
-        raise ValueError(f"{MEASURED}: is a link or longer than {_MAX_BYTES} bytes")
+        raise ValueError(f"{METRICS_FILE}: is a link or longer than {_MAX_BYTES} bytes")
     data = path.read_bytes()
     if hashlib.sha256(data).hexdigest() != record["sha256"]:
         raise ValueError(
-            f"{MEASURED}: sha256 is {hashlib.sha256(data).hexdigest()}, must be {record['sha256']}"
+            f"{METRICS_FILE}: sha256 is {hashlib.sha256(data).hexdigest()}, must be {record['sha256']}"
         )
     others = canonical_json({"files": [records[path] for path in sorted(records)]})
     return Sealed(Measured.model_validate_json(data), hashlib.sha256(others.encode()).hexdigest())
 
 
 def contradictions(artifact: StoredArtifact, sealed: Sealed) -> list[str]:
-    """What an artifact's description says otherwise than its own files; empty: nothing."""
+    """Differences between an artifact's description and its own files, one line each."""
     found = list(differences("metrics", artifact.metrics, sealed.measured.metrics))
     found += differences("uncertainty", artifact.uncertainty, sealed.measured.uncertainty)
     if artifact.files_digest != sealed.files_digest:
@@ -95,8 +95,8 @@ def contradictions(artifact: StoredArtifact, sealed: Sealed) -> list[str]:
 
 
 def differences(field: str, said: Mapping[str, object], measured: Mapping[str, object]) -> Iterator[str]:
-    """A line for each name that is said to be otherwise than ``metrics.json`` has it."""
+    """A line for each name whose value differs from ``metrics.json``."""
     for name in dict.fromkeys((*said, *measured)):
         one, other = (str(each[name]) if name in each else "absent" for each in (said, measured))
         if one != other:
-            yield f"{field}.{name} is {one}, {MEASURED} of the artifact says {other}"
+            yield f"{field}.{name} is {one}, {METRICS_FILE} of the artifact says {other}"

@@ -1,7 +1,7 @@
-"""A folder with a manifest that lists exactly its files, with size and sha256.
+"""Sealed folders: a folder with a manifest that lists exactly its files, with size and sha256.
 
-The manifest's own sha256 is the folder's digest. It is a function of the files' paths and bytes alone, so equal
-content has an equal digest, whoever made it.
+The manifest's sha256 is the folder's digest. It depends only on the files' paths and bytes, so equal content has an
+equal digest.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from storage.durable_files import sync_file, sync_folder, write_file
 MANIFEST = "manifest.json"
 
 MAX_MANIFEST_BYTES = 64 * 2**20
-"""A longer manifest is refused before it is read."""
+"""Larger manifests are refused without reading them."""
 
 _MAX_THREADS = 8
 
@@ -29,18 +29,18 @@ _NAME = re.compile(r"[A-Za-z0-9_.,+=@() -]{1,255}")
 
 
 class UnsafePath(ValueError):
-    """A file that may not lie in a sealed folder: a link, something not a plain file, a name that could lead out."""
+    """A file that is not allowed in a sealed folder: a link, a special file, or a name that could leave the folder."""
 
 
 def seal(folder: Path) -> str:
-    """Hash every file, write the manifest, put all of it on the disk, and return the folder's digest.
+    """Hash every file, write the manifest, sync everything to the disk, and return the folder's digest.
 
-    Empty folders inside are removed: they are no content. The files become read-only.
+    Empty folders inside are removed. The files become read-only.
 
     Raises:
-        UnsafePath: a link, a special file, a shared file (hard link), or a name that is not allowed.
-        ValueError: no file at all, or a file that has the manifest's name.
-        OSError: the disk is full or broken; the folder can be sealed again then.
+        UnsafePath: a link, a special file, a hard link, or a name that is not allowed.
+        ValueError: there is no file, or a file with the manifest's name.
+        OSError: the disk is full or broken; the folder can be sealed again later.
     """
     paths, empty_folders, problems = _scan(folder)
     if problems:
@@ -67,13 +67,13 @@ def seal(folder: Path) -> str:
 
 
 def find_problems(folder: Path, *, digest: str | None = None, read: bool = True) -> list[str]:
-    """What is wrong with a sealed folder, a line for each fault; every byte is read again. Empty: intact.
+    """Problems of a sealed folder, one line each; empty: intact.
 
     Args:
         folder: the sealed folder.
-        digest: what the folder's digest has to be; None where nothing outside the folder knows it.
-        read: False compares the manifest, the set of files and their sizes alone, which takes no time, and does not
-            see a changed byte.
+        digest: the expected digest of the folder; None: not checked.
+        read: True: read and hash every file. False: compare only the manifest, the set of files and their sizes,
+            which is fast but does not find changed bytes.
     """
     if folder.is_symlink() or not folder.is_dir():
         return ["the folder is missing, or is a link"]
@@ -101,11 +101,11 @@ def find_problems(folder: Path, *, digest: str | None = None, read: bool = True)
     return problems
 
 
-def stamp(folder: Path) -> tuple[tuple[Path, *tuple[int, ...]], ...]:
-    """What the file system says of the folder and of all that is in it, short of the bytes; changes when they do.
+def folder_stamp(folder: Path) -> tuple[tuple[Path, *tuple[int, ...]], ...]:
+    """File-system status of the folder and all its files; it changes when their bytes change.
 
     Raises:
-        OSError: something cannot be looked at.
+        OSError: a file cannot be looked up.
     """
     found = [folder]
     for root, inner_folders, files in os.walk(folder, followlinks=False, onerror=_raise):
@@ -120,8 +120,8 @@ def read_manifest(folder: Path, *, digest: str | None = None) -> dict[str, dict[
     """Path → ``{path, size, sha256}`` of a sealed folder.
 
     Raises:
-        ValueError: the manifest is not one, is not what ``digest`` says, or names a path that could lead out.
-        FileNotFoundError: there is none.
+        ValueError: the manifest is invalid, does not match ``digest``, or has a path that could leave the folder.
+        FileNotFoundError: there is no manifest.
     """
     path = folder / MANIFEST
     if path.is_symlink() or path.lstat().st_size > MAX_MANIFEST_BYTES:
@@ -146,16 +146,16 @@ def read_manifest(folder: Path, *, digest: str | None = None) -> dict[str, dict[
 
 
 def file_sha256(path: Path) -> str:
-    """sha256 of one file, which is no link."""
+    """sha256 of one file; links are refused."""
     return str(_record(path.parent, path.name)["sha256"])
 
 
 def check_path(path: Any) -> None:
-    """Refuse a relative path that could lead out of its folder on any system.
+    """Refuse a relative path that could leave its folder on any system.
 
     Raises:
-        UnsafePath: absolute, with a part ``.``, ``..`` or nothing, or with a character outside a short list
-            (so no backslash, no percent sign, no control character).
+        UnsafePath: it is absolute, has an empty part, ``.`` or ``..``, or a character that is not allowed (such as a
+            backslash, percent sign or control character).
     """
     parts = path.split("/") if isinstance(path, str) else [""]
     if any(part in (".", "..") or not _NAME.fullmatch(part) for part in parts):
@@ -165,7 +165,7 @@ def check_path(path: Any) -> None:
 
 
 def _scan(folder: Path) -> tuple[set[str], list[str], list[str]]:
-    """All plain files below ``folder`` (no link is followed), folders without any (deepest first), and faults."""
+    """All regular files below ``folder`` (links are not followed), empty folders (deepest first), and problems."""
     paths: set[str] = set()
     folders: set[str] = set()
     problems = []

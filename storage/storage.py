@@ -1,6 +1,6 @@
-"""The port behind which artifacts lie: objects, refs, leases and scratch folders are four different things.
+"""The interface of a storage: objects, refs, leases and scratch folders are four separate protocols.
 
-Today all four are one folder of a file system (``storage.store.Store``).
+The only implementation keeps all four in one folder of a file system (``storage.store.Store``).
 """
 
 from collections.abc import Callable, Mapping
@@ -17,14 +17,14 @@ class Objects(Protocol):
     """Immutable folders of files, named by their content."""
 
     def folder(self, artifact: Artifact) -> Path:
-        """A local folder with the artifact's files, to be read only."""
+        """A local folder with the artifact's files, for reading."""
 
 
 class Refs(Protocol):
-    """Which object a stage key stands for."""
+    """Stage key → object."""
 
     def lookup(self, stage_key: str) -> Lookup:
-        """Find and verify; what is damaged is moved aside, so that the stage can run again."""
+        """Find and verify; a damaged artifact is moved away, so that the stage can run again."""
 
     def commit(
         self,
@@ -37,11 +37,11 @@ class Refs(Protocol):
         key_parts: Mapping[str, Any],
         provenance: Mapping[str, Any],
     ) -> Artifact:
-        """Make the files of a staging folder an object that the stage key stands for; see ``Store.commit``."""
+        """Make the staging folder an object and point the stage key to it; see ``Store.commit``."""
 
 
 class Leases(Protocol):
-    """Who works on a stage key, and which attempt is the newest."""
+    """Exclusive access to stage keys, and attempt numbers."""
 
     def exclusive(
         self,
@@ -51,30 +51,30 @@ class Leases(Protocol):
         on_wait: Callable[[str], None] | None = None,
         timeout: float | None = None,
     ) -> AbstractContextManager[None]:
-        """Be the only one who works on the key; see ``Store.exclusive``."""
+        """Hold exclusive access to the key; see ``Store.exclusive``."""
 
     def next_attempt(self, stage_key: str) -> int:
-        """Count a new attempt, 1 at first, and fence off every earlier one for good."""
+        """Number of a new attempt, from 1; earlier attempts can no longer commit."""
 
 
 class Scratch(Protocol):
-    """Local folders of the machine that computes."""
+    """Local folders on the machine that computes."""
 
     def staging_folder(self, stage_key: str, attempt: int) -> Path:
         """An empty folder for the attempt's files."""
 
     def scratch_folder(self, stage_key: str) -> Path:
-        """What all attempts at the key share: checkpoints, journal, progress. Made where it is not there."""
+        """The folder that all attempts at the key share (checkpoints, journal, progress); created if missing."""
 
     def has_scratch(self, stage_key: str) -> bool:
-        """Whether an attempt has left something there."""
+        """Whether the scratch folder exists."""
 
     def discard_scratch(self, stage_key: str) -> None:
-        """Remove it."""
+        """Remove the scratch folder."""
 
 
 class Storage(Objects, Refs, Leases, Scratch, Protocol):
-    """All four, as one attempt needs them."""
+    """The storage that an attempt needs."""
 
 
 def open_storage(address: str) -> Storage:

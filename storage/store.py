@@ -1,13 +1,13 @@
 """The artifact store: immutable objects named by their content, found by stage key.
 
     objects/<digest>/          an artifact's files and ``manifest.json``, whose sha256 is the digest
-    refs/<stage key>.json      which object a stage key stands for, and what it was made from
-    staging/<key>.<attempt>/   where an attempt writes its files before they are committed
-    scratch/<stage key>/       what outlives an attempt: in-stage checkpoints, metric journal, progress
-    locks/                     who works on a stage key; the number of its newest attempt
-    quarantine/                damaged objects and refs, kept for a person to look at
+    refs/<stage key>.json      the object of a stage key, with its inputs and provenance
+    staging/<key>.<attempt>/   files of an attempt before they are committed
+    scratch/<stage key>/       shared by attempts: in-stage checkpoints, metric journal, progress
+    locks/                     locks of stage keys; the number of the newest attempt
+    quarantine/                damaged objects and refs, kept for inspection
 
-One stage's life, in this order::
+How a stage uses it::
 
     with store.exclusive(key, holder=run_id):
         found = store.lookup(key)
@@ -17,8 +17,8 @@ One stage's life, in this order::
             ...                                    # a child process fills the folder
             artifact = store.commit(folder, stage_key=key, attempt=attempt, ...)
 
-A reader sees the old artifact or the new one, never a part, whatever was killed, at whatever moment. Nothing here
-reads a wall clock.
+A reader sees the old artifact or the new one, never a part of it, whenever a process is killed. Nothing here reads a
+wall clock.
 """
 
 import json
@@ -37,7 +37,7 @@ from typing import Any
 from schemas.records.artifacts import Artifact
 from schemas.records.stage_key import canonical_json
 from schemas.records.stage_key import stage_key as hash_key_parts
-from storage.attempt_counter import count_on, read_count
+from storage.attempt_counter import increment_count, read_count
 from storage.durable_files import (
     free_path,
     locked,
@@ -61,7 +61,7 @@ from storage.refs import (
     describe,
     uri_of,
 )
-from storage.sealed_folders import find_problems, seal, stamp
+from storage.sealed_folders import find_problems, folder_stamp, seal
 
 _SECONDS_BETWEEN_TRIES = 0.1
 _log = logging.getLogger(__name__)
@@ -69,15 +69,15 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class Fenced(RuntimeError):
-    """An attempt that a newer one has superseded tried to write."""
+    """An attempt tried to write after a newer one had started."""
 
 
 class Locked(TimeoutError):
-    """Another process still works on the stage key."""
+    """Another process holds the stage key."""
 
 
 class Store:
-    """The store in a folder of a local (or POSIX-locking) file system."""
+    """The store in a folder of a local file system, or one with POSIX locks."""
 
     def __init__(self, root: Path) -> None:
         self.root = root.absolute()
@@ -94,15 +94,15 @@ class Store:
         ):
             make_folder(folder)
         self._intact: dict[str, object] = {}
-        """Digest → stamp of the object's folder when every byte of it was last read and right."""
+        """Digest → stamp of the object's folder when it was last verified."""
 
     # Reading
 
     def find(self, stage_key: str) -> Ref | None:
-        """What the ref of a stage key says, or None; the artifact's files are not looked at.
+        """The ref of a stage key, or None; the artifact's files are not checked.
 
         Raises:
-            DamagedRef: the ref cannot be read, or does not belong to this stage key.
+            DamagedRef: the ref cannot be read, or belongs to another stage key.
         """
         path = self._ref_path(stage_key)
         try:
@@ -120,16 +120,16 @@ class Store:
         return ref
 
     def verify(self, artifact: Artifact) -> list[str]:
-        """What is wrong with the artifact's files (set of files, sizes, sha256, links); empty: intact.
+        """Problems of the artifact's files (set of files, sizes, sha256, links); empty: intact.
 
-        What this object has found intact is not read again while no inode, size or time in the folder has changed: a
-        sweep asks for the same gigabytes once for each of its runs.
+        A verified artifact is not read again while no inode, size or time in its folder has changed, because a sweep
+        verifies the same artifacts for each of its runs.
         """
         folder, digest = self._object_path(artifact.digest), artifact.digest
         try:
-            before = stamp(folder)
+            before = folder_stamp(folder)
         except OSError:
-            before = None  # the reason comes with the problems
+            before = None  # find_problems reports the reason
         if before is not None and self._intact.get(digest) == before:
             return []
         problems = find_problems(folder, digest=digest)
@@ -137,12 +137,12 @@ class Store:
             self._intact[digest] = before
         return problems
 
-    def glance(self, artifact: Artifact) -> list[str]:
-        """What is wrong with the artifact's files, as far as their names and sizes show it; no file is read."""
+    def check_sizes(self, artifact: Artifact) -> list[str]:
+        """Problems of the artifact's files that names and sizes show; only the manifest is read."""
         return find_problems(self._object_path(artifact.digest), digest=artifact.digest, read=False)
 
     def inspect(self, stage_key: str) -> Lookup:
-        """Find and verify, changing nothing: what ``lookup`` would say."""
+        """The result of ``lookup``, without changing anything."""
         try:
             ref = self.find(stage_key)
         except DamagedRef as error:
@@ -150,11 +150,11 @@ class Store:
         if ref is None:
             return Lookup(None)
         damage = [f"{ref.artifact.uri}: {problem}" for problem in self.verify(ref.artifact)]
-        damage = damage or [f"refs/{stage_key}.json: {said}" for said in self._said_otherwise(ref.artifact)]
+        damage = damage or [f"refs/{stage_key}.json: {said}" for said in self._contradictions(ref.artifact)]
         return Lookup(None if damage else ref, tuple(damage))
 
     def lookup(self, stage_key: str) -> Lookup:
-        """Find and verify; what is damaged moves to ``quarantine/``, so that the stage can run again."""
+        """Find and verify; damaged objects and refs move to ``quarantine/``, so that the stage can run again."""
         found = self.inspect(stage_key)
         if not found.damage:
             return found
@@ -164,26 +164,26 @@ class Store:
             except DamagedRef:
                 self._quarantine_ref(stage_key)
                 return found
-            if ref is not None and not self.verify(ref.artifact) and self._said_otherwise(ref.artifact):
+            if ref is not None and not self.verify(ref.artifact) and self._contradictions(ref.artifact):
                 self._quarantine_ref(stage_key)
                 return found
         if ref is not None and os.path.lexists(self._object_path(ref.artifact.digest)):
             with self._object_lock(ref.artifact.digest):
                 problems = self.verify(ref.artifact)
-                if problems:  # else another process has put an intact one there by now
+                if problems:  # else another process has written an intact one
                     self._quarantine_object(ref.artifact.digest, problems)
         return found
 
     def sealed(self, digest: str) -> Sealed:
-        """What the files of an object say was measured, whatever any ref says.
+        """Metrics of an object, read from its own files.
 
         Raises:
-            ValueError, OSError: it is not there, or not what the digest says.
+            ValueError, OSError: it is missing, or does not match the digest.
         """
         return read_sealed(self._object_path(digest), digest=digest)
 
     def folder(self, artifact: Artifact) -> Path:
-        """Where the artifact's files can be read."""
+        """The folder with the artifact's files."""
         return self._object_path(artifact.digest)
 
     def stage_keys(self) -> list[str]:
@@ -201,30 +201,30 @@ class Store:
         on_wait: Callable[[str], None] | None = None,
         timeout: float | None = None,
     ) -> Iterator[None]:
-        """Be the only one, among threads and processes, who works on a stage key.
+        """Hold exclusive access to a stage key, among threads and processes.
 
-        The kernel ends the hold when the process ends, however it ends. A forked child shares it: start
-        children by exec, or before.
+        The kernel releases the lock when the process ends. A forked child shares the lock: start children with exec,
+        or before.
 
         Args:
-            stage_key: what to work on.
-            holder: who this is (a run's id), told to those who wait.
-            on_wait: called with the present holder when it is first waited for, and when it changes.
-            timeout: seconds to wait; None: for ever.
+            stage_key: the key.
+            holder: name of the caller (a run's id), shown to those who wait.
+            on_wait: called with the current holder at the start of the wait, and whenever the holder changes.
+            timeout: seconds to wait; None: no limit.
 
         Raises:
             Locked: the timeout has passed.
         """
         descriptor = open_lock(self._lock_path(stage_key, "lock"))
         deadline = None if timeout is None else time.monotonic() + timeout
-        told = None
+        reported = None
         try:
             while not try_lock(descriptor):
                 present = (
                     os.pread(descriptor, 4096, 0).decode(errors="replace") or "a holder that is just starting"
                 )
-                if on_wait is not None and present != told:
-                    told = present
+                if on_wait is not None and present != reported:
+                    reported = present
                     on_wait(present)
                 if deadline is not None and time.monotonic() >= deadline:
                     raise Locked(
@@ -240,15 +240,15 @@ class Store:
             os.close(descriptor)
 
     def next_attempt(self, stage_key: str) -> int:
-        """Count a new attempt, 1 at first, and fence off every earlier one for good."""
+        """Number of a new attempt, from 1; earlier attempts can no longer commit."""
         with locked(self._swap_lock(stage_key)):
-            return count_on(self._lock_path(stage_key, "attempt"), seen=self._attempt_seen(stage_key))
+            return increment_count(self._lock_path(stage_key, "attempt"), seen=self._attempt_seen(stage_key))
 
     def staging_folder(self, stage_key: str, attempt: int) -> Path:
-        """An empty folder for the attempt's files; what earlier attempts left there is removed.
+        """An empty folder for the attempt's files; files of earlier attempts are removed.
 
         Raises:
-            Fenced: a newer attempt has begun.
+            Fenced: a newer attempt has started.
         """
         self._require_newest(stage_key, attempt)
         for left, its_attempt in self._staged(stage_key):
@@ -265,11 +265,11 @@ class Store:
         return folder
 
     def has_scratch(self, stage_key: str) -> bool:
-        """Whether attempts at the key have left something that no ``discard_scratch`` has removed."""
+        """Whether the scratch folder of the key exists."""
         return (self._scratch / _checked(stage_key)).is_dir()
 
     def discard_scratch(self, stage_key: str) -> None:
-        """Remove what the attempts shared, once the artifact is committed and its journal was sent."""
+        """Remove the scratch folder, after the artifact is committed and its journal is in the ledger."""
         self._discard(self._scratch / _checked(stage_key))
 
     def commit(
@@ -283,24 +283,25 @@ class Store:
         key_parts: Mapping[str, Any],
         provenance: Mapping[str, Any],
     ) -> Artifact:
-        """Make the files of ``staging_folder`` an artifact that the stage key stands for.
+        """Make the files of ``staging_folder`` an artifact, and point the stage key to it.
 
-        Add ``metrics.json`` → seal the files and sync them → move the folder to ``objects/<digest>``, or adopt an equal object that is
-        there → swap the ref, under a lock, if no newer attempt has begun. Calling again after a crash is safe.
+        Add ``metrics.json`` → seal and sync the files → move the folder to ``objects/<digest>``, or use an equal
+        existing object → replace the ref, under a lock, if no newer attempt has started. It can be repeated after a
+        crash.
 
         Args:
-            folder: what ``staging_folder`` gave.
+            folder: returned by ``staging_folder``.
             stage_key: must be the sha256 of ``key_parts``.
-            attempt: what ``next_attempt`` gave.
+            attempt: returned by ``next_attempt``.
             run_id: the run that produced the files.
-            description: the artifact's fields but those that the store sets: ``kind``, ``parents``, ``metrics``,
+            description: the artifact's fields except those that the store sets: ``kind``, ``parents``, ``metrics``,
                 ``uncertainty`` and, by kind, ``content`` or ``tokenizer_digest``.
-            key_parts: what the stage key was made of.
-            provenance: what else is worth recording; JSON.
+            key_parts: the value whose hash is the stage key.
+            provenance: recorded in the ref; JSON.
 
         Raises:
-            Fenced: a newer attempt has begun, or this one has already committed other content.
-            ValueError: the folder, the key or the description is not what it has to be (``UnsafePath``: a file).
+            Fenced: a newer attempt has started, or this one has already committed other content.
+            ValueError: folder, key or description is invalid (``UnsafePath``: a file is).
         """
         if folder.absolute() != self._staging_path(stage_key, attempt):
             raise ValueError(
@@ -311,8 +312,8 @@ class Store:
                 f"key_parts do not hash to stage_key={stage_key[:12]}…; use schemas.records.stage_key.stage_key"
             )
         canonical_json(provenance)
-        nameless = "0" * 64
-        described = describe(description, stage_key=stage_key, digest=nameless, files_digest=nameless)
+        placeholder = "0" * 64
+        described = describe(description, stage_key=stage_key, digest=placeholder, files_digest=placeholder)
         self._require_newest(stage_key, attempt)
 
         try:
@@ -322,7 +323,7 @@ class Store:
             self._require_newest(stage_key, attempt)
             self._place_object(folder, digest)
         except FileNotFoundError:
-            self._require_newest(stage_key, attempt)  # a newer attempt removes what older ones have staged
+            self._require_newest(stage_key, attempt)  # a newer attempt removes the folders of older ones
             raise
         ref = Ref(
             artifact=describe(description, stage_key=stage_key, digest=digest, files_digest=files_digest),
@@ -333,23 +334,23 @@ class Store:
         )
         return self._swap_ref(ref).artifact
 
-    # How it is kept
+    # Implementation
 
     def _place_object(self, folder: Path, digest: str) -> None:
-        """Move a sealed folder to its place, or drop it where an intact equal is there."""
+        """Move a sealed folder to its object path, or remove it if an intact equal object exists."""
         target = self._object_path(digest)
         with self._object_lock(digest):
             if os.path.lexists(target):
                 problems = find_problems(target, digest=digest)
                 if not problems:
                     self._discard(folder)
-                    sync_folder(self._objects)  # whoever moved it here may have died before this
+                    sync_folder(self._objects)  # the process that moved it here may have died before this
                     return
                 self._quarantine_object(digest, problems)
             move_folder(folder, target)
 
     def _swap_ref(self, ref: Ref) -> Ref:
-        """Let the stage key stand for ``ref``, unless a newer attempt has begun (compare-and-swap)."""
+        """Replace the ref of the stage key, unless a newer attempt has started (compare-and-swap)."""
         stage_key = ref.artifact.stage_key
         with locked(self._swap_lock(stage_key)):
             self._require_newest(stage_key, ref.attempt)
@@ -365,39 +366,39 @@ class Store:
                     )
                 sync_folder(self._refs)
                 return present
-            # Not sorted: the first of the metrics are those that a stage wants shown.
-            told = json.dumps(ref.model_dump(mode="json"), separators=(",", ":"), allow_nan=False)
-            replace_file(self._ref_path(stage_key), told.encode())
+            # Not sorted: the first metrics are the ones to show.
+            content = json.dumps(ref.model_dump(mode="json"), separators=(",", ":"), allow_nan=False)
+            replace_file(self._ref_path(stage_key), content.encode())
             return ref
 
     def _discard(self, folder: Path) -> None:
-        """Remove a folder, first by name at once, so that nobody uses what is half removed."""
-        # Another attempt may have been quicker.
+        """Remove a folder; it is renamed first, so that no half-removed folder is used."""
+        # Another attempt may have removed it already.
         with suppress(FileNotFoundError):
             os.rename(folder, folder.with_name(f"{folder.name}.removed-{secrets.token_hex(8)}"))
         for removed in folder.parent.glob(f"{folder.name}.removed-*"):
             shutil.rmtree(removed, ignore_errors=True)
 
     def _quarantine_object(self, digest: str, problems: list[str]) -> None:
-        """Move a damaged object aside; the caller holds its lock, and has just seen the problems."""
+        """Move a damaged object to quarantine; the caller holds its lock and has just verified it."""
         aside = free_path(self._quarantine, digest)
         os.rename(self._object_path(digest), aside)
         sync_folder(self._objects)
         _log.warning("object %s is damaged and not used (kept as %s): %s", digest, aside, "; ".join(problems))
 
     def _quarantine_ref(self, stage_key: str) -> None:
-        """Move a ref aside that is not believed; the caller holds its lock."""
+        """Move an invalid ref to quarantine; the caller holds its lock."""
         os.rename(self._ref_path(stage_key), free_path(self._quarantine, f"ref-{stage_key}"))
 
-    def _said_otherwise(self, artifact: Artifact) -> list[str]:
-        """What a ref says otherwise than the artifact's own files, which are intact."""
+    def _contradictions(self, artifact: Artifact) -> list[str]:
+        """Differences between a ref and the artifact's own, intact files."""
         try:
             return contradictions(artifact, self.sealed(artifact.digest))
         except (ValueError, OSError) as error:
             return [str(error)]
 
     def _attempt_seen(self, stage_key: str) -> int:
-        """The newest attempt that the ref or a folder in staging knows of; 0: none."""
+        """The newest attempt in the ref or in staging; 0: none."""
         try:
             ref = self.find(stage_key)
         except DamagedRef:
@@ -406,13 +407,15 @@ class Store:
         return max(0 if ref is None else ref.attempt, max(staged, default=0))
 
     def _staged(self, stage_key: str) -> list[tuple[Path, int]]:
-        """What attempts at the stage key have left in staging, each with its number."""
+        """Folders in staging of the stage key's attempts, each with the attempt's number."""
         named = ((path, path.name.split(".")[1]) for path in self._staging.glob(f"{stage_key}.*"))
         return [(path, int(number)) for path, number in named if re.fullmatch(r"[0-9]{1,18}", number)]
 
     def _require_newest(self, stage_key: str, attempt: int) -> None:
         newest = read_count(self._lock_path(stage_key, "attempt"))
-        if newest is None:  # the next attempt mends it; one that is newer than this has left a folder
+        if (
+            newest is None
+        ):  # unreadable; a newer attempt would have a folder, and the next attempt rewrites the file
             newest = max(attempt, self._attempt_seen(stage_key))
         if attempt > newest or attempt < 1:
             raise ValueError(

@@ -44,10 +44,10 @@ def explained(verbose: bool) -> Iterator[None]:
         raise typer.Exit(code) from None
 
 
-def warn(messages: Iterable[str], *, but: str | None = None) -> None:
+def warn(messages: Iterable[str], *, skip: str | None = None) -> None:
     """What is no reason to stop, on standard error; not of run ``but``, whose own error says so."""
     for message in messages:
-        if but is None or f"/{but}/" not in message:
+        if skip is None or f"/{skip}/" not in message:
             print(f"vantage: warning: {message}", file=sys.stderr)
 
 

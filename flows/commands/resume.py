@@ -24,7 +24,7 @@ def resume(
 
         place = workspace_at(workspace)
         run_id = find_run(place, run_id)
-        warn(damaged_runs(place), but=run_id)
+        warn(damaged_runs(place), skip=run_id)
         with drive_again(place, run_id) as taken:
             record = execute(taken, screen_of(as_json), strict=strict, verbose=verbose)
         finish(record, as_json=as_json)

@@ -36,7 +36,7 @@ def status(
         place = workspace_at(workspace)
         run_id = None if run_id is None else find_run(place, run_id)
         damaged = damaged_runs(place)
-        warn(damaged, but=run_id)
+        warn(damaged, skip=run_id)
         records = [read_run(place, run_id)] if run_id else read_runs(place)
         views = [look(place, record, verify=verify) for record in records]
         if as_json:

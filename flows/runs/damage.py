@@ -44,7 +44,7 @@ def _of_stage(store: Store, stage: StageRecord, *, verify: bool) -> list[str]:
         return [f"the store has no artifact for its key {stage.stage_key[:12]} any longer"]
     if ref.artifact.digest != stage.digest:
         return []  # made again since, with other bits: this run's own are not kept
-    problems = store.verify(ref.artifact) if verify else store.glance(ref.artifact)
+    problems = store.verify(ref.artifact) if verify else store.check_sizes(ref.artifact)
     return [f"{ref.artifact.uri}: {problem}" for problem in problems]
 
 

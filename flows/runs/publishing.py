@@ -37,7 +37,7 @@ def publish(publication: Publication, orchestrator: Orchestrator) -> None:
         alias=alias,
     )
     name = publication.registered_model
-    copy = orchestrator.ledger.said_of_copy(name, artifact)
+    copy = orchestrator.ledger.copy_status(name, artifact)
     if copy.refused:
         orchestrator.run.update(unpublished={**orchestrator.run.record.unpublished, name: copy.refused})
         orchestrator.watcher.say(f"  {publication.stage} is not published as {name}: {copy.refused}", "red")

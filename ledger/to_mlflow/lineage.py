@@ -7,7 +7,7 @@ from mlflow import entities
 from mlflow.tracking import MlflowClient
 
 from ledger.entries import RunEntry
-from ledger.notes import Link, Made, made
+from ledger.notes import ArtifactKey, Link, artifact_key
 from ledger.operations import Input
 from ledger.to_mlflow.runs import page_of, search
 from ledger.to_mlflow.server import Server
@@ -16,72 +16,76 @@ from schemas.records.artifacts import Artifact, Dataset
 _INPUT_TAG_LENGTH, _DATASET_DIGEST_LENGTH = 500, 36  # MLflow's limits
 
 
-class Maker(NamedTuple):
+class Producer(NamedTuple):
     """The run that made an artifact, and its logged model if it has one."""
 
     run: entities.Run
     model_id: str | None
 
 
-class Makers:
+class Producers:
     """Who made what, on the whole server; what was found is remembered until told to forget."""
 
     def __init__(self, server: Server, *, run_id: str) -> None:
         self._server = server
         self._run_id = run_id
         self._experiments: list[str] = []
-        self._found: dict[Made, Maker] = {}
+        self._found: dict[ArtifactKey, Producer] = {}
 
     def forget(self) -> None:
         """Look again next time."""
         self._experiments = []
         self._found.clear()
 
-    def remember(self, artifact: Artifact, maker: Maker) -> None:
+    def remember(self, artifact: Artifact, producer: Producer) -> None:
         """This run has made the artifact."""
-        self._found[made(artifact)] = maker
+        self._found[artifact_key(artifact)] = producer
 
-    def find(self, artifact: Artifact) -> Maker | None:
+    def find(self, artifact: Artifact) -> Producer | None:
         """The earliest run that made the artifact under its stage key; this run's own, where it did.
 
         By its digest alone it could be another stage that came out the same: a policy that learned nothing is, file by
         file, the model that it started from.
         """
-        name = made(artifact)
+        name = artifact_key(artifact)
         if name not in self._found:
             self._experiments = self._experiments or self._server.experiment_ids()
-            makers = [
+            producers = [
                 run
                 for run in search(self._server.client, self._experiments, "vantage.digest", artifact.digest)
                 if "vantage.reused_from" not in run.data.tags
                 and run.data.tags.get("vantage.stage_key") == artifact.stage_key
             ]
-            if not makers:
+            if not producers:
                 return None
-            ours = (run for run in makers if run.data.tags.get("vantage.run_id") == self._run_id)
-            run = next(ours, makers[0])
-            self._found[name] = Maker(run, run.data.tags.get("vantage.model"))
+            ours = (run for run in producers if run.data.tags.get("vantage.run_id") == self._run_id)
+            run = next(ours, producers[0])
+            self._found[name] = Producer(run, run.data.tags.get("vantage.model"))
         return self._found[name]
 
-    def links(self, entry: RunEntry) -> dict[Made, Link]:
-        """Where its maker stands, for every artifact that the run knows of."""
+    def links(self, entry: RunEntry) -> dict[ArtifactKey, Link]:
+        """Where its producer stands, for every artifact that the run knows of."""
         artifacts = [given.artifact for stage in entry.stages.values() for given in stage.inputs.values()]
         artifacts += [stage.artifact for stage in entry.stages.values() if stage.artifact]
-        return {made(artifact): link_to(maker) for artifact in artifacts if (maker := self.find(artifact))}
+        return {
+            artifact_key(artifact): link_to(producer)
+            for artifact in artifacts
+            if (producer := self.find(artifact))
+        }
 
 
-def link_to(maker: Maker) -> Link:
-    """Where the maker stands in MLflow's own site."""
-    experiment_id, tags = maker.run.info.experiment_id, maker.run.data.tags
+def link_to(producer: Producer) -> Link:
+    """Where the producer stands in MLflow's own site."""
+    experiment_id, tags = producer.run.info.experiment_id, producer.run.data.tags
     return Link(
-        run=page_of(experiment_id, maker.run.info.run_id),
+        run=page_of(experiment_id, producer.run.info.run_id),
         run_name=f"{tags.get('vantage.stage')} of run {tags.get('vantage.run_id')}",
-        model=f"#/experiments/{experiment_id}/models/{maker.model_id}" if maker.model_id else None,
+        model=f"#/experiments/{experiment_id}/models/{producer.model_id}" if producer.model_id else None,
     )
 
 
 def log_inputs(
-    client: MlflowClient, run_id: str, entry: RunEntry, name: str, makers: Makers
+    client: MlflowClient, run_id: str, entry: RunEntry, name: str, producers: Producers
 ) -> dict[str, str]:
     """Datasets and models that the stage reads; returns the tags that say what it is and what it is made of."""
     stage = entry.stages[name]
@@ -91,11 +95,11 @@ def log_inputs(
     datasets, models = [], []
     for role, given in stage.inputs.items():
         tags[f"vantage.parent.{role}"] = given.artifact.digest
-        maker = makers.find(given.artifact)
-        if maker is not None:
-            tags[f"vantage.parent.{role}.run"] = maker.run.info.run_id
-            if maker.model_id is not None:
-                models.append(entities.LoggedModelInput(maker.model_id))
+        producer = producers.find(given.artifact)
+        if producer is not None:
+            tags[f"vantage.parent.{role}.run"] = producer.run.info.run_id
+            if producer.model_id is not None:
+                models.append(entities.LoggedModelInput(producer.model_id))
         if isinstance(given.artifact, Dataset):
             prepared = entry.stages.get(given.stage)
             datasets.append(

@@ -13,7 +13,7 @@ from mlflow.tracking import MlflowClient
 from ledger.operations import Publish
 from ledger.published_copies import WEIGHTS
 from ledger.to_mlflow.copies import problems_of_copy
-from ledger.to_mlflow.lineage import Maker
+from ledger.to_mlflow.lineage import Producer
 from ledger.to_mlflow.logged_models import EXTERNAL
 from ledger.to_mlflow.model_description import PublishingError, write_description
 
@@ -33,7 +33,7 @@ class Published(NamedTuple):
 def publish(
     client: MlflowClient,
     operation: Publish,
-    maker: Maker | None,
+    producer: Producer | None,
     *,
     tracking_uri: str,
     our_run_id: str,
@@ -54,7 +54,7 @@ def publish(
             not what was copied. No version is made, and no alias moves.
     """
     digest, name = operation.artifact.digest, operation.registered_model
-    if maker is None or maker.model_id is None:
+    if producer is None or producer.model_id is None:
         raise PublishingError(f"stage {operation.stage!r}: no run of this server made {digest}")
     _create_registered_model(client, name)
     found = client.search_model_versions(f"name = '{name}' AND tags.`vantage.digest` = '{digest}'")
@@ -62,38 +62,38 @@ def publish(
     if found:
         first = min(found, key=lambda each: int(each.version))
         version, location = int(first.version), str(first.source)
-        model_id = _model_in(location) or maker.model_id
+        model_id = _model_in(location) or producer.model_id
         repaired = tuple(problems_of_copy(location, tracking_uri=tracking_uri, digest=digest))
         if repaired:
-            _copy_files(client, operation, maker, model_id, tracking_uri, our_run_id)
+            _copy_files(client, operation, producer, model_id, tracking_uri, our_run_id)
     else:
-        model_id = maker.model_id
-        _copy_files(client, operation, maker, model_id, tracking_uri, our_run_id)
-        version = _create_version(client, operation, maker, maker.model_id, our_run_id)
+        model_id = producer.model_id
+        _copy_files(client, operation, producer, model_id, tracking_uri, our_run_id)
+        version = _create_version(client, operation, producer, producer.model_id, our_run_id)
     if note is not None:
         client.update_model_version(name, str(version), description=note)
     for tag, value in facts.items():
         client.set_model_version_tag(name, str(version), tag, value)
-    _link_version(client, maker.model_id, name, version)
+    _link_version(client, producer.model_id, name, version)
     if operation.alias is not None:
         client.set_registered_model_alias(name, operation.alias, str(version))
     return Published(str(version), client.get_logged_model(model_id).artifact_location, repaired)
 
 
-def _tags(operation: Publish, maker: Maker, our_run_id: str) -> dict[str, str]:
+def _tags(operation: Publish, producer: Producer, our_run_id: str) -> dict[str, str]:
     artifact = operation.artifact
     return {
         "vantage.digest": artifact.digest,
         "vantage.stage_key": artifact.stage_key,
-        "vantage.stage": maker.run.data.tags.get("vantage.stage", operation.stage),
-        "vantage.run_id": maker.run.data.tags.get("vantage.run_id", our_run_id),
+        "vantage.stage": producer.run.data.tags.get("vantage.stage", operation.stage),
+        "vantage.run_id": producer.run.data.tags.get("vantage.run_id", our_run_id),
     }
 
 
 def _copy_files(
     client: MlflowClient,
     operation: Publish,
-    maker: Maker,
+    producer: Producer,
     model_id: str,
     tracking_uri: str,
     our_run_id: str,
@@ -105,9 +105,9 @@ def _copy_files(
             Path(operation.folder),
             description,
             kind=operation.artifact.kind,
-            run_id=maker.run.info.run_id,
+            run_id=producer.run.info.run_id,
             model_id=model_id,
-            metadata=_tags(operation, maker, our_run_id),
+            metadata=_tags(operation, producer, our_run_id),
         )
         client.log_model_artifacts(model_id, operation.folder, WEIGHTS)
         client.log_model_artifacts(model_id, str(description))
@@ -121,7 +121,7 @@ def _copy_files(
 
 
 def _create_version(
-    client: MlflowClient, operation: Publish, maker: Maker, model_id: str, our_run_id: str
+    client: MlflowClient, operation: Publish, producer: Producer, model_id: str, our_run_id: str
 ) -> int:
     """Make the version of files that are there; a kill before leaves files, which are then written again."""
     model = client.get_logged_model(model_id)
@@ -130,8 +130,8 @@ def _create_version(
     version = client.create_model_version(
         operation.registered_model,
         model.artifact_location,
-        maker.run.info.run_id,
-        tags=_tags(operation, maker, our_run_id),
+        producer.run.info.run_id,
+        tags=_tags(operation, producer, our_run_id),
         model_id=model_id,
     )
     return int(version.version)

@@ -42,15 +42,17 @@ class Runs:
         run_id = self.ids.get(stage)
         return page_of(self._experiment_id, run_id) if run_id else None
 
-    def whole(self, time: int) -> str:
+    def parent_run(self, time: int) -> str:
         """MLflow's id of the run above all stages, made if there is none."""
         return self.ids.get(None) or self._create(None, time, {"vantage.recipe": self._recipe})
 
-    def of_stage(self, stage: str, time: int) -> str:
+    def stage_run(self, stage: str, time: int) -> str:
         """MLflow's id of the stage's run, made if there is none."""
         if stage in self.ids:
             return self.ids[stage]
-        return self._create(stage, time, {"vantage.stage": stage, "mlflow.parentRunId": self.whole(time)})
+        return self._create(
+            stage, time, {"vantage.stage": stage, "mlflow.parentRunId": self.parent_run(time)}
+        )
 
     def _create(self, stage: str | None, time: int, tags: dict[str, str]) -> str:
         tags = {
@@ -89,13 +91,13 @@ def close_running(
     experiments: Sequence[str],
     our_run_id: str,
     *,
-    but: str | None = None,
+    skip: str | None = None,
     reason: str,
     time: int,
 ) -> None:
     """End as KILLED whatever a dead process of the run left RUNNING, except the run ``but`` of MLflow's."""
     for run in list(search(client, experiments, "vantage.run_id", our_run_id)):
-        if run.info.status == "RUNNING" and run.info.run_id != but:
+        if run.info.status == "RUNNING" and run.info.run_id != skip:
             client.set_tag(run.info.run_id, "vantage.interrupted", reason)
             client.set_terminated(run.info.run_id, "KILLED", time)
 

@@ -15,10 +15,10 @@ from storage.durable_files import locked, make_folder, make_private
 
 log = logging.getLogger(__name__)
 
-MARK = "vantage"
+EXPERIMENT_TAG = "vantage"
 """Tag by which the ledger's experiments are found among a server's others."""
 
-_REFUSALS = frozenset(
+_PERMANENT_ERRORS = frozenset(
     {
         "INVALID_PARAMETER_VALUE",
         "INVALID_STATE",
@@ -30,7 +30,7 @@ _REFUSALS = frozenset(
 """Error codes that will be the same tomorrow."""
 
 _EXPERIMENT_TAGS = {
-    MARK: "true",
+    EXPERIMENT_TAG: "true",
     "mlflow.experimentKind": "custom_model_development",  # or else MLflow opens it as one of chats and traces
 }
 
@@ -49,7 +49,7 @@ class Server:
         self._opened: dict[str, entities.Experiment] = {}
         database = _sqlite_file(tracking_uri)
         self._artifacts = artifacts.as_uri() if is_database(tracking_uri) else None
-        with _making(database):
+        with _creating(database):
             if database is not None and database.parent == artifacts.parent:  # the workspace's own
                 make_private(database)  # what SQLite writes beside it takes its mode
             self.client = MlflowClient(tracking_uri=tracking_uri)
@@ -70,7 +70,7 @@ class Server:
 
     def experiment_ids(self) -> list[str]:
         """Every experiment that a ledger writes to: an artifact may have been made under another recipe."""
-        found = self.client.search_experiments(filter_string=f"tags.{MARK} = 'true'")
+        found = self.client.search_experiments(filter_string=f"tags.{EXPERIMENT_TAG} = 'true'")
         return [experiment.experiment_id for experiment in found]
 
     def _create_experiment(self, name: str) -> entities.Experiment:
@@ -91,15 +91,15 @@ def is_database(tracking_uri: str) -> bool:
     return engine in DATABASE_ENGINES
 
 
-def is_refusal(error: Exception) -> bool:
+def is_permanent_error(error: Exception) -> bool:
     """Whether trying again is no use; what is neither MLflow's nor the network's error is our own."""
     if isinstance(error, MlflowException):
-        return error.error_code in _REFUSALS
+        return error.error_code in _PERMANENT_ERRORS
     return not isinstance(error, OSError)
 
 
 @contextmanager
-def _making(database: Path | None) -> Iterator[None]:
+def _creating(database: Path | None) -> Iterator[None]:
     """One process at a time looks whether the database is there, and makes it or brings it up to date."""
     if database is None:
         yield

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from schemas.frozen import Frozen
-from storage.durable_files import show_file
+from storage.durable_files import replace_file_unsynced
 from tasks.training.writer import writes_files
 
 RUNNING = "running"
@@ -144,7 +144,7 @@ class Progress:
             report = self._report
             left = self._pace.seconds_left(report.step, report.total, now)
             report = report.model_copy(update={"seconds_left": left, "updated": clock.time()})
-            show_file(self._path, report.model_dump_json().encode())
+            replace_file_unsynced(self._path, report.model_dump_json().encode())
             self._shown_at = now
 
 

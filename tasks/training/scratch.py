@@ -6,7 +6,7 @@ from typing import Annotated
 from pydantic import Field
 
 from schemas.frozen import Frozen
-from storage.durable_files import show_file
+from storage.durable_files import replace_file_unsynced
 
 CHECKPOINTS = "checkpoints"
 JOURNAL = "journal.jsonl"
@@ -26,7 +26,7 @@ class Committed(Frozen):
 def write_committed(scratch: Path, *, step: int, journal_offset: int) -> None:
     """Say up to where the journal is final, after a checkpoint of ``step`` was committed."""
     committed = Committed(step=step, journal_offset=journal_offset)
-    show_file(scratch / _COMMITTED, committed.model_dump_json().encode())
+    replace_file_unsynced(scratch / _COMMITTED, committed.model_dump_json().encode())
 
 
 def read_committed(scratch: Path) -> tuple[int, int]:

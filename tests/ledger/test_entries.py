@@ -2,7 +2,7 @@
 
 import pytest
 
-from ledger.entries import after, new_rows
+from ledger.entries import apply_operation, new_rows
 from ledger.operations import LogMetrics
 from tests.ledger.told_operations import (
     FINISH_STAGE,
@@ -32,7 +32,7 @@ def test_an_artifact_of_this_runs_own_dead_attempt_is_completed_and_not_reused()
 
 def test_operations_that_cannot_come_here_say_what_has_to_come_first() -> None:
     with pytest.raises(ValueError, match="finish_stage before open_run"):
-        after(None, FINISH_STAGE)
+        apply_operation(None, FINISH_STAGE)
     with pytest.raises(ValueError, match="stage 'sft' was never opened in run 0001-tiny-abcdef"):
         entry(OPEN_RUN, FINISH_STAGE)
 

@@ -2,7 +2,7 @@
 
 from ledger.notes import (
     Link,
-    made,
+    artifact_key,
     run_note,
     stage_note,
 )
@@ -18,11 +18,11 @@ from tests.ledger.told_operations import (
 
 
 def test_the_second_line_of_a_stages_page_names_and_links_its_parents() -> None:
-    makers = {
-        made(policy("model")): Link(run="#/m", run_name="model of run 0001", model="#/models/m"),
-        made(DEMONSTRATIONS): Link(run="#/d", run_name="data.demonstrations of run 0001"),
+    producers = {
+        artifact_key(policy("model")): Link(run="#/m", run_name="model of run 0001", model="#/models/m"),
+        artifact_key(DEMONSTRATIONS): Link(run="#/d", run_name="data.demonstrations of run 0001"),
     }
-    lines = stage_note(entry(OPEN_RUN, OPEN_STAGE), "sft", "#/run", makers).splitlines()
+    lines = stage_note(entry(OPEN_RUN, OPEN_STAGE), "sft", "#/run", producers).splitlines()
     assert (
         lines[0].rstrip() == "**sft** · sft · attempt 1 · running · a stage of run [0001-tiny-abcdef](#/run)"
     )

@@ -1,6 +1,6 @@
 """Operations of a small run, and what they add up to."""
 
-from ledger.entries import RunEntry, after
+from ledger.entries import RunEntry, apply_operation
 from ledger.operations import (
     FinishStage,
     Input,
@@ -44,6 +44,6 @@ REUSE = RecordReuse(
 def entry(*operations: OpenRun | OpenStage | FinishStage | RecordReuse | LogMetrics) -> RunEntry:
     total = None
     for operation in operations:
-        total = after(total, operation)
+        total = apply_operation(total, operation)
     assert total is not None
     return total

@@ -12,7 +12,7 @@ from storage.durable_files import (
     make_folder,
     move_folder,
     replace_file,
-    show_file,
+    replace_file_unsynced,
     write_file,
 )
 
@@ -61,7 +61,7 @@ def test_what_a_killed_writer_left_is_no_obstacle(folder: Path) -> None:
     replace_file(folder / "ref", b"new")
     assert (folder / "ref").read_bytes() == b"new"
     (folder / "ref.new").write_bytes(b"a much longer torn content")
-    show_file(folder / "ref", b"newer")
+    replace_file_unsynced(folder / "ref", b"newer")
     assert (folder / "ref").read_bytes() == b"newer"
     assert os.listdir(folder) == ["ref"]
 
@@ -79,7 +79,7 @@ def test_a_failed_sync_leaves_the_old_file(folder: Path, monkeypatch: pytest.Mon
 
 
 def test_what_is_only_shown_does_not_wait_for_the_disk(folder: Path, calls: list[str]) -> None:
-    show_file(folder / "progress", b"1")
+    replace_file_unsynced(folder / "progress", b"1")
     assert calls == ["replace progress"]
 
 

@@ -11,7 +11,7 @@ from storage.durable_files import (
     locked,
     open_private,
     replace_file,
-    show_file,
+    replace_file_unsynced,
 )
 from storage.store import Fenced, Store
 
@@ -109,7 +109,7 @@ def test_a_folder_in_the_place_of_a_lock_is_named_with_the_remedy(store: Store) 
         pass
 
 
-@pytest.mark.parametrize("write", [replace_file, show_file])
+@pytest.mark.parametrize("write", [replace_file, replace_file_unsynced])
 @pytest.mark.parametrize("name", ["state.json", "state.json.new"])
 def test_a_folder_in_the_place_of_a_file_is_kept_aside(
     tmp_path: Path, write: Callable[[Path, bytes], None], name: str

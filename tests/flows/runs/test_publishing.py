@@ -9,7 +9,7 @@ import pytest
 
 from flows.runs.publishing import publish
 from flows.runs.run import PublishedCopy, StageRecord
-from ledger.run_ledger import Copy
+from ledger.run_ledger import CopyStatus
 from schemas.recipe.recipe import Publication
 from schemas.recipe.rewards import Judge
 from schemas.recipe.stages import Gate, PolicyEvaluation
@@ -22,7 +22,7 @@ class Recorder:
 
     def __init__(self, version: str | None = "3", **said: Any) -> None:
         self.version = version
-        self.copy = Copy(**{"location": "/m", "repaired": (), "refused": None} | said)
+        self.copy = CopyStatus(**{"location": "/m", "repaired": (), "refused": None} | said)
         self.asked: list[tuple[str, str, str | None]] = []
 
     def publish(
@@ -31,7 +31,7 @@ class Recorder:
         self.asked.append((stage, registered_model, alias))
         return self.version
 
-    def said_of_copy(self, registered_model: str, artifact: Any) -> Copy:
+    def copy_status(self, registered_model: str, artifact: Any) -> CopyStatus:
         return self.copy
 
 

@@ -81,7 +81,7 @@ def test_a_published_policy_loads_as_a_pipeline_that_answers_as_the_stored_one_d
         "vantage.run_id": RUN_ID,
     }
     assert version.run_id == run_id
-    assert version.description.startswith("Made by stage [policy](#/experiments/")
+    assert version.description.startswith("ArtifactKey by stage [policy](#/experiments/")
     run = client.get_run(run_id)
     assert run.data.tags["vantage.published"] == "quickstart@champion version 1"
     model = client.get_logged_model(run.data.tags["vantage.model"])
@@ -211,14 +211,14 @@ def test_a_copy_that_was_damaged_is_told_and_made_again_by_the_next_publication(
         ledger.open_run(RUN_ID, "tiny", {})
         make(ledger, "policy", "policy_optimization", made)
         assert ledger.publish("policy", made, policy, "quickstart", alias="champion") == "1"
-        assert ledger.said_of_copy("quickstart", made).repaired == ()
+        assert ledger.copy_status("quickstart", made).repaired == ()
     copy = copy_of(workspace, made)
     damage(copy / name)
     assert problems_in(copy, made.digest)
     with Ledger(None, workspace, "tiny") as ledger:
         ledger.open_run("0002-tiny-bbbbbb", "tiny", {})
         assert ledger.publish("policy", made, policy, "quickstart", alias="champion") == "1"
-        said = ledger.said_of_copy("quickstart", made)
+        said = ledger.copy_status("quickstart", made)
     assert len(said.repaired) == 1
     assert said.repaired[0].startswith(complaint)
     assert said.refused is None
@@ -236,7 +236,7 @@ def test_what_mlflow_does_not_hold_as_it_is_stored_gets_neither_version_nor_alia
         ledger.open_run(RUN_ID, "tiny", {})
         make(ledger, "policy", "policy_optimization", made)
         assert ledger.publish("policy", made, broken, "quickstart", alias="champion") is None
-        refused = ledger.said_of_copy("quickstart", made).refused
+        refused = ledger.copy_status("quickstart", made).refused
     assert refused is not None
     assert "is not what is in the store: model: model.safetensors: sha256 is" in refused
     client = MlflowClient(f"sqlite:///{workspace / 'mlflow.db'}")

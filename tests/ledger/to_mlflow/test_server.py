@@ -9,10 +9,10 @@ from mlflow.exceptions import MlflowException
 from mlflow.protos import databricks_pb2
 
 from ledger.to_mlflow.server import (
-    MARK,
+    EXPERIMENT_TAG,
     Server,
     is_database,
-    is_refusal,
+    is_permanent_error,
 )
 
 
@@ -24,7 +24,7 @@ def test_an_experiment_is_made_once_and_marked_as_ours(workspace: Path) -> None:
     made = server_of(workspace).experiment("tiny")
     found = server_of(workspace).experiment("tiny")
     assert made.experiment_id == found.experiment_id
-    assert found.tags[MARK] == "true"
+    assert found.tags[EXPERIMENT_TAG] == "true"
     assert found.artifact_location.startswith((workspace / "mlartifacts").as_uri())
     assert made.experiment_id in server_of(workspace).experiment_ids()
 
@@ -99,4 +99,4 @@ def test_a_database_is_told_from_a_server_that_has_a_place_for_artifacts(
 def test_what_would_be_refused_again_tomorrow_is_told_from_what_may_work(
     error: Exception, final: bool
 ) -> None:
-    assert is_refusal(error) == final
+    assert is_permanent_error(error) == final

@@ -12,7 +12,7 @@ from mlflow import entities
 from ledger.entries import RunEntry
 from ledger.notes import (
     artifact_note,
-    facts_of_model,
+    model_tags,
     run_note,
     stage_note,
 )
@@ -30,8 +30,8 @@ from ledger.operations import (
 )
 from ledger.sameness import remark_on
 from ledger.to_mlflow.lineage import (
-    Maker,
-    Makers,
+    Producer,
+    Producers,
     link_to,
     log_inputs,
 )
@@ -39,7 +39,7 @@ from ledger.to_mlflow.logged_models import record_model
 from ledger.to_mlflow.registered_models import Published, publish
 from ledger.to_mlflow.runs import Runs, close_running
 from ledger.to_mlflow.samples import log_samples
-from ledger.to_mlflow.server import Server, is_refusal
+from ledger.to_mlflow.server import Server, is_permanent_error
 from ledger.to_mlflow.writing import (
     NOTE,
     fit_tag,
@@ -55,7 +55,7 @@ _RUN_STATUS = {"completed": "FINISHED", "gate_closed": "FAILED", "failed": "FAIL
 _STAGE_STATUS = {**_RUN_STATUS, "gate_closed": "FINISHED", "reused": "FINISHED"}
 
 
-class Book:
+class RunWriter:
     """One run of ours in one experiment of MLflow's."""
 
     def __init__(self, server: Server, opening: OpenRun) -> None:
@@ -63,7 +63,7 @@ class Book:
         self._client = server.client
         self._run_id = opening.run_id
         self._experiment = server.experiment(opening.experiment)
-        self._makers = Makers(server, run_id=self._run_id)
+        self._producers = Producers(server, run_id=self._run_id)
         self._note_is_stale = False
         self.runs = Runs(
             self._client,
@@ -88,12 +88,12 @@ class Book:
             self._apply(entry, operation)
         except Exception as error:
             self.forget()
-            if not is_refusal(error):
+            if not is_permanent_error(error):
                 raise
             self._apply(entry, operation)  # a run may have been deleted by hand since we found it
         self._note_is_stale = True
 
-    def note_refusal(self, operation: Operation, why: str) -> None:
+    def record_refusal(self, operation: Operation, why: str) -> None:
         """Keep why something was not published, for whoever waits for it."""
         if isinstance(operation, Publish):
             self.unpublished[operation.registered_model, operation.artifact.digest] = why
@@ -101,13 +101,13 @@ class Book:
     def forget(self) -> None:
         """Look everything up again: others may have written, or deleted, since."""
         self.runs.forget()
-        self._makers.forget()
+        self._producers.forget()
 
     def write_run_note(self, entry: RunEntry) -> None:
         """Bring the table of stages on the run's page up to date."""
         if self._note_is_stale and None in self.runs.ids:
             pages = {stage: page for stage in entry.stages if (page := self.runs.page(stage))}
-            note = run_note(entry, pages, self._makers.links(entry))
+            note = run_note(entry, pages, self._producers.links(entry))
             self._client.set_tag(self.runs.ids[None], NOTE, fit_tag(note))
             self._note_is_stale = False
 
@@ -142,13 +142,13 @@ class Book:
 
     def _open_run(self, entry: RunEntry, operation: OpenRun) -> None:
         self.forget()
-        run_id = self.runs.whole(operation.time)
+        run_id = self.runs.parent_run(operation.time)
         if entry.openings > 1:
             close_running(
                 self._client,
                 self._server.experiment_ids(),
                 self._run_id,
-                but=run_id,
+                skip=run_id,
                 reason="its process died; the run was taken over",
                 time=operation.time,
             )
@@ -157,14 +157,14 @@ class Book:
         write(self._client, run_id, params=params, tags=tags)
 
     def _open_stage(self, entry: RunEntry, operation: OpenStage) -> None:
-        run_id = self.runs.of_stage(operation.stage, operation.time)
-        tags = log_inputs(self._client, run_id, entry, operation.stage, self._makers) | entry.origin
+        run_id = self.runs.stage_run(operation.stage, operation.time)
+        tags = log_inputs(self._client, run_id, entry, operation.stage, self._producers) | entry.origin
         tags |= {"vantage.status": "running", "vantage.attempt": str(operation.attempt)}
         self._write_stage(entry, operation.stage, tags, params=flatten(operation.params))
         self._client.update_run(run_id, status="RUNNING")
 
     def _log_metrics(self, operation: LogMetrics) -> None:
-        run_id = self.runs.of_stage(operation.stage, min(time for _, _, time, _ in operation.rows))
+        run_id = self.runs.stage_run(operation.stage, min(time for _, _, time, _ in operation.rows))
         rows = (entities.Metric(name, value, time, step) for name, value, time, step in operation.rows)
         write_metrics(self._client, run_id, rows)
 
@@ -176,11 +176,11 @@ class Book:
         for verdict in operation.verdicts:
             tags[f"vantage.gate.{verdict.metric}"] = str(verdict)
             tags[f"vantage.gate.{verdict.metric}.evidence"] = json.dumps(verdict.evidence, sort_keys=True)
-        self.runs.of_stage(operation.stage, operation.time)
+        self.runs.stage_run(operation.stage, operation.time)
         self._write_stage(entry, operation.stage, tags)
 
     def _finish_stage(self, entry: RunEntry, operation: FinishStage) -> None:
-        run_id = self.runs.of_stage(operation.stage, operation.time)
+        run_id = self.runs.stage_run(operation.stage, operation.time)
         tags: dict[str, str] = {"vantage.status": operation.outcome}
         tags |= {f"vantage.provenance.{part}": value for part, value in operation.provenance.items()}
         if operation.artifact is not None:
@@ -190,25 +190,25 @@ class Book:
 
     def _record_reuse(self, entry: RunEntry, operation: RecordReuse) -> None:
         stage = operation.stage
-        run_id = self.runs.of_stage(stage, operation.time)
-        tags = log_inputs(self._client, run_id, entry, stage, self._makers)
+        run_id = self.runs.stage_run(stage, operation.time)
+        tags = log_inputs(self._client, run_id, entry, stage, self._producers)
         outcome = entry.stages[stage].outcome
-        maker = self._makers.find(operation.artifact)
-        if outcome == "reused" and maker is not None and maker.run.info.run_id != run_id:
+        producer = self._producers.find(operation.artifact)
+        if outcome == "reused" and producer is not None and producer.run.info.run_id != run_id:
             tags |= {
-                "vantage.reused_from": maker.run.info.run_id,
+                "vantage.reused_from": producer.run.info.run_id,
                 "vantage.digest": operation.artifact.digest,
             }
         else:
             # Our own earlier attempt made it, or someone whom this server never heard of: here it is recorded.
             self._record_artifact(entry, stage, operation.artifact)
-        self._show_on_whole_run(entry, stage, operation.artifact)
+        self._copy_metrics_to_parent(entry, stage, operation.artifact)
         tags["vantage.status"] = outcome
         self._write_stage(entry, stage, tags, params=flatten(operation.params))
         self._client.set_terminated(run_id, _STAGE_STATUS[outcome], entry.stages[stage].made)
 
     def _finish_run(self, entry: RunEntry, operation: FinishRun) -> None:
-        run_id = self.runs.whole(operation.time)
+        run_id = self.runs.parent_run(operation.time)
         write(self._client, run_id, tags={"vantage.status": operation.outcome})
         self._note_is_stale = True
         self.write_run_note(entry)  # now: nothing may come after that would write it
@@ -216,22 +216,22 @@ class Book:
 
     def _publish(self, entry: RunEntry, operation: Publish) -> None:
         name, digest = operation.registered_model, operation.artifact.digest
-        maker, stage = self._makers.find(operation.artifact), entry.stages.get(operation.stage)
+        producer, stage = self._producers.find(operation.artifact), entry.stages.get(operation.stage)
         note = None
-        if maker is not None and stage is not None:
-            note = artifact_note(entry, stage, link_to(maker).run or "", self._makers.links(entry))
+        if producer is not None and stage is not None:
+            note = artifact_note(entry, stage, link_to(producer).run or "", self._producers.links(entry))
         published = publish(
             self._client,
             operation,
-            maker,
+            producer,
             tracking_uri=self._server.tracking_uri,
             our_run_id=self._run_id,
             note=note,
-            facts=facts_of_model(entry, operation.stage),
+            facts=model_tags(entry, operation.stage),
         )
         alias = f"@{operation.alias}" if operation.alias else ""
-        told = {"vantage.published": f"{name}{alias} version {published.version}"}
-        write(self._client, self.runs.of_stage(operation.stage, operation.time), tags=told)
+        tags = {"vantage.published": f"{name}{alias} version {published.version}"}
+        write(self._client, self.runs.stage_run(operation.stage, operation.time), tags=tags)
         self.published[name, digest] = published
         self.unpublished.pop((name, digest), None)
 
@@ -257,15 +257,15 @@ class Book:
                 run_id=run_id,
                 our_run_id=self._run_id,
                 note=artifact_note(
-                    entry, entry.stages[stage], self.runs.page(stage) or "", self._makers.links(entry)
+                    entry, entry.stages[stage], self.runs.page(stage) or "", self._producers.links(entry)
                 ),
             )
             tags["vantage.model"] = model_id
         elif artifact.kind == "evaluation":
             # What an evaluation measures, it measures of its candidate: there it stands on the model's page too.
             candidate = entry.stages[stage].inputs.get("candidate")
-            maker = self._makers.find(candidate.artifact) if candidate else None
-            model_id = maker.model_id if maker else None
+            producer = self._producers.find(candidate.artifact) if candidate else None
+            model_id = producer.model_id if producer else None
             log_samples(self._client, run_id, entry.stages[stage])
         # A headline metric is of the kept weights: it stands one step after the curve of its name, where there is one.
         # Its time is the artifact's: MLflow keeps the same number at two times as two.
@@ -277,10 +277,10 @@ class Book:
         ]
         write(self._client, run_id, tags=tags)
         write_metrics(self._client, run_id, metrics)
-        self._show_on_whole_run(entry, stage, artifact)
-        self._makers.remember(artifact, Maker(self._client.get_run(run_id), model_id))
+        self._copy_metrics_to_parent(entry, stage, artifact)
+        self._producers.remember(artifact, Producer(self._client.get_run(run_id), model_id))
 
-    def _show_on_whole_run(self, entry: RunEntry, stage: str, artifact: Artifact) -> None:
+    def _copy_metrics_to_parent(self, entry: RunEntry, stage: str, artifact: Artifact) -> None:
         """A stage's headline metrics on the run above, as ``stage.metric``: by these MLflow's list compares runs."""
         if KINDS[entry.stages[stage].kind].is_implicit:  # its numbers say nothing of how good a run is
             return
@@ -291,14 +291,14 @@ class Book:
             for name, value in artifact.metrics.items()
             if value is not None
         ]
-        write_metrics(self._client, self.runs.whole(made), metrics)
+        write_metrics(self._client, self.runs.parent_run(made), metrics)
 
     def _write_stage(
         self, entry: RunEntry, stage: str, tags: Mapping[str, str], *, params: Mapping[str, str] | None = None
     ) -> None:
         """The stage's tags and params, and its page as it reads with them."""
-        note = stage_note(entry, stage, self.runs.page(None) or "", self._makers.links(entry))
-        told = entry.stages[stage]
-        if told.artifact and (remark := remark_on(told.artifact, told.inputs)):
+        note = stage_note(entry, stage, self.runs.page(None) or "", self._producers.links(entry))
+        entry_of_stage = entry.stages[stage]
+        if entry_of_stage.artifact and (remark := remark_on(entry_of_stage.artifact, entry_of_stage.inputs)):
             tags = {**tags, "vantage.remark": remark}
         write(self._client, self.runs.ids[stage], params=params, tags={**tags, NOTE: note})
