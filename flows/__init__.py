@@ -1,1 +1,1 @@
-"""The order of work: the pipeline, one stage's life, launching, and the command line."""
+"""Execution: the pipeline, attempts, launchers, runs, sweeps and the command line."""

@@ -1,4 +1,4 @@
-"""The one table of exit codes: what a stage's process and the command line say when they end."""
+"""The exit codes of stage processes and of the command line."""
 
 from enum import IntEnum
 
@@ -8,7 +8,7 @@ class ExitCode(IntEnum):
 
     OK = 0
     AUDIT_FAILED = 1
-    """An audit found an edge that does not hold."""
+    """An audit found an error."""
     USAGE = 2
     """The command line was not understood (the shells' and Typer's own code)."""
     BAD_INPUT = 65
@@ -16,19 +16,19 @@ class ExitCode(IntEnum):
     UNAVAILABLE = 69
     """A server that was named does not answer."""
     INTERNAL = 70
-    """A fault of ours, or one that nobody foresaw; the log has the traceback."""
+    """An error of ours, or an unexpected one; the log has the traceback."""
     STORAGE = 74
-    """A disk is full, read-only or broken, and what was committed before is whole; or what is stored is damaged."""
+    """A disk is full, read-only or broken (committed artifacts are intact); or a stored artifact is damaged."""
     RESUME = 75
     """Stopped before the end with its state saved: run the same command again."""
     GATE_CLOSED = 78
-    """A gate judged and did not pass; its verdict is recorded."""
+    """A gate did not pass; its verdict is recorded."""
     HUNG = 124
     """No progress for too long, twice; the log has the stacks of all threads (124 is what ``timeout`` leaves)."""
     INTERRUPTED = 130
     """Ctrl-C, before anything could be saved."""
     OUT_OF_MEMORY = 137
-    """Memory of the machine or of an accelerator ran out (137 is also what SIGKILL leaves)."""
+    """Memory of the machine or of an accelerator ran out (also the exit code of SIGKILL)."""
 
 
 MEANINGS: dict[ExitCode, str] = {
@@ -45,19 +45,19 @@ MEANINGS: dict[ExitCode, str] = {
     ExitCode.INTERRUPTED: "interrupted before anything could be saved",
     ExitCode.OUT_OF_MEMORY: "out of memory",
 }
-"""What a person is told of each, in ``--help`` and in the README."""
+"""Exit code → its meaning in ``--help`` and in the README."""
 
 
 def may_be_retried(code: int) -> bool:
-    """Whether another attempt can end differently with nothing changed: only an interrupted one can."""
+    """Whether another attempt can succeed without changes: only after an interruption."""
     return code == ExitCode.RESUME
 
 
-def has_second_chance(code: int) -> bool:
-    """Whether one more attempt may help that is made in another way: with less memory, or in a fresh process."""
+def may_be_retried_once(code: int) -> bool:
+    """Whether one more attempt may help, with less memory or in a new process."""
     return code in (ExitCode.OUT_OF_MEMORY, ExitCode.HUNG)
 
 
-def of_signal(number: int) -> int:
-    """Exit code that shells report for a process which signal ``number`` ended."""
+def code_of_signal(number: int) -> int:
+    """Exit code that shells report for a process that signal ``number`` ended."""
     return 128 + number

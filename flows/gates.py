@@ -1,4 +1,4 @@
-"""What a step's gates say of its artifact: judged first, enforced by the order of steps."""
+"""The verdicts of a step's gates on its artifact."""
 
 from collections.abc import Mapping
 
@@ -10,7 +10,7 @@ from schemas.records.artifacts import Artifact
 from schemas.records.verdicts import Verdict, check_artifact_gate
 
 
-def judge(
+def check_gates(
     recipe: ResolvedRecipe, step: str, artifact: Artifact, inputs: Mapping[str, Input]
 ) -> tuple[Verdict, ...]:
     """A verdict for each of the step's gates."""
@@ -19,5 +19,5 @@ def judge(
 
 
 def are_closed(verdicts: tuple[Verdict, ...]) -> bool:
-    """Whether what depends on the step must not start."""
+    """Whether steps that depend on this one must not start."""
     return any(not verdict.passed and verdict.on_fail == "stop" for verdict in verdicts)

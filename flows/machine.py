@@ -1,4 +1,4 @@
-"""What this machine has, and who may use how much of it: stages run side by side while it suffices."""
+"""CPUs and GPUs of this machine, and their reservation by stages, which run side by side if there are enough."""
 
 import asyncio
 import math
@@ -19,10 +19,10 @@ CGROUP = Path("/sys/fs/cgroup")
 
 
 class Machine:
-    """CPUs and GPUs, lent to stages in the order in which they ask.
+    """CPUs and GPUs, reserved by stages in the order of their requests.
 
-    A stage at the head of the queue is never overtaken, so one that needs the whole machine is not starved by
-    small ones. Belongs to one event loop.
+    The stage at the head of the queue is never overtaken, so small stages cannot starve one that needs the whole
+    machine. Belongs to one event loop.
     """
 
     def __init__(self, *, cpus: int, gpus: tuple[str, ...] = ()) -> None:
@@ -33,10 +33,10 @@ class Machine:
         self._queue: deque[tuple[Resources, asyncio.Future[Share]]] = deque()
 
     def share_of(self, resources: Resources) -> tuple[int, int]:
-        """(CPUs, GPUs) that a stage takes: None is all CPUs and one GPU; more CPUs than there are is all.
+        """(CPUs, GPUs) that a stage gets: None means all CPUs and one GPU; CPUs are limited to those of the machine.
 
         Raises:
-            ValueError: more GPUs are asked for than the machine has.
+            ValueError: the stage needs more GPUs than the machine has.
         """
         gpus = min(1, len(self.gpus)) if resources.gpus is None else resources.gpus
         if gpus > len(self.gpus):
@@ -47,33 +47,33 @@ class Machine:
         return (self.cpus if resources.cpus is None else min(resources.cpus, self.cpus)), gpus
 
     @asynccontextmanager
-    async def lend(self, resources: Resources) -> AsyncIterator[Share]:
-        """Wait until the stage's share is free, and hold it for the body of the ``async with``."""
+    async def reserve(self, resources: Resources) -> AsyncIterator[Share]:
+        """Wait until the stage's share is free, and reserve it for the body of the ``async with``."""
         self.share_of(resources)
         turn: asyncio.Future[Share] = asyncio.get_running_loop().create_future()
         self._queue.append((resources, turn))
-        self._serve()
+        self._grant_waiting()
         try:
             share = await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
-                self._take_back(turn.result())
+                self._release(turn.result())
             else:
                 self._queue = deque(waiting for waiting in self._queue if waiting[1] is not turn)
-                self._serve()
+                self._grant_waiting()
             raise
         try:
             yield share
         finally:
-            self._take_back(share)
+            self._release(share)
 
-    def _take_back(self, share: Share) -> None:
+    def _release(self, share: Share) -> None:
         self._free_cpus += share.cpus
         self._free_gpus.extend(share.gpus)
-        self._serve()
+        self._grant_waiting()
 
-    def _serve(self) -> None:
-        """Lend to the head of the queue for as long as its share is free."""
+    def _grant_waiting(self) -> None:
+        """Serve the queue from its head while the shares are free."""
         while self._queue:
             resources, turn = self._queue[0]
             cpus, gpus = self.share_of(resources)
@@ -81,17 +81,17 @@ class Machine:
                 return
             self._queue.popleft()
             self._free_cpus -= cpus
-            lent, self._free_gpus = self._free_gpus[:gpus], self._free_gpus[gpus:]
-            turn.set_result(Share(cpus=cpus, gpus=tuple(lent)))
+            reserved, self._free_gpus = self._free_gpus[:gpus], self._free_gpus[gpus:]
+            turn.set_result(Share(cpus=cpus, gpus=tuple(reserved)))
 
 
 def this_machine() -> Machine:
-    """The machine that this process runs on, as far as it may use it."""
+    """The CPUs and GPUs that this process may use."""
     return Machine(cpus=available_cpus(), gpus=available_gpus())
 
 
-def refuse_what_does_not_fit(recipe: ResolvedRecipe) -> None:
-    """ValueError for a stage that asks for more GPUs than there are, before any other begins."""
+def check_resources(recipe: ResolvedRecipe) -> None:
+    """Raise ValueError if a stage needs more GPUs than there are, before any stage starts."""
     machine = this_machine()
     for name, stage in recipe.stages.items():
         try:
@@ -101,7 +101,7 @@ def refuse_what_does_not_fit(recipe: ResolvedRecipe) -> None:
 
 
 def available_cpus(cgroup: Path = CGROUP) -> int:
-    """CPUs that this process may use: its affinity, or its container's quota where that is less."""
+    """CPUs that this process may use: its affinity, or its container's quota if that is less."""
     cpus = len(os.sched_getaffinity(0))
     try:
         quota, period = (cgroup / "cpu.max").read_text().split()
@@ -111,7 +111,7 @@ def available_cpus(cgroup: Path = CGROUP) -> int:
 
 
 def available_gpus() -> tuple[str, ...]:
-    """GPUs that CUDA_VISIBLE_DEVICES names, or else those that the driver lists; asked without CUDA."""
+    """GPUs in CUDA_VISIBLE_DEVICES, else those that the driver lists; CUDA is not used."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         names = [name.strip() for name in visible.split(",")]
@@ -126,7 +126,7 @@ def available_gpus() -> tuple[str, ...]:
 
 
 def gpus_listed(listing: str) -> tuple[str, ...]:
-    """UUIDs from ``nvidia-smi -L``; for a GPU that is cut up, those of its MIG instances instead."""
+    """UUIDs from ``nvidia-smi -L``; for a GPU with MIG instances, those of the instances."""
     gpus: list[list[str]] = []
     for line in listing.splitlines():
         if match := re.match(r"\s*GPU \d+:.*\(UUID: (GPU-[^)]+)\)", line):
@@ -137,7 +137,7 @@ def gpus_listed(listing: str) -> tuple[str, ...]:
 
 
 def oom_kills(cgroup: Path = CGROUP) -> int:
-    """How many processes of this container the kernel has killed for want of memory; 0 where it does not tell."""
+    """Number of processes of this container that the kernel has killed for lack of memory; 0 if unknown."""
     try:
         counts = dict(line.split() for line in (cgroup / "memory.events").read_text().splitlines())
         return int(counts.get("oom_kill", 0))

@@ -1,4 +1,4 @@
-"""The runs that this process drives: a flow run finds its own by the run's id, so that its parameters are plain."""
+"""The runs that are open in this process, by id, so that the parameters of a flow run can be plain values."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,13 +11,13 @@ _open: dict[str, "Orchestrator"] = {}
 
 
 def orchestrator_of(run_id: str | None) -> "Orchestrator | None":
-    """Who drives the run in this process; None where nobody does."""
+    """The orchestrator of the run in this process; None if it is not open here."""
     return None if run_id is None else _open.get(run_id)
 
 
 @contextmanager
 def opened(orchestrator: "Orchestrator") -> Iterator["Orchestrator"]:
-    """Inside, the run is found by its id."""
+    """Register the run inside this block."""
     run_id = orchestrator.run.record.run_id
     _open[run_id] = orchestrator
     try:

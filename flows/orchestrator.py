@@ -18,7 +18,7 @@ from flows.machine import Machine, this_machine
 from flows.recording import Recording
 from flows.retry import Retries
 from flows.runs.origin import origin
-from flows.runs.run import GOOD, Run, StageRecord, dead_runs, read_runs
+from flows.runs.run import SUCCEEDED, Run, StageRecord, dead_runs, read_runs
 from flows.watching import Watcher
 from ledger.run_ledger import Ledger
 from schemas.records.artifacts import Artifact
@@ -137,11 +137,11 @@ class Orchestrator:
             return "the run was stopped"
         for read in self.inputs[step].values():
             status = self.run.record.stages[read].status
-            if status not in GOOD:
+            if status not in SUCCEEDED:
                 return f"reads {read}, which is {status.replace('_', ' ')}"
         for before in self.before_any_stage() if step in self.recipe.stages else ():
             status = self.run.record.stages[before].status
-            if status not in GOOD:
+            if status not in SUCCEEDED:
                 return f"waits for {before}, which is {status.replace('_', ' ')}"
         return None
 

@@ -18,12 +18,12 @@ from flows.attempts.jobs import resources_of
 from flows.open_runs import orchestrator_of
 from flows.orchestrator import Orchestrator
 from flows.prefect_server.flow_runs import (
-    cancelled_by,
-    close_left_open,
+    close_open_flow_runs,
     page_of,
+    run_message,
+    stage_message,
     state_of,
-    told_of_run,
-    told_of_stage,
+    watch_cancellation,
 )
 from flows.prefect_server.pages import progress_page, show_run
 from flows.prefect_server.server import server_name
@@ -96,7 +96,10 @@ async def pipeline(
         steps: dict[str, asyncio.Task[State[None] | None]] = {}
         # Task runs get no tags: for each of them Prefect would ask its server for a place, and end the run if it is busy.
         with TagsContext(current_tags=set()), stopping(orchestrator.request_stop), first_error():
-            async with cancelled_by(flow_run_id, orchestrator.cancel), asyncio.TaskGroup() as side_by_side:
+            async with (
+                watch_cancellation(flow_run_id, orchestrator.cancel),
+                asyncio.TaskGroup() as side_by_side,
+            ):
                 for step, reads in orchestrator.inputs.items():
                     first = orchestrator.before_any_stage() if step in orchestrator.recipe.stages else []
                     before = [steps[other] for other in dict.fromkeys([*first, *reads.values()])]
@@ -116,7 +119,7 @@ async def _name_flow_run(flow_run_id: str, orchestrator: Orchestrator) -> None:
 async def _begin(flow_run_id: str, orchestrator: Orchestrator) -> None:
     """Record the flow run, after closing those that dead processes left open."""
     server = server_name(orchestrator.run.workspace.root)
-    await close_left_open(orchestrator.run, server=server)
+    await close_open_flow_runs(orchestrator.run, server=server)
     orchestrator.run.add_flow_run(flow_run_id, server=server)
     orchestrator.watcher.say(f"  Prefect shows it at {page_of(flow_run_id)}", "dim")
 
@@ -127,7 +130,7 @@ async def _finish(flow_run_id: str, orchestrator: Orchestrator) -> State[None]:
     for publication in orchestrator.recipe.publish:
         await asyncio.to_thread(publish, publication, orchestrator)
     await show_run(run.record, mlflow=orchestrator.ledger.where())
-    status, message = seen_by_prefect(orchestrator, run.outcome()), told_of_run(run.record)
+    status, message = seen_by_prefect(orchestrator, run.outcome()), run_message(run.record)
     run.end_flow_run(flow_run_id, status, message)
     return state_of(status, message)
 
@@ -148,7 +151,7 @@ async def when_ready(
     for number in range(MAX_ATTEMPTS):
         only_reuse = step in orchestrator.in_store and number == 0
         resources = resources_of(orchestrator.recipe, step)
-        lent = nullcontext(None) if only_reuse else orchestrator.machine.lend(resources)
+        lent = nullcontext(None) if only_reuse else orchestrator.machine.reserve(resources)
         async with lent as share:
             request = await asyncio.to_thread(orchestrator.request, step, share, only_reuse=only_reuse)
             if request is None:
@@ -168,7 +171,7 @@ async def stage(request: AttemptRequest) -> State[None]:
     assert orchestrator is not None, "the flow that orders the steps has it open"
     async with progress_page(request.step, lambda: orchestrator.progress(request.step)):
         record = await asyncio.to_thread(orchestrator.attempt, request)
-    return state_of(seen_by_prefect(orchestrator, record.status), told_of_stage(record))
+    return state_of(seen_by_prefect(orchestrator, record.status), stage_message(record))
 
 
 def seen_by_prefect(orchestrator: Orchestrator, status: str) -> str:

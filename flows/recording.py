@@ -1,11 +1,11 @@
-"""What run.json, the ledger and whoever looks at the run hear of its attempts."""
+"""Records attempts in run.json and in the ledger, and reports them to the watcher."""
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
 from flows.attempts.jobs import work_of
-from flows.gates import are_closed, judge
+from flows.gates import are_closed, check_gates
 from flows.retry import Retry
 from flows.runs.run import Run, RunError, StageRecord, read_run
 from flows.watching import Watcher, feed, journal_entries
@@ -32,15 +32,14 @@ class Recording:
         inputs: Mapping[str, Mapping[str, str]],
         artifacts: Mapping[str, Artifact],
     ) -> None:
-        """Hold where records go.
-
+        """
         Args:
-            run: whose run.json is written.
-            store: where artifacts lie.
-            ledger: what MLflow is told goes here.
-            watcher: who looks at the run.
+            run: the run, whose run.json is written.
+            store: the store of artifacts.
+            ledger: the run's ledger.
+            watcher: gets progress and outcomes.
             inputs: step → role → step that it reads.
-            artifacts: step → what it has made; the caller adds to it.
+            artifacts: step → its artifact; the caller adds to it.
         """
         self.run = run
         self.recipe = run.record.recipe
@@ -51,19 +50,19 @@ class Recording:
         self._artifacts = artifacts
 
     def observer(self, request: AttemptRequest) -> "AttemptObserver":
-        """Who follows an attempt for run.json, the ledger and the watcher."""
+        """An observer that records an attempt in run.json and the ledger, and reports it to the watcher."""
         return AttemptObserver(self, request)
 
     def succeeded(self, request: AttemptRequest, outcome: AttemptOutcome, artifact: Artifact) -> StageRecord:
-        """Gates are judged and their verdicts recorded before anything follows from them; the ledger hears the rest."""
+        """Record an attempt with an artifact: first the verdicts of its gates, then the artifact."""
         step, reused = request.step, outcome.status == "reused"
         inputs = self.ledger_inputs(step)
-        told = self.ledger_fields(request)
-        if outcome.unreported:  # this run made it, and was killed before it had told everything
-            self.ledger.open_stage(step, attempt=outcome.attempt or 1, **told)
+        fields = self.ledger_fields(request)
+        if outcome.unreported:  # this run made it, and was killed before everything was recorded
+            self.ledger.open_stage(step, attempt=outcome.attempt or 1, **fields)
         elif reused:
-            self.ledger.record_reuse(step, artifact=artifact, folder=self.store.folder(artifact), **told)
-        verdicts = judge(self.recipe, step, artifact, inputs)
+            self.ledger.record_reuse(step, artifact=artifact, folder=self.store.folder(artifact), **fields)
+        verdicts = check_gates(self.recipe, step, artifact, inputs)
         closed = are_closed(verdicts)
         if verdicts:
             self.ledger.record_verdicts(step, verdicts)
@@ -97,7 +96,7 @@ class Recording:
         artifact: Artifact,
         stage_outcome: StageOutcome,
     ) -> None:
-        """Tell the ledger the rest of the metrics and the artifact; the scratch folder is not needed after that."""
+        """Record the remaining metrics and the artifact in the ledger, then remove the scratch folder."""
         step, key = request.step, request.stage_key
         self.ledger.send_metrics(step, journal_entries(self.store.scratch_folder(key)))
         self.ledger.finish_stage(
@@ -107,7 +106,7 @@ class Recording:
             folder=self.store.folder(artifact),
             provenance=outcome.provenance,
         )
-        # Whoever holds the key by now may compute there: then it is theirs to remove.
+        # Another process that holds the key may use the folder; then it removes the folder.
         with (
             suppress(Locked),
             self.store.exclusive(key, holder=f"run {self.run.record.run_id}", timeout=0.0),
@@ -115,7 +114,7 @@ class Recording:
             self.store.discard_scratch(key)
 
     def failed(self, step: str, outcome: AttemptOutcome, retry: Retry, *, log: object) -> StageRecord:
-        """Why the step has no result, and whether another attempt follows; ``log`` is named to the reader."""
+        """Record a failed attempt and its retry; ``log`` is shown in the message."""
         assert outcome.failure is not None, "recorded only of an attempt that failed"
         stage = self.run.record.stages[step]
         if retry.microbatch_size != stage.microbatch_size:
@@ -132,7 +131,7 @@ class Recording:
         )
 
     def ended(self, step: str, **changes: Any) -> StageRecord:
-        """The step is over without an artifact."""
+        """Record the end of a step without an artifact."""
         self.run.update_stage(step, **changes)
         stage = self.run.record.stages[step]
         self.watcher.ended(step, stage)
@@ -146,7 +145,7 @@ class Recording:
         }
 
     def ledger_fields(self, request: AttemptRequest) -> dict[str, Any]:
-        """What the ledger records of every stage, made or reused."""
+        """The ledger's fields of every stage, computed or reused."""
         work = work_of(self.recipe, request.step)
         return {
             "kind": work.kind,
@@ -157,7 +156,7 @@ class Recording:
         }
 
     def _samples(self, key: str, outcome: AttemptOutcome) -> tuple[dict[str, Any], ...]:
-        """The texts of the outcome, or those that the run which made the artifact has kept."""
+        """The samples of the outcome, or those in the record of the run that made the artifact."""
         if outcome.status == "reused" and outcome.made_by is not None:
             with suppress(RunError):
                 stages = read_run(self.run.workspace, outcome.made_by).stages.values()
@@ -167,7 +166,7 @@ class Recording:
 
 
 class AttemptObserver:
-    """Follows one attempt: what happens in it goes to run.json, the ledger and the watcher."""
+    """Records the events of one attempt in run.json and the ledger, and reports them to the watcher."""
 
     def __init__(self, recording: Recording, request: AttemptRequest) -> None:
         self._recording = recording

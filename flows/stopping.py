@@ -1,4 +1,4 @@
-"""How a run is asked to stop: by a signal, or by whatever breaks the flow itself."""
+"""Stop requests for a run: by a signal, or by an exception in the flow."""
 
 import asyncio
 import signal
@@ -9,9 +9,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def stopping(request_stop: Callable[[], None]) -> Iterator[None]:
-    """Inside, SIGINT, SIGTERM and any exception that passes through call ``request_stop``.
+    """Inside this block, SIGINT, SIGTERM and any exception call ``request_stop``.
 
-    Called in a coroutine; only the main thread can take signals.
+    Called in a coroutine; only the main thread can handle signals.
     """
     loop = asyncio.get_running_loop()
     taken = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
@@ -31,7 +31,7 @@ def stopping(request_stop: Callable[[], None]) -> Iterator[None]:
 
 @contextmanager
 def first_error() -> Iterator[None]:
-    """Of several errors that a task group raises together, the first one: its message says what happened."""
+    """Raise the first of several errors of a task group, since its message has the cause."""
     try:
         yield
     except BaseExceptionGroup as group:

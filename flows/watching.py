@@ -1,4 +1,4 @@
-"""What a running stage tells of itself, passed on: progress to whoever looks, metrics to the ledger."""
+"""Passes on reports of a running stage: progress to the watcher, metrics to the ledger."""
 
 import time
 from collections.abc import Callable
@@ -15,25 +15,25 @@ SECONDS_BETWEEN_METRICS = 2.0
 
 
 class Watcher(Protocol):
-    """Whoever looks at a run; called from the threads of several stages at once."""
+    """Displays a run; called from the threads of several stages at once."""
 
     def say(self, text: str, style: str = "") -> None:
-        """A line that is not about how far a stage is."""
+        """Print a line that is not about progress."""
 
     def started(self, step: str, attempt: int) -> None:
         """A stage's computation begins."""
 
     def progressed(self, step: str, report: StageProgress) -> None:
-        """A running stage got on."""
+        """A running stage has made progress."""
 
     def ended(self, step: str, stage: StageRecord) -> None:
-        """A stage is over, one way or another."""
+        """A stage has ended, with or without an artifact."""
 
 
 def feed(step: str, scratch: Path, *, watcher: Watcher, ledger: Ledger) -> Callable[[], None]:
-    """What to call a few times a second while the step runs.
+    """A function to call a few times a second while the step runs.
 
-    The ledger gets the journal only up to the newest committed checkpoint: what lies behind may be measured again.
+    The ledger gets the journal only up to the newest committed checkpoint: later steps may be computed again.
     """
     sent, due = 0, 0.0
 
@@ -53,6 +53,6 @@ def feed(step: str, scratch: Path, *, watcher: Watcher, ledger: Ledger) -> Calla
 
 
 def journal_entries(scratch: Path, *, start: int = 0, end: int | None = None) -> list[Entry]:
-    """The lines of a stage's metric journal between two offsets; a stage that measures no curve has none."""
+    """The entries of a stage's metric journal between two offsets; empty if the stage has no curves."""
     path = scratch / JOURNAL
     return list(read(path, start, end)) if path.exists() else []

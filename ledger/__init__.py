@@ -1,1 +1,1 @@
-"""The ledger of a run: what is told of it, kept in an outbox on disk, and sent from there to MLflow."""
+"""The ledger of a run: its records, kept in an outbox on disk and sent from there to MLflow."""

@@ -1,4 +1,4 @@
-"""What a run's operations add up to: the run, its stages, and how far each metric was told."""
+"""The state of a run after its operations: the run, its stages, and the last recorded step of each metric."""
 
 from dataclasses import dataclass, field, replace
 from typing import TypeGuard
@@ -21,7 +21,7 @@ from schemas.records.verdicts import Verdict
 
 @dataclass(frozen=True)
 class StageEntry:
-    """What is known of one stage of the run."""
+    """The state of one stage of the run."""
 
     name: str
     kind: str
@@ -33,31 +33,31 @@ class StageEntry:
     artifact: Artifact | None = None
     source_sha256: str | None = None
     folder: str | None = None
-    """Where the artifact's files are."""
+    """Folder of the artifact's files."""
     made: int | None = None
-    """When the artifact was first told of (milliseconds since 1970), however often it is found again."""
+    """When the artifact was first recorded (milliseconds since 1970); recording it again does not change this."""
     verdicts: tuple[Verdict, ...] = ()
 
 
 @dataclass(frozen=True)
 class RunEntry:
-    """What a run's operations add up to."""
+    """The state of a run."""
 
     run_id: str
     experiment: str
     name: str
     origin: dict[str, str] = field(default_factory=dict)
-    """Who runs it, and from which state of the code, since it was last opened."""
+    """User and version of the code when it was last opened."""
     openings: int = 1
-    """How often the run was started or taken over."""
+    """How often the run was started or resumed."""
     outcome: str = "running"
     stages: dict[str, StageEntry] = field(default_factory=dict)
     last_steps: dict[tuple[str, str], int] = field(default_factory=dict)
-    """(Stage, metric) → the last step that was told."""
+    """(Stage, metric) → the last recorded step."""
 
 
 def apply_operation(entry: RunEntry | None, operation: Operation) -> RunEntry:
-    """The run's entry after one more operation; ValueError for one that cannot come here."""
+    """The run's entry after one more operation; ValueError if the operation is not valid in this state."""
     if isinstance(operation, OpenRun):
         if entry is None:
             return RunEntry(
@@ -131,20 +131,20 @@ def _stage(entry: RunEntry, name: str) -> StageEntry:
 
 
 def _has_artifact(known: StageEntry | None, artifact: Artifact) -> TypeGuard[StageEntry]:
-    """Whether the stage is known to have made just this artifact."""
+    """Whether the stage's recorded artifact is this one."""
     return known is not None and known.artifact is not None and known.artifact.digest == artifact.digest
 
 
 def _first_recorded(known: StageEntry | None, artifact: Artifact, time: int) -> int:
-    """When the artifact was first told of, where it is told of (again) at ``time``."""
+    """When the artifact was first recorded; ``time`` if it is new."""
     return known.made if _has_artifact(known, artifact) and known.made is not None else time
 
 
 def new_rows(entry: RunEntry, stage: str, rows: list[MetricRow]) -> list[MetricRow]:
-    """Rows beyond the last step that was told of their metric.
+    """Rows after the last recorded step of their metric.
 
-    A journal is written in the order of its steps, one value a metric and step. What a retried or rolled-back
-    attempt measures again is therefore left out, and a curve never has two points at one step.
+    A journal is written in the order of its steps, one value a metric and step. So values that a retried or rolled-back
+    attempt measures again are dropped, and a curve never has two points at one step.
     """
     last = {name: step for (of, name), step in entry.last_steps.items() if of == stage}
     fresh = []

@@ -1,8 +1,8 @@
-"""The journal of a stage's metrics: the truth, of which MLflow gets a copy.
+"""The journal of a stage's metrics, of which MLflow gets a copy.
 
-It is JSONL beside the checkpoints, one line a step. A checkpoint stores the journal's offset; whoever resumes from
-it cuts the journal there, so that no step stands in it twice. Only what lies before a committed checkpoint's offset
-is sent to the ledger.
+It is a JSONL file next to the checkpoints, one line a step. A checkpoint stores the journal's offset. An attempt that
+resumes from it truncates the journal there, so that no step is in it twice. Only lines before the offset of a committed
+checkpoint are sent to the ledger.
 """
 
 import json
@@ -21,14 +21,14 @@ class Entry:
 
     step: int
     time: float
-    """Seconds since 1970, as the writer gave it."""
+    """Seconds since 1970, set by the writer."""
     metrics: dict[str, float]
 
 
 class Journal:
-    """The writer's end of a journal; one writer at a time.
+    """The writer of a journal; one writer at a time.
 
-    Opening cuts off a line that a kill has left without its end.
+    Opening removes an incomplete last line, which a kill can leave.
     """
 
     def __init__(self, path: Path) -> None:
@@ -45,11 +45,11 @@ class Journal:
         return self._offset
 
     def append(self, step: int, metrics: Mapping[str, float | None], *, time: float) -> None:
-        """Write one line and hand it to the kernel, so that a kill loses nothing.
+        """Write one line to the kernel, so that a kill does not lose it.
 
         Args:
-            step: the stage's own count of optimiser steps or iterations.
-            metrics: name → value; None is a metric that is undefined here, and is left out.
+            step: the stage's number of optimiser steps or iterations.
+            metrics: name → value; None: undefined, not written.
             time: seconds since 1970.
         """
         line = {
@@ -70,10 +70,10 @@ class Journal:
         return self._offset
 
     def truncate(self, offset: int) -> None:
-        """Forget what was written after ``offset``, which an earlier ``offset`` or ``sync`` gave.
+        """Remove what was written after ``offset``, a value of ``self.offset`` or ``sync``.
 
         Raises:
-            ValueError: the journal is shorter than that, or no line ends there.
+            ValueError: the journal is shorter, or no line ends at the offset.
         """
         is_inside = 0 <= offset <= self._offset
         if not is_inside or (offset and os.pread(self._file.fileno(), 1, offset - 1) != b"\n"):
@@ -84,7 +84,7 @@ class Journal:
         self._cut(offset)
 
     def close(self) -> None:
-        """Close the file; the journal cannot be written after."""
+        """Close the file."""
         self._file.close()
 
     def _cut(self, offset: int) -> None:
@@ -93,7 +93,7 @@ class Journal:
 
 
 def read(path: Path, start_offset: int = 0, end_offset: int | None = None) -> Iterator[Entry]:
-    """The whole lines between two offsets, in order; a last line without its end is left out.
+    """The complete lines between two offsets, in order; an incomplete last line is skipped.
 
     Raises:
         FileNotFoundError: there is no journal.
@@ -126,7 +126,7 @@ def _parse(line: bytes, path: Path, offset: int) -> Entry:
 
 
 def _end_of_last_line(descriptor: int) -> int:
-    """The offset after the last newline, searched from the end, a piece at a time."""
+    """The offset after the last newline, searched from the end in blocks."""
     end, piece = os.fstat(descriptor).st_size, 1 << 16
     while end:
         start = max(end - piece, 0)

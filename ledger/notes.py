@@ -1,4 +1,4 @@
-"""How a person reads the ledger: the Markdown of the pages of a run, of a stage, and of a model."""
+"""The Markdown of the MLflow pages of a run, a stage and a model."""
 
 import re
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from schemas.records.metric_warnings import dropped_summary, warnings_of
 
 @dataclass(frozen=True)
 class Link:
-    """Where an artifact stands in MLflow: the run that made it and its model, by their pages."""
+    """An artifact in MLflow: the pages of the run that made it and of its model."""
 
     run: str | None = None
     run_name: str | None = None
@@ -21,18 +21,18 @@ class Link:
 
 
 ArtifactKey = tuple[str, str]
-"""An artifact by its digest and the stage key that it was made under: two stages may come out the same."""
+"""Digest and stage key of an artifact: two stages may make equal artifacts."""
 
 
 def artifact_key(artifact: Artifact) -> ArtifactKey:
-    """How the artifact and the work that made it are named together."""
+    """The artifact's digest and stage key."""
     return artifact.digest, artifact.stage_key
 
 
 def run_note(entry: RunEntry, pages: Mapping[str, str], producers: Mapping[ArtifactKey, Link]) -> str:
     """The run's page: every stage with its outcome, artifact, gates and parents.
 
-    ``pages``: stage → page of its run; ``producers``: artifact → what made it.
+    ``pages``: stage → page of its run; ``producers``: artifact → run that made it.
     """
     head = [f"Recipe **{_cell(entry.name)}** · {_words(entry.outcome)}"]
     for outcome in dict.fromkeys(stage.outcome for stage in entry.stages.values()):
@@ -61,9 +61,9 @@ def run_note(entry: RunEntry, pages: Mapping[str, str], producers: Mapping[Artif
 
 
 def stage_note(entry: RunEntry, name: str, run_page: str, producers: Mapping[ArtifactKey, Link]) -> str:
-    """A stage's page: from what it was made, by whom, and what it gave.
+    """A stage's page: its inputs and the runs that made them, its gates and its artifact.
 
-    MLflow shows the first few lines and folds the rest away, so the parents stand in the second.
+    MLflow shows only the first few lines at first, so the parents are in the second.
     """
     stage = entry.stages[name]
     attempt = f" · attempt {stage.attempt}" if stage.attempt else ""
@@ -97,7 +97,7 @@ def stage_note(entry: RunEntry, name: str, run_page: str, producers: Mapping[Art
 def artifact_note(
     entry: RunEntry, stage: StageEntry, run_page: str, producers: Mapping[ArtifactKey, Link]
 ) -> str:
-    """A model's page: which stage made it, from what, what its gates said, and how it was evaluated."""
+    """A model's page: the stage that made it, its inputs, its gates and its evaluations."""
     head = [
         f"ArtifactKey by stage {_linked(stage.name, run_page)} ({_words(stage.kind)}).",
         f"**Parents:** {_parents_line(stage.inputs, producers)}",
@@ -123,7 +123,7 @@ def artifact_note(
 
 
 def stage_and_evaluations(entry: RunEntry, stage: str) -> list[StageEntry]:
-    """The stage itself, and the evaluations of this run whose candidate is what it made."""
+    """The stage itself, and the evaluations of this run with its artifact as candidate."""
     evaluations = [
         each
         for each in entry.stages.values()
@@ -135,7 +135,7 @@ def stage_and_evaluations(entry: RunEntry, stage: str) -> list[StageEntry]:
 
 
 def model_tags(entry: RunEntry, stage: str) -> dict[str, str]:
-    """Gates and evaluation of what the stage made, as tags: ``vantage.gate.STAGE.METRIC`` and ``vantage.measured.…``."""
+    """Tags of a model: gates and evaluations, ``vantage.gate.STAGE.METRIC`` and ``vantage.measured.STAGE.METRIC``."""
     facts = {}
     for of in stage_and_evaluations(entry, stage):
         for verdict in of.verdicts:
@@ -194,7 +194,7 @@ def _linked(text: str, page: str | None) -> str:
 
 
 def _cell(text: str) -> str:
-    """Text that can end neither a cell of a table nor a link."""
+    """Text escaped for a cell of a table or a link."""
     return re.sub(r"([|\[\]`*<>])", r"\\\1", " ".join(text.split()))
 
 

@@ -1,6 +1,6 @@
-"""What is told to the ledger: one operation a call, as it lies in the outbox.
+"""The operations of the ledger, one a call, as they are stored in the outbox.
 
-Every operation carries the time at which it happened, so sending it late, or twice, records the same thing.
+Every operation has the time at which it happened, so sending it late, or twice, records the same.
 """
 
 from collections.abc import Mapping
@@ -20,14 +20,14 @@ MetricRow = tuple[str, float, int, int]
 
 
 class Input(Frozen):
-    """An artifact that a stage reads, and the stage of this recipe that it comes from."""
+    """An input of a stage: the artifact, and the step of this recipe that made it."""
 
     stage: str
     artifact: Artifact
 
 
 class OpenRun(Frozen):
-    """A run starts, or goes on."""
+    """A run starts or resumes."""
 
     operation: Literal["open_run"] = "open_run"
     time: int
@@ -36,7 +36,7 @@ class OpenRun(Frozen):
     name: str
     recipe: dict[str, Any]
     origin: dict[str, str] = Field(default_factory=dict)
-    """Tag → value: who runs it, and from which state of the code."""
+    """Tag → value: user and version of the code."""
 
 
 class OpenStage(Frozen):
@@ -51,7 +51,7 @@ class OpenStage(Frozen):
     params: dict[str, Any]
     inputs: dict[str, Input]
     source_sha256: str | None = None
-    """Of the file, folder or package outside that the step copies or reads."""
+    """Digest of the source (file, folder or package) that an implicit step reads."""
 
 
 class LogMetrics(Frozen):
@@ -65,7 +65,7 @@ class LogMetrics(Frozen):
 
 
 class RecordVerdicts(Frozen):
-    """What a stage's gates said."""
+    """The verdicts of a stage's gates."""
 
     operation: Literal["record_verdicts"] = "record_verdicts"
     time: int
@@ -84,11 +84,11 @@ class FinishStage(Frozen):
     provenance: dict[str, str]
     reason: str | None
     folder: str | None = None
-    """Where the artifact's files are."""
+    """Folder of the artifact's files."""
 
 
 class RecordReuse(Frozen):
-    """A stage was not run, since its artifact was there."""
+    """A stage did not run, because its artifact was in the store."""
 
     operation: Literal["record_reuse"] = "record_reuse"
     time: int
@@ -103,7 +103,7 @@ class RecordReuse(Frozen):
 
 
 class FinishRun(Frozen):
-    """A run ends, for now or for good."""
+    """A run ends; it may resume later."""
 
     operation: Literal["finish_run"] = "finish_run"
     time: int
@@ -111,7 +111,7 @@ class FinishRun(Frozen):
 
 
 class CloseRun(Frozen):
-    """Another run's process is known to be dead: what it left running is closed."""
+    """The process of another run is dead: its records that are still running are closed."""
 
     operation: Literal["close_run"] = "close_run"
     time: int
@@ -146,10 +146,10 @@ _OPERATION: TypeAdapter[Operation] = TypeAdapter(Annotated[Operation, Field(disc
 
 
 def to_json(operation: Operation) -> dict[str, Any]:
-    """The operation as it lies in the outbox."""
+    """The operation as stored in the outbox."""
     return operation.model_dump(mode="json")
 
 
 def from_json(value: Mapping[str, Any]) -> Operation:
-    """The operation that lies in the outbox; pydantic's ValidationError for what is none."""
+    """Parse an operation from the outbox; pydantic's ValidationError if it is invalid."""
     return _OPERATION.validate_python(value, strict=False)

@@ -1,10 +1,10 @@
-"""The ledger's outbox: everything that is to be told to MLflow, on disk first and in order.
+"""The ledger's outbox: all operations for MLflow, in order, written to disk before they are sent.
 
-`outbox.jsonl` only ever grows by whole lines; `sent.json` holds, for each destination, up to which byte it has
-them. A process that is killed between the two sends the same line again, so whoever applies a line must be able
-to apply it twice. Lines that a destination refused for good are listed in `refused.jsonl`.
+`outbox.jsonl` grows by whole lines. `sent.json` has, for each destination, the offset up to which lines were sent. A
+process that is killed between the two sends the same line again, so applying a line twice must change nothing. Lines
+that a destination refused permanently are in `refused.jsonl`.
 
-Only the process that drives a run appends to its outbox; any process may send, one at a time.
+Only the process that executes a run appends to its outbox; any process may send, one at a time.
 """
 
 import fcntl
@@ -46,10 +46,10 @@ class Outbox:
         self._warned = False
 
     def append(self, operation: Operation) -> None:
-        """Put an operation at the end; it is on disk when this returns.
+        """Append an operation; it is on disk when this returns.
 
         Raises:
-            OSError: it could not be written, and is tried again before the next one: what follows may build on it.
+            OSError: it could not be written. It is written before the next one, which may depend on it.
         """
         with self._appending:
             self._unwritten.append(operation)
@@ -68,7 +68,7 @@ class Outbox:
     def read(self, start: int = 0) -> Iterator[tuple[int, Operation]]:
         """The operations from a byte offset on, each with the offset at which it ends.
 
-        A line without its end is not there: its writer has not finished, or was killed.
+        An incomplete last line is skipped: its writer has not finished, or was killed.
         """
         if not self._path.exists():
             return
@@ -81,26 +81,26 @@ class Outbox:
                 yield end, json.loads(line)
 
     def sent(self, destination: str) -> int:
-        """The byte offset up to which the destination has everything; 0 where none that was noted can be right."""
+        """The byte offset up to which the destination has everything; 0 if none is stored, or it is invalid."""
         end = self._all_sent().get(destination, 0)
         return end if self._is_end_of_line(end) else 0
 
     def mark_sent(self, destination: str, end: int) -> None:
-        """Remember that the destination has everything up to a byte offset."""
+        """Store the byte offset up to which the destination has everything."""
         ends = json.dumps({**self._all_sent(), destination: end})
         replace_file(self.folder / "sent.json", ends.encode(), private=True)
 
     def is_pending(self, destination: str) -> bool:
-        """Whether there is anything that the destination may lack; costs a look at two files' sizes."""
+        """Whether there may be unsent operations for the destination; cheap, compares two files' sizes."""
         return self._path.exists() and self._path.stat().st_size > self.sent(destination)
 
     def mark_refused(self, destination: str, operation: Operation, error: str) -> None:
-        """Keep what the destination will never take, with its reason, so that the rest can go on."""
+        """Record an operation that the destination refused permanently, with the error; sending continues."""
         refusal = {"destination": destination, "error": error, "operation": operation}
         _append_line(self.folder / "refused.jsonl", refusal)
 
     def set_aside(self) -> Path:
-        """Keep an outbox that cannot be read under another name, so that a new one begins; returns its folder."""
+        """Rename an unreadable outbox, so that a new one can start; returns its new folder."""
         names = (self.folder.with_name(f"{self.folder.name}-unreadable-{i}") for i in itertools.count(1))
         aside = next(name for name in names if not name.exists())
         self.folder.rename(aside)
@@ -108,7 +108,7 @@ class Outbox:
 
     @contextmanager
     def sending(self, *, wait_seconds: float) -> Iterator[bool]:
-        """Whether this process is the one that sends; the kernel takes the lock back when it dies."""
+        """Yields whether this process has the lock for sending; the kernel releases it when the process dies."""
         lock = os.open(self.folder / "sending.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
         try:
             yield _lock_within(lock, wait_seconds)
@@ -116,7 +116,7 @@ class Outbox:
             os.close(lock)
 
     def _all_sent(self) -> dict[str, int]:
-        """What was noted; nothing where the note cannot be read: whatever is sent again is applied once."""
+        """Destination → offset; empty if the file cannot be read: operations that are sent again change nothing."""
         path = self.folder / "sent.json"
         try:
             return _ENDS.validate_json(path.read_bytes())

@@ -1,4 +1,4 @@
-"""What MLflow holds of a published model: our folder, its tokenizer again, and MLflow's own description of both."""
+"""MLflow's copy of a published model: our folder, a second copy of its tokenizer, and MLflow's description."""
 
 from pathlib import Path
 
@@ -10,30 +10,30 @@ from storage.sealed_folders import (
 )
 
 WEIGHTS = "model"
-"""Where the folder itself belongs, beside its description."""
+"""Path of our folder in the copy."""
 TOKENIZER = "components/tokenizer"
-"""Where MLflow looks for the tokenizer."""
+"""Path where MLflow looks for the tokenizer."""
 
 
 def belongs_to_tokenizer(path: str) -> bool:
-    """Whether a file of the folder is copied for the tokenizer too."""
+    """Whether a file of the folder is also copied to the tokenizer's path."""
     return "/" not in path and ".safetensors" not in path
 
 
 def problems_in(copy: Path, digest: str, *, read: bool = True) -> list[str]:
-    """What is wrong with the copy, a line for each fault; empty: it is what the artifact is.
+    """Problems of the copy, one line each; empty: it is equal to the artifact.
 
     Args:
         copy: the folder of the logged model.
         digest: the artifact's content digest, which is the sha256 of its manifest.
-        read: every byte of it (about 1 GB/s from a disk); False compares names and sizes alone.
+        read: True: read every byte (about 1 GB/s from a disk). False: compare only names and sizes.
     """
     weights = copy / WEIGHTS
     problems = [f"{WEIGHTS}: {problem}" for problem in find_problems(weights, digest=digest, read=read)]
     try:
         listed = read_manifest(weights, digest=digest)
     except (OSError, ValueError):
-        return problems  # it is among them
+        return problems  # they contain the reason
     expected = {name: record["sha256"] for name, record in listed.items() if belongs_to_tokenizer(name)}
     expected[MANIFEST] = digest
     tokenizer = copy / TOKENIZER

@@ -1,6 +1,6 @@
-"""The ledger of one run: what happened in it, recorded in MLflow without ever holding the run up.
+"""The ledger of one run: records in MLflow what happens, without blocking the run.
 
-Each call writes one operation to the run's outbox and returns; the sender sends what waits, in order.
+Each call writes one operation to the run's outbox and returns; the sender sends the outbox, in order.
 """
 
 import logging
@@ -46,15 +46,15 @@ class CopyStatus:
     """MLflow's copy of a published artifact."""
 
     location: str | None
-    """Where it is; None: there is none."""
+    """Its address; None: there is none."""
     repaired: tuple[str, ...]
-    """What was wrong with the one that was there, which has been made again from the store."""
+    """Problems of an existing copy, which was replaced from the store."""
     refused: str | None
-    """Why the artifact was not published, or its copy could not be made again."""
+    """Why the artifact was not published, or its copy could not be replaced."""
 
 
 class Ledger:
-    """The record of one run. Making one is cheap and touches neither MLflow nor the network."""
+    """The record of one run. Creating it is cheap: it uses neither MLflow nor the network."""
 
     def __init__(self, tracking_uri: str | None, workspace: Path, experiment: str) -> None:
         """``tracking_uri`` None: ``MLFLOW_TRACKING_URI``, or else SQLite in the workspace."""
@@ -79,9 +79,9 @@ class Ledger:
     def open_run(
         self, run_id: str, name: str, recipe: Mapping[str, Any], *, origin: Mapping[str, str] | None = None
     ) -> None:
-        """A run starts, or is taken over: then what a dead process left RUNNING in it is closed.
+        """A run starts or resumes; when it resumes, MLflow runs left RUNNING by a dead process are closed.
 
-        ``origin`` says who runs it and from which state of the code: tag → value.
+        ``origin``: tag → value, for the user and the version of the code.
         """
         self._outbox = Outbox(self.workspace / "runs" / run_id / "ledger")
         try:
@@ -113,9 +113,9 @@ class Ledger:
         inputs: Mapping[str, Input],
         source_sha256: str | None = None,
     ) -> None:
-        """An attempt at a stage starts; a later attempt goes on in the same MLflow run.
+        """An attempt at a stage starts; later attempts use the same MLflow run.
 
-        ``source_sha256`` is of what the step reads from outside, where it does.
+        ``source_sha256``: digest of the source that an implicit step reads.
         """
         self._record(
             OpenStage(
@@ -133,7 +133,7 @@ class Ledger:
     def send_metrics(self, stage: str, entries: Iterable[journal.Entry]) -> None:
         """Entries of the stage's journal, up to a committed checkpoint.
 
-        The whole journal may be passed each time: what was told before is left out.
+        The whole journal may be passed each time: recorded steps are skipped.
         """
         rows = [
             (name, value, round(entry.time * 1000), entry.step)
@@ -146,7 +146,7 @@ class Ledger:
                 self._record(LogMetrics(stage=stage, rows=tuple(fresh)))
 
     def record_verdicts(self, stage: str, verdicts: Sequence[Verdict]) -> None:
-        """What the stage's gates said; on disk when this returns, so it can be enforced after."""
+        """The verdicts of the stage's gates; on disk when this returns, before they are enforced."""
         self._record(RecordVerdicts(time=_now(), stage=stage, verdicts=tuple(verdicts)))
 
     def finish_stage(
@@ -159,7 +159,7 @@ class Ledger:
         provenance: Mapping[str, str] | None = None,
         reason: str | None = None,
     ) -> None:
-        """An attempt at a stage ends; headline metrics are those of the artifact, whose files lie in ``folder``."""
+        """An attempt at a stage ends; ``folder`` has the files of the artifact."""
         self._record(
             FinishStage(
                 time=_now(),
@@ -184,9 +184,9 @@ class Ledger:
         folder: Path | None = None,
         source_sha256: str | None = None,
     ) -> None:
-        """A stage's artifact was there already.
+        """A stage's artifact was in the store.
 
-        Where this run's own earlier attempt made it, and died before it could say so, that attempt is completed.
+        If an earlier attempt of this run made it and died before it was recorded, that attempt is recorded as completed.
         """
         self._record(
             RecordReuse(
@@ -203,11 +203,11 @@ class Ledger:
         )
 
     def finish_run(self, outcome: RunOutcome) -> None:
-        """The run ends, for now (``resumable``) or for good."""
+        """The run ends; ``resumable``: it can be resumed."""
         self._record(FinishRun(time=_now(), outcome=outcome))
 
     def close_stale(self, run_id: str, *, reason: str) -> None:
-        """Another run's process is dead: whatever it left RUNNING in MLflow is closed as KILLED."""
+        """The process of another run is dead: its MLflow runs that are still RUNNING are closed as KILLED."""
         self._record(CloseRun(time=_now(), run_id=run_id, reason=reason))
 
     def publish(
@@ -220,14 +220,14 @@ class Ledger:
         alias: str | None,
         timeout_seconds: float = 600.0,
     ) -> str | None:
-        """CopyStatus an artifact's files into MLflow as a version of a registered model, and wait for it.
+        """Copy an artifact's files into MLflow as a version of a registered model, and wait for it.
 
-        The same artifact never makes a second version. ``alias`` None moves no alias. Every byte of MLflow's copy is
-        read again and compared with the artifact's manifest: after the copying, and where the version was there.
-        What was found says ``copy_status``.
+        The same artifact never makes a second version. ``alias`` None moves no alias. MLflow's copy is read and compared
+        with the artifact's manifest, both after copying and if the version exists already. ``copy_status`` has the
+        result.
 
         Returns:
-            The version; None where MLflow did not answer, and the outbox will publish later, or where it was refused.
+            The version; None if MLflow did not answer (it is published later from the outbox) or refused it.
 
         Raises:
             PublishingError: the artifact is neither a policy nor a reward model.
@@ -252,7 +252,7 @@ class Ledger:
         return published.version if published else None
 
     def copy_status(self, registered_model: str, artifact: Artifact) -> CopyStatus:
-        """What came of the last ``publish`` of the artifact under this name."""
+        """The result of the last ``publish`` of the artifact under this name."""
         which = (registered_model, artifact.digest)
         published = self._sender.published.get(which)
         return CopyStatus(
@@ -261,39 +261,39 @@ class Ledger:
             refused=self._sender.unpublished.get(which),
         )
 
-    # The sending of it
+    # Sending
 
     def warm_up(self) -> None:
-        """Begin to import MLflow and to make its database ready, beside whatever else is going on."""
+        """Start importing MLflow and preparing its database in the background."""
         self._sender.warm_up()
 
     def flush(self, timeout_seconds: float = 60.0) -> bool:
-        """Try now to send everything that waits, earlier runs' records included; whether that worked.
+        """Send everything in the outboxes now, including those of earlier runs; returns whether that worked.
 
-        Never raises: what could not be sent is sent by a later flush, of this run or of the next.
+        Never raises: operations that could not be sent are sent by a later flush, of this run or of the next.
         """
         return self._sender.flush(timeout_seconds)
 
     def close(self, timeout_seconds: float = 60.0) -> bool:
-        """Send what was not tried yet and end the sending; whether MLflow has everything."""
+        """Send what was not tried yet and stop sending; returns whether MLflow has everything."""
         return self._sender.close(timeout_seconds)
 
     def mlflow_run_id(self, stage: str | None = None) -> str | None:
-        """MLflow's id of a stage's run (None: of the whole run); None while MLflow has not heard of it."""
+        """MLflow's id of a stage's run (``stage`` None: of the parent run); None: not sent yet."""
         return self._sender.run_ids.get(stage)
 
     def where(self, stage: str | None = None) -> str:
-        """Where a person looks: an address, or the command that shows the workspace's own database."""
+        """The address of the run's page, or the command that shows the workspace's own database."""
         shown = tracking.without_password(self.tracking_uri)
         if not self.tracking_uri.startswith("http"):
             return f"mlflow server --host 127.0.0.1 --backend-store-uri {shlex.quote(shown)}"
         page = self._sender.pages.get(stage)
-        # Without the kind of work MLflow's menu is that of chats and traces, where nothing of ours is.
+        # Without the parameter, MLflow opens its menu for chats and traces, which has none of our runs.
         path = f"{page}?workflowType=machine_learning" if page else ""
         return f"{shown.rstrip('/')}/{path}"
 
     def _record(self, operation: Operation) -> None:
-        """Operation → disk → sender. A full disk costs a warning, and the record if it stays full; never the run."""
+        """Write an operation to disk and notify the sender. A full disk gives a warning, and does not stop the run."""
         with self._recording:
             if self._outbox is None:
                 raise RuntimeError(f"{operation.operation} before open_run")

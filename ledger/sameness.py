@@ -1,4 +1,4 @@
-"""What it means where an artifact holds the same files as what it was made from: nothing was learned, or compared."""
+"""Remarks on artifacts that are equal to their inputs: nothing was learned, or a model was compared with itself."""
 
 from collections.abc import Mapping
 
@@ -7,7 +7,7 @@ from schemas.records.artifacts import StoredArtifact, is_same
 
 
 def learned_nothing(artifact: StoredArtifact, inputs: Mapping[str, Input]) -> str | None:
-    """Says so of a model that is, file by file, the one that its stage started from; None of any other."""
+    """A remark if the model has the same files as the one that its stage started from, else None."""
     init = inputs.get("init")
     if init is None or not is_same(artifact, init.artifact):
         return None
@@ -15,7 +15,7 @@ def learned_nothing(artifact: StoredArtifact, inputs: Mapping[str, Input]) -> st
 
 
 def compared_with_itself(inputs: Mapping[str, Input]) -> str | None:
-    """Says so where a stage's candidate and baseline are, file by file, one model; None where they are two."""
+    """A remark if a stage's candidate and baseline have the same files, else None."""
     candidate, baseline = inputs.get("candidate"), inputs.get("baseline")
     if candidate is None or baseline is None or not is_same(candidate.artifact, baseline.artifact):
         return None
@@ -23,5 +23,5 @@ def compared_with_itself(inputs: Mapping[str, Input]) -> str | None:
 
 
 def remark_on(artifact: StoredArtifact, inputs: Mapping[str, Input]) -> str | None:
-    """Whichever of the two can be said of a stage; None where neither can."""
+    """The remark on a stage, if one of the two applies, else None."""
     return learned_nothing(artifact, inputs) or compared_with_itself(inputs)

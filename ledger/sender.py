@@ -1,7 +1,7 @@
-"""A thread that sends what waits in the outboxes of a workspace, and that nobody ever has to wait for.
+"""A background thread that sends the outboxes of a workspace.
 
-MLflow is imported here, in the thread, and nowhere else. A server that is down, slow, or that answers into a cut
-wire costs nothing but lateness.
+MLflow is imported only here, in the thread. A server that is down or slow, or a broken connection, delays the records
+and nothing else.
 """
 
 import logging
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 RETRY_SECONDS = 15.0
-"""How long a server that did not answer is left alone, unless somebody asks for a flush."""
+"""Pause after a server did not answer, unless a flush is requested."""
 
 
 class Sender:
@@ -30,20 +30,20 @@ class Sender:
 
     def __init__(self, tracking_uri: str, workspace: Path) -> None:
         self.run_ids: dict[str | None, str] = {}
-        """Stage → MLflow's id of its run; None → that of the whole run."""
+        """Stage → MLflow's id of its run; None → that of the parent run."""
         self.pages: dict[str | None, str | None] = {}
         """Stage → its page within MLflow's site."""
         self.published: dict[tuple[str, str], Published] = {}
-        """(Registered model, content digest) → its version, of what was published."""
+        """(Registered model, content digest) → its version, if it was published."""
         self.unpublished: dict[tuple[str, str], str] = {}
-        """The same → why MLflow has no version of it."""
+        """(Registered model, content digest) → why MLflow has no version of it."""
         self._tracking_uri = tracking_uri
         self._workspace = workspace
         self._outbox: Outbox | None = None
         self._server: Server | None = None
         self._delivery: Delivery | None = None
         self._thread: threading.Thread | None = None
-        # All below is guarded by this condition. Told and sent count operations, requested and tried count flushes.
+        # The condition guards all below: numbers of operations (recorded, sent) and of flushes (requested, tried).
         self._changed = threading.Condition()
         self._recorded = self._sent = 0
         self._flushes_requested = self._flushes_tried = 0
@@ -51,7 +51,7 @@ class Sender:
         self._closed = False
 
     def notify(self, outbox: Outbox) -> None:
-        """One more operation lies in the run's outbox."""
+        """There is one more operation in the run's outbox."""
         with self._changed:
             self._outbox = outbox
             self._recorded += 1
@@ -59,16 +59,16 @@ class Sender:
         self.warm_up()
 
     def warm_up(self) -> None:
-        """Begin to import MLflow and to make its database ready, beside whatever else is going on."""
+        """Start importing MLflow and preparing its database in the background."""
         with self._changed:
             if self._thread is None and not self._closed:
                 self._thread = threading.Thread(target=self._send_forever, name="vantage-ledger", daemon=True)
                 self._thread.start()
 
     def flush(self, timeout_seconds: float) -> bool:
-        """Try now to send everything that waits, earlier runs' records included; whether that worked.
+        """Send everything in the outboxes now, including those of earlier runs; returns whether that worked.
 
-        Never raises: what could not be sent is sent by a later flush, of this run or of the next.
+        Never raises: operations that could not be sent are sent by a later flush, of this run or of the next.
         """
         self.warm_up()
         with self._changed:
@@ -79,7 +79,7 @@ class Sender:
             return self._flushes_tried >= wanted and self._sent == self._recorded and self._server is not None
 
     def close(self, timeout_seconds: float) -> bool:
-        """Send what was not tried yet and let the thread end; whether MLflow has everything."""
+        """Send what was not tried yet and end the thread; returns whether MLflow has everything."""
         with self._changed:
             tried = self._recorded in (self._sent, self._given_up_at)
             everything = self._recorded == self._sent
@@ -91,7 +91,7 @@ class Sender:
         return everything
 
     def _send_forever(self) -> None:
-        """Connect, then send whatever waits whenever something waits."""
+        """Connect, then send the outbox whenever it has something new."""
         set_up_client()
         retry_at = 0.0
         warned = False
@@ -126,7 +126,7 @@ class Sender:
         return (self._sent < self._recorded or self._server is None) and time.monotonic() >= retry_at
 
     def _try_to_send(self) -> Exception | None:
-        """Everything that waits → MLflow; the error that stopped it."""
+        """Send everything; returns the error that stopped it, or None."""
         try:
             from ledger.to_mlflow.delivery import Delivery, send_earlier_runs
             from ledger.to_mlflow.server import Server
@@ -140,12 +140,12 @@ class Sender:
             if self._delivery is not None:
                 self._delivery.send()
                 self._read_back(self._delivery)
-        except Exception as error:  # whatever it is, it is no reason to stop a run
+        except Exception as error:  # no error of the ledger may stop a run
             return error
         return None
 
     def _read_back(self, delivery: "Delivery") -> None:
-        """What MLflow calls our things, so that nobody has to wait for a server to be recorded."""
+        """Copy the ids and pages of MLflow's objects, so that callers need not wait for the server."""
         writer = delivery.writer
         if writer is not None:
             self.run_ids = dict(writer.runs.ids)
@@ -155,5 +155,5 @@ class Sender:
 
 
 def _first_line(error: Exception) -> str:
-    """What the error says first; its kind where it says nothing, as a timeout does."""
+    """The first line of the error's message; its type if there is none, as in a timeout."""
     return next(iter(str(error).splitlines()), type(error).__name__)

@@ -1,4 +1,4 @@
-"""Which MLflow, and how it is set up: its address and its environment. Nothing here imports it."""
+"""MLflow's address and environment; nothing here imports it."""
 
 import os
 from pathlib import Path
@@ -12,32 +12,32 @@ MLFLOW_ENVIRONMENT = {
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "MLFLOW_LOGGING_LEVEL": "WARNING",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
-    # A dead server is given up after seconds, not minutes: the outbox waits better than a socket does.
+    # Time out after seconds, not minutes: the outbox keeps the records.
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
 }
-"""Settings for MLflow, client and server, wherever Vantage starts one; what the user has set wins."""
+"""Settings for MLflow's client and server if Vantage starts one; the user's environment has priority."""
 
 
 def address(tracking_uri: str | None, workspace: Path) -> str:
-    """The address as it was given; or else ``MLFLOW_TRACKING_URI``; or else SQLite in the workspace."""
+    """The given address, else ``MLFLOW_TRACKING_URI``, else SQLite in the workspace."""
     database = f"sqlite:///{workspace.absolute() / 'mlflow.db'}"
     return tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or database
 
 
 def set_up_client() -> None:
-    """Tell MLflow's client, before anything imports it, what `MLFLOW_ENVIRONMENT` says, and not to ask twice."""
+    """Set `MLFLOW_ENVIRONMENT` before MLflow is imported, and turn off retries."""
     for name, value in MLFLOW_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    # MLflow's client sends a request again when the answer was lost, and would make a run twice. We look first.
+    # MLflow's client repeats a request whose answer was lost, and would create a run twice. We look first.
     os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"
 
 
 def without_password(tracking_uri: str) -> str:
-    """The address as it may be shown and written down."""
+    """The address without login, for display."""
     return without_login(tracking_uri, tracking_uri)
 
 
 def without_login(text: str, tracking_uri: str) -> str:
-    """The text without the name and password that the address holds."""
+    """The text without the name and password in the address."""
     login, at, _ = urlsplit(tracking_uri).netloc.rpartition("@")
     return text.replace(login + at, "") if at else text

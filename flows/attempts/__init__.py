@@ -1,1 +1,1 @@
-"""One attempt at a stage: its key, its job, what it is made with."""
+"""One attempt at a stage: its request, key, job and provenance."""

@@ -1,9 +1,9 @@
-"""One attempt as a program, for a process or a machine that reaches the same storage.
+"""One attempt as a program, for another process or machine with access to the same storage.
 
     python -m flows.attempts REQUEST.json OUTCOME.json
 
-SIGTERM asks the computation to save its state and end. The exit code is 0 where there is an artifact, else that of the
-failure; 75 where the attempt was stopped or was to compute nothing.
+On SIGTERM the computation saves its state and ends. The exit code is 0 if there is an artifact, else that of the
+failure; 75 if the attempt was stopped, or was ``only_reuse`` and found no artifact.
 """
 
 import os
@@ -18,7 +18,7 @@ from schemas.records.attempt import AttemptOutcome, AttemptRequest
 
 
 def main(request_file: Path, outcome_file: Path) -> int:
-    """Make the attempt that one file asks for, and write its outcome to the other, whole."""
+    """Run the attempt of the request file, and write the outcome file atomically."""
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     request = AttemptRequest.model_validate_json(request_file.read_bytes())

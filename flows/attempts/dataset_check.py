@@ -1,7 +1,7 @@
-"""The rows of a dataset that a stage made of its own samples, held to the rules before they become an artifact.
+"""Validation of a dataset that a stage collected, before it becomes an artifact.
 
-Stages run where pandera is not installed, so the check is here, between a stage's end and its commit. It reads the
-files in Arrow batches: memory holds one of them.
+Stages may run without pandera, so the check is here, between a stage's end and its commit. It reads the files in Arrow
+batches: memory holds one of them.
 """
 
 from pathlib import Path
@@ -12,18 +12,18 @@ BATCH_ROWS = 10_000
 
 
 def check_dataset(folder: Path, content: str, *, step: str) -> None:
-    """Refuse a dataset with a row that breaks a rule of ``schemas.tables``.
+    """Check every row against the rules of ``schemas.tables``.
 
     Rows may repeat: two samples of one prompt can be the same.
 
     Args:
-        folder: holds one Parquet file a split.
-        content: what the rows are, as in ``schemas.steps.CONTENT_COLUMNS``.
-        step: who made it, for the message.
+        folder: has one Parquet file a split.
+        content: content of the rows, as in ``schemas.steps.CONTENT_COLUMNS``.
+        step: the step that made it, for the message.
 
     Raises:
-        schemas.tables.UnusableTable: which split, how many rows, why, and the first of them.
-        FileNotFoundError: a split's file is not there.
+        schemas.tables.UnusableTable: a row breaks a rule; with the split, numbers, reasons and first rows.
+        FileNotFoundError: a split's file is missing.
     """
     import pyarrow.parquet as pq  # both take a second to import, and few runs collect pairs
 
@@ -36,7 +36,7 @@ def check_dataset(folder: Path, content: str, *, step: str) -> None:
                 kept, report_of = usable_rows(
                     file.iter_batches(BATCH_ROWS), content=content, allow_repeats=True
                 )
-                for _ in kept:  # pandera looks at every batch as it passes
+                for _ in kept:  # pandera checks every batch in the iterator
                     pass
             except UnusableTable as error:
                 raise UnusableTable(f"{step}: {path.name}: {error}") from error

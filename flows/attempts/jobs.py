@@ -1,4 +1,4 @@
-"""From a step of a recipe to what is asked of an attempt at it: the work, the parts of its key, and the request."""
+"""From a step of a recipe to the request of an attempt: the work, the parts of its key, and the request."""
 
 import os
 from collections.abc import Mapping
@@ -21,16 +21,16 @@ from schemas.splits import is_only_dataset, shares_of
 from schemas.steps import content_of, dependencies, reward_of
 
 DATA_PREFIX = "data."
-"""What the names of the implicit steps that prepare data start with."""
+"""Prefix of the implicit steps that prepare data."""
 VERIFIER_PREFIX = "verifiers."
-"""The same of those that import verifiers."""
+"""Prefix of the implicit steps that import verifiers."""
 
 _ONE_CPU = Resources(cpus=1, gpus=0, hang_seconds=86400.0)
-"""A day: no recipe can give an implicit step more, and a model may come over a slow line."""
+"""Resources of implicit steps. Their time limit is a day, since a model may be downloaded over a slow line."""
 
 
 def work_of(recipe: ResolvedRecipe, step: str) -> Work:
-    """What the step asks for: a stage of the recipe, or an implicit step."""
+    """The work of a step: a stage of the recipe, or an implicit step."""
     if step == MODEL:
         return ImportModel(model=recipe.model)
     if step.startswith(DATA_PREFIX):
@@ -53,15 +53,15 @@ def gates_of(recipe: ResolvedRecipe, step: str) -> tuple[Gate, ...]:
 
 
 def resources_of(recipe: ResolvedRecipe, step: str) -> Resources:
-    """What the step occupies; an implicit step takes one CPU."""
+    """CPUs, GPUs and time limit of a step; an implicit step has one CPU."""
     return recipe.stages[step].resources if step in recipe.stages else _ONE_CPU
 
 
 def key_parts_of(recipe: ResolvedRecipe, step: str, inputs: Mapping[str, str]) -> dict[str, Any]:
-    """What the step's key is made of, given the content digest of each of its inputs (role → digest).
+    """The parts of the step's key, given the content digests of its inputs (role → digest).
 
     Raises:
-        OSError, ValueError: a source outside cannot be read, or is not what the recipe says.
+        OSError, ValueError: a source cannot be read, or does not match the recipe.
     """
     work = work_of(recipe, step)
     return key_parts(
@@ -88,10 +88,10 @@ def request_for(
     made_with: Mapping[str, str] | None = None,
     function: str = RUN_STAGE,
 ) -> AttemptRequest:
-    """One attempt at the step; ``inputs`` are role → artifact. The rest is told in ``AttemptRequest``.
+    """The request of one attempt at the step; ``inputs``: role → artifact. ``AttemptRequest`` describes the others.
 
     Raises:
-        OSError, ValueError: a source outside cannot be read, or is not what the recipe says.
+        OSError, ValueError: a source cannot be read, or does not match the recipe.
     """
     parts = key_parts_of(recipe, step, {role: artifact.digest for role, artifact in inputs.items()})
     return AttemptRequest(
@@ -118,7 +118,7 @@ def request_for(
 
 
 def threads_of(share: Share | None) -> int:
-    """CPU threads of torch: as many as the stage's CPUs, or OMP_NUM_THREADS where that asks for fewer."""
+    """CPU threads of torch: the number of the stage's CPUs, or OMP_NUM_THREADS if that is less."""
     cpus = share.cpus if share else available_cpus()
     asked = os.environ.get("OMP_NUM_THREADS", "")
     return min(cpus, int(asked)) if asked.isdecimal() and int(asked) else cpus
@@ -131,13 +131,13 @@ def seed_of(recipe: ResolvedRecipe, step: str) -> int:
 
 
 def rewards_of(recipe: ResolvedRecipe, step: str) -> dict[str, Reward]:
-    """The reward that the step scores with, by its name; empty where it scores with none."""
+    """Name → reward, for the reward of the step; empty if it has none."""
     name = reward_of(recipe.stages[step]) if step in recipe.stages else None
     return {} if name is None else {name: recipe.rewards[name]}
 
 
 def max_dropped_of(recipe: ResolvedRecipe, step: str) -> dict[str, float]:
-    """Role → the share of rows that may be unusable, of each of the recipe's datasets that the step reads."""
+    """Role → largest share of unusable rows, for the recipe's datasets that the step reads."""
     read = dependencies(recipe)[step]
     return {
         role: recipe.data[source.removeprefix(DATA_PREFIX)].max_dropped
@@ -147,7 +147,7 @@ def max_dropped_of(recipe: ResolvedRecipe, step: str) -> dict[str, float]:
 
 
 def _seed_in_key(recipe: ResolvedRecipe, work: Work) -> int | None:
-    """The implicit steps draw nothing, except that a built-in model's weights are drawn from the seed."""
+    """The seed of a stage, or of a built-in model's weights; other implicit steps have none."""
     if isinstance(work, ImportModel):
         return recipe.seed if isinstance(work.model.origin, Builtin) else None
     if isinstance(work, Stage):
@@ -156,15 +156,15 @@ def _seed_in_key(recipe: ResolvedRecipe, work: Work) -> int | None:
 
 
 def _extra(recipe: ResolvedRecipe, work: Work) -> dict[str, Any]:
-    """What the step reads of the recipe besides its own configuration."""
+    """Fields of the recipe that the step reads besides its own configuration."""
     if isinstance(work, PrepareData):
-        # Prompts that were prepared when nobody could ask for answers may lack those of their file.
+        # Prompts prepared by a version without verifiers may lack the answers of their file.
         return {"answers": True} if recipe.verifiers and work.content == "prompts" else {}
     return {"chat": recipe.model.chat} if isinstance(work, Stage) else {}
 
 
 def _source_of(work: Work) -> dict[str, str]:
-    """``source`` → sha256 of what an implicit step reads from outside."""
+    """``source`` → sha256 of the source of an implicit step."""
     if isinstance(work, ImportModel):
         return {"source": source_digest(work.model.source)}
     if isinstance(work, PrepareData):

@@ -1,7 +1,7 @@
-"""How many sequences a stage has in one forward pass, and half of that: what is tried after memory ran out.
+"""The number of sequences in one forward pass, which is halved after memory ran out.
 
-Losses are divided by the whole minibatch's denominators and samples drawn by their place in the rollout, so a
-micro-batch decides memory and, but for rounding, nothing else; it is in no stage key.
+Losses are divided by the denominators of the whole minibatch, and samples are drawn by their index in the rollout. So
+the size of a micro-batch changes memory and, except for rounding, nothing else; it is in no stage key.
 """
 
 from collections.abc import Mapping
@@ -11,14 +11,13 @@ from schemas.recipe.work import Work
 from schemas.records.artifacts import Artifact
 
 TEST_ROWS = "test_rows"
-"""The metric that says how many prompts a dataset has set apart for evaluation."""
+"""Metric with the number of a dataset's prompts for evaluation."""
 
 
-def rows_at_once(work: Work, inputs: Mapping[str, Artifact]) -> int | None:
-    """Sequences (pairs, of preferences) that ``work`` holds in one pass; None where no micro-batch decides its memory.
+def rows_per_pass(work: Work, inputs: Mapping[str, Artifact]) -> int | None:
+    """Sequences (or pairs) of ``work`` in one forward pass; None if it has no micro-batches.
 
-    Without a ``microbatch_size`` that is the minibatch, of an evaluation every response, and a larger one than that
-    changes nothing.
+    The default, and the largest useful ``microbatch_size``, is the minibatch, or all responses of an evaluation.
 
     Args:
         inputs: role → artifact that the work reads.
@@ -37,13 +36,13 @@ def rows_at_once(work: Work, inputs: Mapping[str, Artifact]) -> int | None:
     return min(asked or whole, whole)
 
 
-def in_micro_batches(work: Work, size: int | None) -> Work:
-    """The work in micro-batches of ``size``; None: as the recipe says."""
+def with_microbatch_size(work: Work, size: int | None) -> Work:
+    """The work with this ``microbatch_size``; None: the recipe's."""
     return work if size is None else work.model_copy(update={"microbatch_size": size})
 
 
 def remedy_for_memory(step: str, rows: int | None) -> str:
-    """What a person can do when ``rows`` sequences at once do not fit and half of them is not tried."""
+    """What a user can do if ``rows`` sequences at once do not fit, and half of them is not tried."""
     elsewhere = "run fewer stages side by side (resources.cpus), or on a machine with more memory"
     if rows is None:
         return elsewhere

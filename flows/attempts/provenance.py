@@ -1,6 +1,6 @@
-"""What a stage was computed with, beside what it was computed from: shown as drift, never part of a key.
+"""The provenance of a stage's result: code, library versions, device. Differences are shown as drift; no key has it.
 
-Nothing here imports what it describes: code is read as syntax trees, versions come from the installed metadata.
+Nothing here imports the code: it is read as syntax trees, and versions come from the installed metadata.
 """
 
 import ast
@@ -19,26 +19,26 @@ from schemas.kinds import KINDS
 from schemas.recipe.terms import TERMS
 
 PACKAGES = ("schemas", "algorithms", "models", "storage", "ledger", "tasks")
-"""Whose code decides a stage's numbers."""
+"""Packages whose code determines a stage's numbers."""
 
-TABLE = "schemas.kinds"
-"""Not read as code: what its rows say of a kind stands in the stage key, or changes no number. Else a new kind, or one
-kind's raised revision, would count as changed code of every other."""
+KINDS_MODULE = "schemas.kinds"
+"""Excluded from the code: its rows are in the stage key, or change no number. Otherwise a new kind, or a new revision
+of one kind, would count as changed code of all others."""
 
 LOADED_BY_NAME = {"tasks.rewards.scoring": [kind.module for kind in TERMS]}
-"""Module → what it imports as its table says."""
+"""Module → modules that it imports by the names in a table."""
 
 NVIDIA = Path("/proc/driver/nvidia")
 
-# CPython 3.11 counts the depth of the tree that it builds in one place for all threads: when a garbage collection lets
-# another thread build one meanwhile, either fails with a SystemError (python/cpython#106905).
+# CPython 3.11 has one depth counter of syntax trees for all threads: if a garbage collection lets another thread parse
+# at the same time, either fails with a SystemError (python/cpython#106905).
 _parser_lock = threading.Lock()
 
 LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "pyarrow", "numpy")
 
 
 def provenance(kind: str, *, threads: int) -> dict[str, str]:
-    """What a kind of work would be done with here: code, library versions, device, torch's threads, processes."""
+    """Provenance of a kind of work on this machine: code, library versions, device, torch's threads, processes."""
     return {
         "code": code_digest(KINDS[kind].module),
         "python": platform.python_version(),
@@ -50,7 +50,7 @@ def provenance(kind: str, *, threads: int) -> dict[str, str]:
 
 
 def drift(recorded: Mapping[str, object], present: Mapping[str, str]) -> list[str]:
-    """``what: then → now`` for everything that differs; digests are shortened."""
+    """``part: old → new`` for each difference; digests are shortened."""
     return [
         f"{part}: {_short(str(recorded.get(part, 'unknown')))} → {_short(value)}"
         for part, value in present.items()
@@ -59,7 +59,7 @@ def drift(recorded: Mapping[str, object], present: Mapping[str, str]) -> list[st
 
 
 def code_digest(module: str) -> str:
-    """sha256 over the syntax trees of a module and of all of our modules that it imports, at any depth.
+    """sha256 over the syntax trees of a module and of all our modules that it imports, at any depth.
 
     Comments, layout and docstrings do not change it; a renamed variable does.
     """
@@ -69,13 +69,13 @@ def code_digest(module: str) -> str:
 
 
 def module_digests(module: str) -> dict[str, str]:
-    """A module and all of ours that it imports → sha256 of its syntax tree, the same in every version of Python."""
+    """Module → sha256 of its syntax tree, for a module and all of ours that it imports; independent of Python's version."""
     trees: dict[str, str] = {}
     waiting = [module]
     while waiting:
         name = waiting.pop()
         path = _source(name)
-        if name not in trees and name != TABLE and path is not None:
+        if name not in trees and name != KINDS_MODULE and path is not None:
             trees[name], imports = _read(path)
             waiting += [*imports, *LOADED_BY_NAME.get(name, ())]
     return trees
@@ -83,7 +83,7 @@ def module_digests(module: str) -> dict[str, str]:
 
 @cache
 def _read(path: Path) -> tuple[str, tuple[str, ...]]:
-    """sha256 of the module's syntax tree without docstrings, and what it may import; read once in a process."""
+    """sha256 of the module's syntax tree without docstrings, and its possible imports; cached."""
     with _parser_lock:
         tree = ast.parse(path.read_bytes())
     imports = tuple(_imports(tree))
@@ -92,7 +92,7 @@ def _read(path: Path) -> tuple[str, tuple[str, ...]]:
 
 @cache
 def _source(module: str) -> Path | None:
-    """The module's file, found without importing the module; None for what is not ours."""
+    """The module's file, found without importing it; None if the module is not ours."""
     package, *rest = module.split(".")
     if package not in PACKAGES:
         return None
@@ -123,7 +123,7 @@ def _without_docstrings(tree: ast.Module) -> ast.Module:
 
 
 def _dump(node: object) -> str:
-    """``ast.dump`` without empty fields, since versions of Python differ in which there are."""
+    """``ast.dump`` without empty fields, in which versions of Python differ."""
     if isinstance(node, ast.AST):
         filled = [
             f"{name}={_dump(value)}" for name, value in ast.iter_fields(node) if value not in (None, [])
@@ -135,7 +135,7 @@ def _dump(node: object) -> str:
 
 
 def _is_text(statement: ast.stmt) -> bool:
-    """A string that stands alone documents what is beside it."""
+    """Whether a statement is a docstring: a string alone."""
     return (
         isinstance(statement, ast.Expr)
         and isinstance(statement.value, ast.Constant)
@@ -144,7 +144,7 @@ def _is_text(statement: ast.stmt) -> bool:
 
 
 def _device() -> str:
-    """The first GPU's model as its driver names it, or ``cpu``; asked of the kernel, so that nothing is loaded."""
+    """The name of the first GPU from its driver, or ``cpu``; read from /proc, so that no library is loaded."""
     if os.environ.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1"):
         return "cpu"
     for information in sorted(NVIDIA.glob("gpus/*/information")):

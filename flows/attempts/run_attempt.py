@@ -16,10 +16,10 @@ from typing import Any, Protocol
 
 from flows.attempts.dataset_check import check_dataset
 from flows.attempts.jobs import threads_of
-from flows.attempts.micro_batches import in_micro_batches, rows_at_once
+from flows.attempts.micro_batches import rows_per_pass, with_microbatch_size
 from flows.attempts.provenance import drift, provenance
 from flows.launchers.launcher import Launcher, StageFailed
-from flows.launchers.local_process import LocalProcess, result_left
+from flows.launchers.local_process import LocalProcess, saved_result
 from flows.launchers.stage_process import explain
 from schemas.kinds import KINDS, MODELS
 from schemas.recipe.work import PrepareData
@@ -161,7 +161,7 @@ class _Attempt:
         if ref is None:
             return AttemptOutcome(status="absent") if self.request.only_reuse else None
         left = self.storage.has_scratch(key)
-        result = result_left(self.storage.scratch_folder(key), ref.attempt) if left else None
+        result = saved_result(self.storage.scratch_folder(key), ref.attempt) if left else None
         return AttemptOutcome(
             status="reused",
             attempt=ref.attempt,
@@ -233,7 +233,7 @@ class _Attempt:
             attempt=number,
             stage_key=request.stage_key,
             seed=request.seed,
-            work=in_micro_batches(request.work, request.microbatch_size),
+            work=with_microbatch_size(request.work, request.microbatch_size),
             generation=request.generation,
             chat=request.chat,
             rewards=request.rewards,
@@ -254,7 +254,7 @@ class _Attempt:
         if changed:
             present["resumed_across"] = "; ".join(changed)
         if request.microbatch_size:
-            asked = rows_at_once(request.work, request.inputs)
+            asked = rows_per_pass(request.work, request.inputs)
             present["microbatch_size"] = f"{request.microbatch_size} in place of {asked}: memory ran out"
         return present
 

@@ -1,1 +1,1 @@
-"""The command line, and what a person sees on it."""
+"""The command line and its output."""

@@ -1,4 +1,4 @@
-"""The program and the options that its commands share. Everything heavy is imported by the command that needs it."""
+"""The program and the shared options of its commands. Each command imports the heavy modules that it needs."""
 
 from pathlib import Path
 from typing import Annotated
@@ -13,14 +13,14 @@ RUN_HELP = "A run's id, the beginning of one, its number, or `latest`."
 
 
 def complete_recipe(incomplete: str) -> list[str]:
-    """Built-in recipes that begin so."""
+    """Built-in recipes that start with the text."""
     from schemas.loading.recipe_file import builtin_recipes
 
     return [name for name in builtin_recipes() if name.startswith(incomplete)]
 
 
 def complete_run(context: typer.Context, incomplete: str) -> list[str]:
-    """Runs of the workspace that begin so."""
+    """Runs of the workspace that start with the text."""
     from flows.runs.run import run_ids
     from flows.runs.run_ids import LATEST
 

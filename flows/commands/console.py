@@ -1,6 +1,6 @@
-"""What a person sees of a run: the plan, a bar for each running stage, verdicts, samples, and where to look.
+"""Console output of a run: the plan, a progress bar for each running stage, verdicts, samples and addresses.
 
-On a terminal the bars move; anywhere else the same facts come as plain lines, without control codes.
+A terminal shows progress bars; other streams get the same facts as plain lines, without control codes.
 """
 
 import os
@@ -34,7 +34,7 @@ from flows.attempts.jobs import gates_of
 from flows.commands.findings import Finding
 from flows.runs.planning import PlannedStep
 from flows.runs.resolving import ChosenRates
-from flows.runs.run import GOOD, RunRecord, StageRecord
+from flows.runs.run import SUCCEEDED, RunRecord, StageRecord
 from flows.runs.status import RunView
 from flows.runs.summary import comparison
 from schemas.records.verdicts import Verdict
@@ -66,10 +66,10 @@ MARKS = {
     "failed": "✗",
     "blocked": "–",
 }
-"""What a stage's last line starts with."""
+"""Status → first character of a stage's last line."""
 
 PLAIN_LINE_SECONDS = 10.0
-"""How often a running stage says a line where there is no terminal."""
+"""Time between two progress lines of a running stage if there is no terminal."""
 
 _PLAIN_WIDTH = 200
 _NAME_WIDTH = 20
@@ -78,38 +78,38 @@ _SAMPLE_CHARACTERS = 400
 
 
 class SafeConsole(Console):
-    """A console whose own control codes alone reach the terminal: text that holds some is written out, secrets are masked."""
+    """A console that escapes control characters in text and masks secrets; its own control codes are kept."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """The renderable in segments, as rich asks for it; each piece of text is made safe."""
+        """Render to segments, with safe text."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(safe_text(segment.text), segment.style)
 
 
-class PatientConsole(SafeConsole):
-    """A console that goes on without a reader: ``vantage run … | head`` must not end a training.
+class PipeSafeConsole(SafeConsole):
+    """A console that survives a closed pipe: ``vantage run … | head`` must not end a training.
 
-    rich would raise SystemExit in whichever thread printed last.
+    rich would raise SystemExit in the thread that printed last.
     """
 
     def on_broken_pipe(self) -> None:
-        """Print nothing more, to anybody."""
+        """Print nothing more."""
         self.quiet = True
-        forget_reader(self.file)
+        detach_reader(self.file)
 
 
-def forget_reader(stream: IO[str]) -> None:
-    """Point a stream whose reader has gone at nothing, so that what is still in its buffer can be flushed."""
+def detach_reader(stream: IO[str]) -> None:
+    """Redirect a stream without a reader to /dev/null, so that its buffer can be flushed."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
 
 
 def open_console(stream: TextIO | None = None) -> Console:
-    """A console for standard output, or for ``stream``; wide enough for whole lines where nobody watches."""
+    """A console for standard output, or for ``stream``; wide enough for whole lines if it is no terminal."""
     stream = stream or sys.stdout
-    stream = getattr(stream, "unguarded", stream)  # the console itself makes text safe
-    return PatientConsole(
+    stream = getattr(stream, "wrapped", stream)  # the console itself makes text safe
+    return PipeSafeConsole(
         file=stream, highlight=False, soft_wrap=False, width=None if stream.isatty() else _PLAIN_WIDTH
     )
 
@@ -122,7 +122,7 @@ class Screen:
         self._bars = Progress(
             TextColumn("  {task.description}"),
             BarColumn(bar_width=12),
-            # Time left is the stage's own: rich forgets a step that took longer than half a minute.
+            # The stage estimates the time left: rich forgets a step that took longer than half a minute.
             TextColumn(
                 "{task.fields[facts]}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)
             ),
@@ -132,49 +132,49 @@ class Screen:
             disable=not console.is_terminal,
         )
         self._bar_of: dict[str, TaskID] = {}
-        self._said: dict[str, tuple[float, str]] = {}
+        self._last_lines: dict[str, tuple[float, str]] = {}
         self._changing = threading.Lock()
 
     @contextmanager
     def live(self) -> Iterator[None]:
-        """Bars move inside this block and are gone after it."""
+        """Show progress bars inside this block."""
         with self._bars:
             yield
 
     def say(self, text: str, style: str = "") -> None:
-        """One line."""
+        """Print one line."""
         self.console.print(Text(text, style=style), soft_wrap=True)
 
     def started(self, step: str, attempt: int) -> None:
         """A stage's computation begins."""
         with self._changing:
             self._bar_of[step] = self._bars.add_task(escape(step), total=None, facts="starting")
-            self._said[step] = (time.monotonic(), "")
+            self._last_lines[step] = (time.monotonic(), "")
         if not self.console.is_terminal:
             self.say(f"  {step}: started" + (f", attempt {attempt}" if attempt > 1 else ""))
 
     def progressed(self, step: str, report: StageProgress) -> None:
-        """A running stage got on."""
+        """A running stage has made progress."""
         facts = facts_of(report)
         with self._changing:
             if step in self._bar_of:
                 bar, total = self._bar_of[step], report.total or None
                 self._bars.update(bar, completed=report.step, total=total, facts=escape(facts))
-            said_at, said = self._said.get(step, (0.0, ""))
-            due = facts != said and time.monotonic() - said_at >= PLAIN_LINE_SECONDS
+            printed_at, printed = self._last_lines.get(step, (0.0, ""))
+            due = facts != printed and time.monotonic() - printed_at >= PLAIN_LINE_SECONDS
             if due:
-                self._said[step] = (time.monotonic(), facts)
+                self._last_lines[step] = (time.monotonic(), facts)
         if due and not self.console.is_terminal:
             self.say(f"  {step}: {facts}")
 
     def ended(self, step: str, stage: StageRecord) -> None:
-        """A stage is over, one way or another."""
+        """A stage has ended, with or without an artifact."""
         with self._changing:
             if step in self._bar_of:
                 self._bars.remove_task(self._bar_of.pop(step))
         style = STYLES[stage.status]
         start = Text.assemble((f"  {MARKS[stage.status]} ", style), f"{step:<{_NAME_WIDTH}} ")
-        line = Text.assemble((words(stage.status), style))
+        line = Text.assemble((status_text(stage.status), style))
         if headline := headline_of(stage):
             line.append(f"  {headline}")
         if stage.seconds:
@@ -192,7 +192,7 @@ class Screen:
             self._line(Text("      gate "), verdict_text(verdict))
 
     def _line(self, start: Text, rest: Text) -> None:
-        """One line; what is too long for a terminal goes on below ``rest``, not in the middle of a word."""
+        """Print one line; on a terminal, a long line continues below ``rest``."""
         if not self.console.is_terminal:
             self.console.print(start + rest, soft_wrap=True)
             return
@@ -203,7 +203,7 @@ class Screen:
         self.console.print(table)
 
     def samples(self, samples: Sequence[Mapping[str, Any]], *, heading: str = "") -> None:
-        """A few texts of baseline and candidate, each with its judgement."""
+        """Print a few texts of baseline and candidate, each with its judgement."""
         if samples and heading:
             self.say(f"\n{heading}", "dim")
         for sample in samples[:_SAMPLES_SHOWN]:
@@ -228,7 +228,7 @@ def show_plan(
     warnings: Iterable[str] = (),
     chosen: ChosenRates | None = None,
 ) -> None:
-    """The plan as a table: what happens to each stage, and why; below it the learning rates that were left open."""
+    """Print the plan as a table: action and reason for each stage; below it the default learning rates."""
     console.print(Text(heading, style="bold"))
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("stage", no_wrap=True)
@@ -238,16 +238,16 @@ def show_plan(
         why = Text("\n").join([Text(reason) for reason in step.reasons])
         for difference in step.drift:
             why.append(f"\ndrift: {difference}", "yellow")
-        table.add_row(step.name, Text(step.said, style=STYLES[step.action]), why)
+        table.add_row(step.name, Text(step.label, style=STYLES[step.action]), why)
     console.print(table)
     for name, rates in (chosen or {}).items():
-        told = ", ".join(f"{field} {rate:g}" for field, rate in rates.items())
-        console.print(Text(f"{name}: {told}, by the width of the model", style="dim"), soft_wrap=True)
+        text = ", ".join(f"{field} {rate:g}" for field, rate in rates.items())
+        console.print(Text(f"{name}: {text}, by the width of the model", style="dim"), soft_wrap=True)
     for warning in warnings:
         console.print(Text(f"warning: {warning}", style="yellow"), soft_wrap=True)
 
 
-def show_end(
+def show_result(
     console: Console,
     record: RunRecord,
     *,
@@ -256,13 +256,13 @@ def show_end(
     snippet: Sequence[str] = (),
     next_steps: Sequence[str] = (),
 ) -> None:
-    """The run in one table, where to look further, where its models lie, and how one is loaded.
+    """Print the run in one table, the addresses of its pages, the folders of its models, and how to load one.
 
     Args:
-        pages: whose page → where it is.
+        pages: server → address of the run's page.
         models: stage → folder of its model.
-        snippet: lines for a shell that load one; none are printed where there are none.
-        next_steps: what can be done about a closed gate.
+        snippet: lines for a shell that load one.
+        next_steps: lines on what to do about closed gates.
     """
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for column in ("stage", "status", "headline", "digest"):
@@ -279,7 +279,9 @@ def show_end(
     console.print(table)
     _show_warnings(console, record)
     console.print(
-        Text.assemble("run ", (record.run_id, "bold"), " ", (words(record.status), STYLES[record.status]))
+        Text.assemble(
+            "run ", (record.run_id, "bold"), " ", (status_text(record.status), STYLES[record.status])
+        )
     )
     for what, where in pages.items():
         console.print(Text(f"  {what:<8}{where}"), soft_wrap=True)
@@ -289,12 +291,12 @@ def show_end(
         console.print(Text(line), soft_wrap=True)
     if snippet:
         console.print(Text("\nto load it and ask it something:\n", style="dim"))
-        for line in snippet:  # from the first column on, so that a shell takes what is copied
+        for line in snippet:  # without indentation, so that it can be pasted into a shell
             console.print(Text(line), soft_wrap=True)
 
 
 def show_runs(console: Console, views: Sequence[RunView], workspace: Path) -> None:
-    """All runs of a workspace, the newest first."""
+    """Print all runs of a workspace, the newest first."""
     if not views:
         console.print(f"no runs in {workspace}", soft_wrap=True)
         return
@@ -302,7 +304,7 @@ def show_runs(console: Console, views: Sequence[RunView], workspace: Path) -> No
     for column in ("run", "recipe", "status", "stages", "started"):
         table.add_column(column, no_wrap=True)
     for view in views:
-        good = sum(stage.status in GOOD for stage in view.record.stages.values())
+        good = sum(stage.status in SUCCEEDED for stage in view.record.stages.values())
         table.add_row(
             view.record.run_id,
             view.record.recipe.recipe,
@@ -316,19 +318,19 @@ def show_runs(console: Console, views: Sequence[RunView], workspace: Path) -> No
 
 
 def show_run(console: Console, view: RunView) -> None:
-    """One run: each stage, and how far a running one is."""
+    """Print one run: its stages, with the progress of running ones."""
     console.print(Text.assemble((view.record.run_id, "bold"), "  ", _status(view.status)))
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for column in ("stage", "status", "how far, or what came of it", "digest"):
         table.add_column(column, no_wrap=column != "how far, or what came of it", overflow="fold")
     for name, stage in view.record.stages.items():
         report = view.progress.get(name)
-        told = Text(facts_of(report) if report else stage.reason or outcome_of(stage))
+        text = Text(facts_of(report) if report else stage.reason or outcome_of(stage))
         for gate in () if stage.verdicts else gates_of(view.record.recipe, name):
-            told.append("\n" if told else "").append(
+            text.append("\n" if text else "").append(
                 f"gate {gate.metric} {gate.relation} {gate.bound:g}", "dim"
             )
-        table.add_row(name, _status(view.status_of(name)), told, (stage.digest or "")[:12])
+        table.add_row(name, _status(view.status_of(name)), text, (stage.digest or "")[:12])
     console.print(table)
     for name, stage in view.record.stages.items():
         if stage.left_out:
@@ -349,7 +351,7 @@ def _show_contradictions(console: Console, view: RunView) -> None:
 
 
 def show_findings(console: Console, findings: Iterable[Finding]) -> None:
-    """What the doctor found."""
+    """Print the findings of ``vantage doctor``."""
     for finding in findings:
         mark, style = {"fine": ("✓", "green"), "warning": ("!", "yellow"), "broken": ("✗", "red")}[
             finding.verdict
@@ -360,22 +362,22 @@ def show_findings(console: Console, findings: Iterable[Finding]) -> None:
         )
 
 
-def words(status: str) -> str:
-    """A status as a person reads it."""
+def status_text(status: str) -> str:
+    """A status for display."""
     return status.replace("_", " ")
 
 
 def _status(status: str) -> Text:
-    return Text(words(status), style=STYLES[status])
+    return Text(status_text(status), style=STYLES[status])
 
 
 def verdict_text(verdict: Verdict) -> Text:
-    """The verdict with its number, green or red."""
+    """The verdict in green or red."""
     return Text(str(verdict), style="green" if verdict.passed else "red")
 
 
 def headline_of(stage: StageRecord) -> str:
-    """What an evaluation compared, else the gated metrics, or the first ones where there is no gate."""
+    """The comparison of an evaluation, else the gated metrics, else the first metrics."""
     if compared := comparison(stage):
         return compared
     names = [verdict.metric for verdict in stage.verdicts] or list(stage.metrics)[:2]
@@ -383,15 +385,15 @@ def headline_of(stage: StageRecord) -> str:
 
 
 def outcome_of(stage: StageRecord) -> str:
-    """What came of a stage, in a cell: its gates' verdicts or its headline, and what a person must know of it."""
-    told = [str(verdict) for verdict in stage.verdicts] or [headline_of(stage)]
+    """The outcome of a stage in a cell: its verdicts or its headline, and its remark."""
+    text = [str(verdict) for verdict in stage.verdicts] or [headline_of(stage)]
     if stage.verdicts and (compared := comparison(stage)):
-        told.insert(0, compared)
-    return "\n".join([*told, *([stage.remark] if stage.remark else [])])
+        text.insert(0, compared)
+    return "\n".join([*text, *([stage.remark] if stage.remark else [])])
 
 
 def facts_of(progress: StageProgress) -> str:
-    """``3/14  4 min left  sampling 120/256, token 37 of 72  score 0.61  21,034 tokens/s``, as far as it is known."""
+    """``3/14  4 min left  sampling 120/256, token 37 of 72  score 0.61  21,034 tokens/s``, without unknown parts."""
     facts = [f"{progress.step}/{progress.total}"] if progress.total else []
     if progress.seconds_left is not None:
         facts.append(f"{duration(progress.seconds_left)} left")
@@ -404,7 +406,7 @@ def facts_of(progress: StageProgress) -> str:
 
 
 def phase_of(progress: StageProgress) -> str:
-    """``sampling 120/256, token 37 of 72``: what is done within the step."""
+    """``sampling 120/256, token 37 of 72``: progress within the step."""
     count = f" {progress.phase_done}/{progress.phase_total}" if progress.phase_total else ""
     return f"{progress.phase}{count}{f', {progress.phase_note}' if progress.phase_note else ''}"
 

@@ -12,9 +12,9 @@ from flows.exit_codes import ExitCode
 def doctor(workspace: Folder = DEFAULT_WORKSPACE, as_json: AsJson = False) -> None:
     """Check that this machine can run recipes: versions, disk, servers, processes, accelerators."""
     from flows.commands.console import open_console, show_findings
-    from flows.commands.findings import examine
+    from flows.commands.findings import run_checks
 
-    findings = list(examine(workspace_at(workspace)))
+    findings = list(run_checks(workspace_at(workspace)))
     if as_json:
         print_json([asdict(finding) for finding in findings])
     else:

@@ -1,4 +1,4 @@
-"""What has to be right on a machine before a recipe can run, looked at one thing after another."""
+"""Checks of ``vantage doctor``: requirements of a machine to run recipes."""
 
 import importlib.util
 import os
@@ -15,7 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
 
-from flows.launchers.local_process import OURS
+from flows.launchers.local_process import SOURCE_ROOT
 from flows.machine import available_cpus, available_gpus
 from flows.runs.run import RunError, Workspace, read_run
 from storage.store import Store
@@ -23,21 +23,21 @@ from storage.store import Store
 PACKAGES = ("schemas", "algorithms", "models", "storage", "ledger", "tasks", "flows", "recipes")
 LIBRARIES = ("torch", "transformers", "prefect", "mlflow", "pandera", "pyarrow", "safetensors")
 FREE_BYTES = 5 * 2**30
-"""Below this much free space a warning is due: checkpoints and artifacts of a small model take so much."""
+"""Free space below which there is a warning: about the size of a small model's checkpoints and artifacts."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     subject: str
     verdict: Literal["fine", "warning", "broken"]
     message: str
-    """What was found, and what to do where it is not fine."""
+    """What was found, and what to do if it is not fine."""
 
 
-def examine(workspace: Workspace) -> Iterator[Finding]:
-    """Every finding, in the order of looking."""
+def run_checks(workspace: Workspace) -> Iterator[Finding]:
+    """Run all checks, in order."""
     yield from _versions()
     yield from _name_clashes()
     yield from _storage(workspace)
@@ -58,23 +58,27 @@ def _versions() -> Iterator[Finding]:
 
 
 def _name_clashes() -> Iterator[Finding]:
-    """Our packages have common names: somebody else's folder of the same name may be found first."""
+    """Our packages have common names: another folder with the same name may be found first."""
     clashes = [
         f"{name} is {found}"
         for name in PACKAGES
-        if (found := _location(name)) is not None and found.parent.resolve() != OURS.resolve()
+        if (found := _location(name)) is not None and found.parent.resolve() != SOURCE_ROOT.resolve()
     ]
     if clashes:
         remedy = "start vantage from another folder, or take that one off PYTHONPATH"
         yield Finding("packages", "broken", f"not ours: {'; '.join(clashes)}; {remedy}")
     else:
-        yield Finding("packages", "fine", str(OURS))
+        yield Finding("packages", "fine", str(SOURCE_ROOT))
     shadows = [
-        name for name in PACKAGES if (Path.cwd() / name).is_dir() and Path.cwd().resolve() != OURS.resolve()
+        name
+        for name in PACKAGES
+        if (Path.cwd() / name).is_dir() and Path.cwd().resolve() != SOURCE_ROOT.resolve()
     ]
     if shadows:
-        told = f"the current folder has {', '.join(f'{name}/' for name in shadows)}, like packages of ours"
-        yield Finding("packages", "warning", f"{told}; start with `vantage`, not with `python -m`")
+        described = (
+            f"the current folder has {', '.join(f'{name}/' for name in shadows)}, like packages of ours"
+        )
+        yield Finding("packages", "warning", f"{described}; start with `vantage`, not with `python -m`")
 
 
 def _location(package: str) -> Path | None:
@@ -97,9 +101,11 @@ def _storage(workspace: Workspace) -> Iterator[Finding]:
         )
         return
     free = shutil.disk_usage(root).free
-    told = f"{root}, {free / 2**30:.1f} GiB free"
+    described = f"{root}, {free / 2**30:.1f} GiB free"
     verdict: Literal["fine", "warning"] = "fine" if free >= FREE_BYTES else "warning"
-    yield Finding("workspace", verdict, told if verdict == "fine" else f"{told}; make room before a long run")
+    yield Finding(
+        "workspace", verdict, described if verdict == "fine" else f"{described}; make room before a long run"
+    )
 
 
 def _runs(workspace: Workspace) -> Iterator[Finding]:
@@ -111,7 +117,7 @@ def _runs(workspace: Workspace) -> Iterator[Finding]:
 
 
 def _sqlite(workspace: Workspace) -> Finding:
-    """Prefect's and MLflow's own databases need WAL locks, which some network file systems lack."""
+    """Prefect's and MLflow's databases need WAL locks, which some network file systems lack."""
     try:
         with tempfile.TemporaryDirectory(dir=workspace.root) as folder:
             with sqlite3.connect(Path(folder) / "probe.db") as database:
@@ -144,9 +150,9 @@ def _servers() -> Iterator[Finding]:
 
 
 def _processes() -> Finding:
-    """Children are forked from a server process that must start with our packages on its path."""
+    """Stages are forked from a server process that must find our packages on its path."""
     code = "import multiprocessing as m; m.get_context('forkserver'); import flows.launchers.stage_process; print('ok')"
-    environment = {**os.environ, "PYTHONSAFEPATH": "1", "PYTHONPATH": str(OURS)}
+    environment = {**os.environ, "PYTHONSAFEPATH": "1", "PYTHONPATH": str(SOURCE_ROOT)}
     try:
         done = subprocess.run(
             [sys.executable, "-c", code],
@@ -166,5 +172,5 @@ def _processes() -> Finding:
 
 def _accelerators() -> Finding:
     gpus = available_gpus()
-    told = f"{len(gpus)} GPU{'s' if len(gpus) != 1 else ''} ({', '.join(gpus)})" if gpus else "no GPU"
-    return Finding("machine", "fine", f"{available_cpus()} CPUs, {told}")
+    described = f"{len(gpus)} GPU{'s' if len(gpus) != 1 else ''} ({', '.join(gpus)})" if gpus else "no GPU"
+    return Finding("machine", "fine", f"{available_cpus()} CPUs, {described}")

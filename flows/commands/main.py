@@ -1,4 +1,4 @@
-"""The command line: one file a command, in the order of ``vantage --help``."""
+"""The command line, with one file a command."""
 
 import sys
 
@@ -21,5 +21,5 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal without UTF-8 must not stop a run
-    sys.stderr = SafeStream(sys.stderr)  # errors hold what others wrote
+    sys.stderr = SafeStream(sys.stderr)  # messages contain texts of users and servers
     app()

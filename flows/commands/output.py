@@ -1,4 +1,4 @@
-"""What every command says on the terminal: errors in a sentence, warnings, JSON."""
+"""Output of all commands: errors as one sentence, warnings, JSON."""
 
 import json
 import os
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def explained(verbose: bool) -> Iterator[None]:
-    """Errors as one sentence for a person and an exit code for a program; the traceback only with ``-v``."""
+    """Print errors as one sentence and exit with their code; the traceback only with ``-v``."""
     try:
         yield
     except typer.Exit:
@@ -33,11 +33,11 @@ def explained(verbose: bool) -> Iterator[None]:
             traceback.print_exc()
         code = _code_of(error)
         if code == ExitCode.UNAVAILABLE:
-            # Prefect's loggers complain too, and leave their last line without its end.
+            # Prefect's loggers also print errors, and leave their last line without its end.
             print(file=sys.stderr)
-        print(f"vantage: {_told(error, code)}", file=sys.stderr)
+        print(f"vantage: {_message(error, code)}", file=sys.stderr)
         if code == ExitCode.UNAVAILABLE:
-            # Prefect's own threads would go on for minutes to reach a server that has gone.
+            # Prefect's own threads would try for minutes to reach a dead server.
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code)
@@ -45,14 +45,14 @@ def explained(verbose: bool) -> Iterator[None]:
 
 
 def warn(messages: Iterable[str], *, skip: str | None = None) -> None:
-    """What is no reason to stop, on standard error; not of run ``but``, whose own error says so."""
+    """Print warnings on standard error, except those about run ``skip``, whose own error reports them."""
     for message in messages:
         if skip is None or f"/{skip}/" not in message:
             print(f"vantage: warning: {message}", file=sys.stderr)
 
 
-def _told(error: Exception, code: int) -> str:
-    """What a person reads of an error."""
+def _message(error: Exception, code: int) -> str:
+    """The message of an error for the user."""
     if code != ExitCode.INTERNAL:
         return str(error)
     return f"{type(error).__name__}: {error} (this should not happen; -v shows the traceback)"
@@ -71,8 +71,8 @@ def _code_of(error: Exception) -> ExitCode:
     return ExitCode.STORAGE if isinstance(error, OSError) else ExitCode.INTERNAL
 
 
-def warn_of_damage(run_id: str, what: str, problems: Iterable[str]) -> None:
-    """A line for each fault, and what can be done."""
+def print_damage(run_id: str, what: str, problems: Iterable[str]) -> None:
+    """Print a line for each problem, and what to do."""
     for problem in problems:
         print(f"vantage: run {run_id}: {what} is damaged: {problem}", file=sys.stderr)
     print(f"vantage: {what}: run the same recipe again, which makes it anew", file=sys.stderr)
@@ -86,10 +86,10 @@ def workspace_at(folder: Path) -> "Workspace":
 
 
 def print_json(value: Any, *, indent: int | None = None) -> None:
-    """One JSON value on standard output, without what would steer a terminal."""
+    """Print one JSON value on standard output, without control characters."""
     try:
         print(safe_text(json.dumps(value, ensure_ascii=False, indent=indent)), flush=True)
-    except BrokenPipeError:  # `| head` has seen enough, which is no reason to fail
-        from flows.commands.console import forget_reader
+    except BrokenPipeError:  # `| head` has closed the pipe, which is no error
+        from flows.commands.console import detach_reader
 
-        forget_reader(sys.stdout)
+        detach_reader(sys.stdout)

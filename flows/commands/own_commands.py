@@ -1,6 +1,6 @@
-"""How the programs of this installation are called, so that a command works as it is printed.
+"""The names of this installation's programs, so that printed commands work.
 
-A virtual environment that is not activated has its programs on no search path: they are then named by their full path.
+Programs of a virtual environment that is not activated are not on the search path: then their full path is used.
 """
 
 import shlex
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def program(name: str) -> str:
-    """``name`` where the search path leads to this installation's own, else its full path, quoted for a shell."""
+    """``name`` if the search path finds this installation's program, else its full path, quoted for a shell."""
     own = Path(sys.executable).with_name(name)
     found = shutil.which(name)
     if not own.is_file() or (found is not None and Path(found) == own):
@@ -25,7 +25,7 @@ def python() -> str:
 
 
 def run_command(source: str, overrides: Sequence[str], workspace: Path, *more: str) -> str:
-    """``vantage run`` of a recipe with its overrides, ``more`` laid over them, in one line for a shell."""
+    """The command ``vantage run`` with a recipe, its overrides and then ``more``, in one line for a shell."""
     sets = [word for text in (*overrides, *more) for word in ("--set", text)]
     words = ["run", source, *sets, "--workspace", str(workspace)]
     return " ".join([program("vantage"), *map(shlex.quote, words)])

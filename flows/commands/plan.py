@@ -1,4 +1,4 @@
-"""``vantage plan``: what a run would do with each stage, and why."""
+"""``vantage plan``: the action for each stage, and why."""
 
 import typer
 
@@ -18,7 +18,7 @@ def plan(
     """Say for each stage whether it would be reused, resumed or run, and why. Changes nothing."""
     with explained(verbose):
         from flows.commands.console import open_console, show_plan
-        from flows.runs.planning import cautions, damage, refuse_drift
+        from flows.runs.planning import check_drift, damage, plan_warnings
         from flows.runs.planning import plan as plan_steps
         from flows.runs.resolving import load_resolved
         from flows.runs.run import damaged_runs, read_runs
@@ -34,7 +34,7 @@ def plan(
             shown = {
                 "recipe": resolved.recipe,
                 "steps": told,
-                "warnings": cautions(resolved, steps),
+                "warnings": plan_warnings(resolved, steps),
                 "chosen": chosen,
             }
             print_json(shown)
@@ -43,10 +43,10 @@ def plan(
                 open_console(),
                 steps,
                 heading=f"{resolved.recipe} · {place.root}",
-                warnings=cautions(resolved, steps),
+                warnings=plan_warnings(resolved, steps),
                 chosen=chosen,
             )
         if strict:
-            refuse_drift(steps)
+            check_drift(steps)
         if damage(steps):
             raise typer.Exit(ExitCode.STORAGE)

@@ -19,12 +19,12 @@ def resume(
     """Go on with one run, whatever its status, from the recipe that it was started with."""
     with explained(verbose):
         from flows.runs.execution import execute
-        from flows.runs.run import damaged_runs, drive_again
+        from flows.runs.run import acquire_run_by_id, damaged_runs
         from flows.runs.run_ids import find_run
 
         place = workspace_at(workspace)
         run_id = find_run(place, run_id)
         warn(damaged_runs(place), skip=run_id)
-        with drive_again(place, run_id) as taken:
+        with acquire_run_by_id(place, run_id) as taken:
             record = execute(taken, screen_of(as_json), strict=strict, verbose=verbose)
         finish(record, as_json=as_json)

@@ -25,10 +25,12 @@ def run(
     with explained(verbose):
         from flows.runs.execution import execute
         from flows.runs.resolving import load_resolved
-        from flows.runs.run import drive
+        from flows.runs.run import acquire_run
 
         resolved, chosen = load_resolved(recipe, overrides or [])
-        with drive(workspace_at(workspace), resolved, source=recipe, overrides=overrides or ()) as started:
+        with acquire_run(
+            workspace_at(workspace), resolved, source=recipe, overrides=overrides or ()
+        ) as started:
             record = execute(started, screen_of(as_json), strict=strict, verbose=verbose, chosen=chosen)
         finish(record, as_json=as_json)
 

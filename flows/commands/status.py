@@ -1,11 +1,11 @@
-"""``vantage status``: how far runs are, and what is damaged."""
+"""``vantage status``: progress of runs, and damage."""
 
 from typing import Annotated
 
 import typer
 
 from flows.commands.app import DEFAULT_WORKSPACE, RUN_HELP, AsJson, Folder, Verbose, complete_run
-from flows.commands.output import explained, print_json, warn, warn_of_damage, workspace_at
+from flows.commands.output import explained, print_damage, print_json, warn, workspace_at
 from flows.exit_codes import ExitCode
 
 
@@ -31,14 +31,14 @@ def status(
         from flows.commands.console import open_console, show_run, show_runs
         from flows.runs.run import damaged_runs, read_run, read_runs
         from flows.runs.run_ids import find_run
-        from flows.runs.status import look
+        from flows.runs.status import view_run
 
         place = workspace_at(workspace)
         run_id = None if run_id is None else find_run(place, run_id)
         damaged = damaged_runs(place)
         warn(damaged, skip=run_id)
         records = [read_run(place, run_id)] if run_id else read_runs(place)
-        views = [look(place, record, verify=verify) for record in records]
+        views = [view_run(place, record, verify=verify) for record in records]
         if as_json:
             runs = {"runs": [view.as_json() for view in views], "damaged": damaged}
             print_json(views[0].as_json() if run_id else runs)
@@ -48,6 +48,6 @@ def status(
             show_runs(open_console(), views, place.root)
         for view in views:
             for what, problems in view.damage.items():
-                warn_of_damage(view.record.run_id, what, problems)
+                print_damage(view.record.run_id, what, problems)
         if any(view.damage or view.contradictions for view in views):
             raise typer.Exit(ExitCode.STORAGE)

@@ -1,1 +1,1 @@
-"""Where a stage's computation runs: a child process of this machine."""
+"""Launchers run the computation of a stage: in a child process of this machine."""

@@ -1,7 +1,7 @@
-"""All that a process has started, at any depth, in whatever session, is found and ended.
+"""Finds and kills all descendants of a process, at any depth and in any session.
 
-A process that leaves its group and its session, and whose parent then ends, belongs to init, where nobody finds it:
-unless an ancestor has made itself the subreaper of its descendants. Stages and the fork server do.
+A process that leaves its group and session becomes a child of init when its parent ends, and can no longer be found,
+unless an ancestor is the subreaper of its descendants. Stages and the fork server are.
 """
 
 import ctypes
@@ -13,23 +13,23 @@ from contextlib import suppress
 PR_SET_CHILD_SUBREAPER = 36
 """From ``linux/prctl.h``."""
 
-_ROUNDS = 1000
-"""Looks for more; each ends all that it finds, so only what forks faster than it is found survives."""
+_MAX_SCANS = 1000
+"""Most scans; each kills all descendants that it finds, so only processes that fork faster survive."""
 
 
 def adopt_descendants() -> None:
-    """From now on a descendant that loses its parent becomes a child of this process."""
+    """Make descendants that lose their parent children of this process."""
     if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
 
 
-def end_descendants(ancestor: int, *, spare: Collection[int] = ()) -> None:
-    """Kill every descendant of a process; its children ``spare`` and theirs are left alone.
+def end_descendants(ancestor: int, *, keep: Collection[int] = ()) -> None:
+    """Kill every descendant of a process, except its children ``keep`` and their descendants.
 
-    What forks while it is killed is found by looking again, until nothing is left.
+    Scans again until there are none, since processes may fork meanwhile.
     """
-    for _ in range(_ROUNDS):
-        living = _living_descendants(ancestor, spare)
+    for _ in range(_MAX_SCANS):
+        living = _living_descendants(ancestor, keep)
         if not living:
             return
         for pid in living:
@@ -37,8 +37,8 @@ def end_descendants(ancestor: int, *, spare: Collection[int] = ()) -> None:
                 os.kill(pid, signal.SIGKILL)
 
 
-def _living_descendants(ancestor: int, spare: Collection[int]) -> list[int]:
-    """Zombies are passed through, but not among them: they have ended."""
+def _living_descendants(ancestor: int, keep: Collection[int]) -> list[int]:
+    """Living descendants, also those below zombies."""
     children: dict[int, list[int]] = {}
     ended = set()
     for entry in os.scandir("/proc"):
@@ -52,7 +52,7 @@ def _living_descendants(ancestor: int, spare: Collection[int]) -> list[int]:
         children.setdefault(int(parent), []).append(int(entry.name))
         if state in (b"Z", b"X"):
             ended.add(int(entry.name))
-    found, waiting = [], [pid for pid in children.get(ancestor, []) if pid not in spare]
+    found, waiting = [], [pid for pid in children.get(ancestor, []) if pid not in keep]
     while waiting:
         pid = waiting.pop()
         found.append(pid)

@@ -1,4 +1,4 @@
-"""Which errors say that a disk is full, read-only or broken: libraries say so in their own ways."""
+"""Recognises errors about a full, read-only or broken disk, which differ between libraries."""
 
 import errno
 import os
@@ -11,12 +11,12 @@ ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 _SAFETENSORS = re.compile(r"\(os error (\d+)\)")
 _TORCH_WRITER = re.compile(r"inline_container\.cc.*unexpected pos|PytorchStreamWriter failed writing")
 _SQLITE = ("database or disk is full", "disk I/O error", "attempt to write a readonly database")
-_TOLD = tuple(os.strerror(number) for number in ERRNOS)
+_ERROR_MESSAGES = tuple(os.strerror(number) for number in ERRNOS)
 
 
 def is_disk_fault(error: BaseException) -> bool:
-    """Whether the error, or one that it was raised from, says so."""
-    return any(_says_so(each) for each in _chain(error))
+    """Whether the error, or one that it was raised from, is about the disk."""
+    return any(_is_fault(each) for each in _chain(error))
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
@@ -29,10 +29,10 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         following = following.__cause__ or (None if following.__suppress_context__ else following.__context__)
 
 
-def _says_so(error: BaseException) -> bool:
+def _is_fault(error: BaseException) -> bool:
     if isinstance(error, OSError):
         return error.errno in ERRNOS
-    # What only a library defines is known by its name: this module must load without any.
+    # Errors of libraries are recognised by name: this module must load without them.
     kind, message = type(error).__name__, str(error)
     if kind == "SafetensorError":  # written in Rust: no OSError below it
         found = _SAFETENSORS.search(message)
@@ -40,5 +40,5 @@ def _says_so(error: BaseException) -> bool:
     if kind in ("OperationalError", "DatabaseError"):  # sqlite3's and SQLAlchemy's
         return any(phrase in message for phrase in _SQLITE)
     if isinstance(error, RuntimeError):  # torch.save
-        return _TORCH_WRITER.search(message) is not None or message.endswith(_TOLD)
+        return _TORCH_WRITER.search(message) is not None or message.endswith(_ERROR_MESSAGES)
     return False

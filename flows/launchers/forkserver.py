@@ -1,8 +1,8 @@
-"""What every stage's process finds already loaded.
+"""Preloads the libraries of stage processes.
 
-Imported by multiprocessing's fork server and by nothing else: its children are forks of a process that holds
-torch and transformers, so that a stage starts in a fraction of a second instead of several. Nothing here may
-touch an accelerator, because a CUDA context does not survive a fork.
+Only multiprocessing's fork server imports this module. Its children are forks of a process that has loaded torch and
+transformers, so that a stage starts in a fraction of a second instead of several. Nothing here may use an accelerator,
+because a CUDA context does not survive a fork.
 """
 
 import atexit
@@ -28,13 +28,13 @@ PRELOADED = (
     *(kind.module for kind in STAGES.values()),
     "schemas.tables",
 )
-"""In this order; the models' family that is not here is loaded by the stage that wants it."""
+"""Imported in this order; stages import other families of models themselves."""
 
-# A signal to the whole process group is the orchestrator's to handle: were the fork server to go first, its
-# children would be killed before they could save. It ends when the orchestrator's end of its pipe closes.
+# The orchestrator handles signals to the process group: if the fork server ended first, its children would be killed
+# before they could save. It ends when the orchestrator's end of its pipe closes.
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 signal.signal(signal.SIGHUP, signal.SIG_IGN)
-# In a session of its own it outlives even a kill -9 of the whole group, for as long as it takes to end what stages left.
+# In its own session it survives a kill -9 of the group, long enough to kill the processes of stages.
 os.setsid()
 adopt_descendants()
 warnings.filterwarnings(
@@ -44,15 +44,15 @@ warnings.filterwarnings(
 for _name in PRELOADED:
     try:
         importlib.import_module(_name)
-    except Exception as error:  # the stage that needs it meets the same error and reports it in its log
+    except Exception as error:  # the stage that needs the module gets the same error and reports it
         logging.getLogger(__name__).debug("%s is not preloaded: %s", _name, error)
 
 gc.collect()
-gc.freeze()  # what is loaded stays in pages shared by all children
+gc.freeze()  # keep loaded objects in pages that all children share
 
 
 def _end() -> None:
-    """When the orchestrator is gone, stages and all that they started must be gone at once, without a farewell to torch."""
+    """After the orchestrator ends, kill stages and their descendants at once, without torch's exit handlers."""
     end_descendants(os.getpid())
     os._exit(0)
 

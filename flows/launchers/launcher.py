@@ -1,4 +1,4 @@
-"""The port behind which a stage's computation runs."""
+"""The interface of a launcher, which runs the computation of a stage."""
 
 import threading
 from collections.abc import Callable
@@ -22,9 +22,9 @@ class StageFailed(Exception):
 
 
 class Launcher(Protocol):
-    """Starts the computation of one attempt, waits for it, and says how it ended.
+    """Starts the computation of one attempt, waits for it, and returns its result.
 
-    Today: a child process of this machine (``flows.launchers.local_process.LocalProcess``).
+    The only implementation is a child process of this machine (``flows.launchers.local_process.LocalProcess``).
     """
 
     def launch(
@@ -41,13 +41,13 @@ class Launcher(Protocol):
         """Compute ``job`` and wait for it.
 
         Args:
-            job: what to do; its folders can be reached from where the computation runs.
-            log: receives all that is printed, appended.
-            share: CPUs and GPUs that may be used; None: all of the machine's.
+            job: the job; its folders must be accessible where the computation runs.
+            log: file to which all output is appended.
+            share: CPUs and GPUs to use; None: all of the machine's.
             stop: when set, the computation is asked to save its state and end.
-            on_poll: called a few times a second meanwhile, in the calling thread.
+            on_poll: called a few times a second, in the calling thread.
             function: dotted name of the function ``StageJob -> StageResult``.
-            hang_seconds: without a progress report, after which it is killed; None: never.
+            hang_seconds: seconds without a progress report after which it is killed; None: never.
 
         Raises:
             StageFailed: it ended without a result.

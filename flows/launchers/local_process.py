@@ -1,9 +1,8 @@
-"""The one door behind which a stage's computation runs: ``inline``, a fresh child process for each stage.
+"""The launcher for this machine: a new child process for each attempt.
 
-Children are forks of a server that has torch and transformers loaded (``flows.launchers.forkserver``); the orchestrating
-process itself never loads them. A child leads its own process group, so that Ctrl-C in a terminal reaches the
-orchestrator alone, which passes the request on and waits for a checkpoint; and it dies with the orchestrator,
-however that ends.
+Children are forks of a server that has torch and transformers loaded (``flows.launchers.forkserver``); the orchestrator
+never loads them. A child leads its own process group, so that only the orchestrator gets Ctrl-C in a terminal. It
+passes the request on and waits for a checkpoint. A child dies with the orchestrator.
 """
 
 import multiprocessing
@@ -21,7 +20,7 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from types import ModuleType
 
-from flows.exit_codes import ExitCode, of_signal
+from flows.exit_codes import ExitCode, code_of_signal
 from flows.launchers import stage_process
 from flows.launchers.descendants import end_descendants
 from flows.launchers.launcher import StageFailed
@@ -32,24 +31,24 @@ from schemas.records.job import StageJob, StageResult
 from schemas.safe_text import without_secrets
 from tasks.training.scratch import PROGRESS
 
-OURS = Path(__file__).parents[2]
+SOURCE_ROOT = Path(__file__).parents[2]
 """The folder that our packages were imported from."""
 
 POLL_SECONDS = 0.2
 GRACE_SECONDS = 20.0
-"""How long a stage that is asked to stop may take to save its state."""
+"""Time for a stage to save its state after a stop was requested."""
 STACKS_SECONDS = 5.0
-"""How long a stage that hangs may take to write its stacks."""
+"""Time for a hanging stage to write its stacks."""
 
 # multiprocessing reads a child's exit status from a pipe that only one thread may read.
 _multiprocessing_lock = threading.Lock()
 
 _stages: set[int] = set()
-"""The processes of stages that have been started and not yet waited for; guarded by the lock."""
+"""Process ids of running stages; guarded by the lock."""
 
 
 def warm_up() -> None:
-    """Start the fork server and return at once; it loads its libraries while other things start."""
+    """Start the fork server and return at once; it loads its libraries in the background."""
     with _multiprocessing_lock, _environment_of_children():
         forkserver.set_forkserver_preload(["flows.launchers.forkserver"])
         forkserver.ensure_running()
@@ -57,10 +56,10 @@ def warm_up() -> None:
 
 @dataclass(frozen=True)
 class LocalProcess:
-    """A ``Launcher``: a fresh child process of this machine for each attempt."""
+    """A ``Launcher``: a new child process of this machine for each attempt."""
 
     grace: float = GRACE_SECONDS
-    """Seconds that a stage which is asked to stop may take to save its state."""
+    """Seconds for a stage to save its state after a stop was requested."""
 
     def launch(
         self,
@@ -73,17 +72,17 @@ class LocalProcess:
         function: str = RUN_STAGE,
         hang_seconds: float | None = None,
     ) -> StageResult:
-        """Run one attempt at a stage in a fresh process and wait for it.
+        """Run one attempt at a stage in a new process and wait for it.
 
         Args:
-            job: what to do; ``job.json``, ``result.json`` and ``failure.json`` lie in ``attempt_folder(job)``.
-            log: receives all that the process prints, appended.
-            share: CPUs and GPUs that it may use; None: all of the machine's. ``job.threads`` wins for torch.
+            job: the job; ``job.json``, ``result.json`` and ``failure.json`` are in ``attempt_folder(job)``.
+            log: file to which all output is appended.
+            share: CPUs and GPUs to use; None: all of the machine's. ``job.threads`` has priority for torch.
             stop: when set, the process is asked to save and stop, and killed ``grace`` seconds later.
             on_poll: called about five times a second while the process runs, in the calling thread.
             function: dotted name of the function ``StageJob -> StageResult``.
-            hang_seconds: without a progress report, after which the stacks of the process go to the log and it is
-                killed; None: never.
+            hang_seconds: seconds without a progress report after which the process writes its stacks to the log and
+                is killed; None: never.
 
         Raises:
             StageFailed: the process ended without a result.
@@ -93,7 +92,7 @@ class LocalProcess:
         log.parent.mkdir(parents=True, exist_ok=True)
         for left_over in ("result.json", "failure.json"):
             (attempt / left_over).unlink(missing_ok=True)
-        stage_process.write_whole(attempt / "job.json", job.model_dump_json(indent=2))
+        stage_process.write_atomically(attempt / "job.json", job.model_dump_json(indent=2))
 
         threads = job.threads or (share.cpus if share else available_cpus())
         environment = {"CUDA_VISIBLE_DEVICES": ",".join(share.gpus)} if share else {}
@@ -102,7 +101,12 @@ class LocalProcess:
         watchdog = Watchdog(job.scratch / PROGRESS, hang_seconds=hang_seconds)
         try:
             stopped, hung = _wait(
-                process, stop=stop, on_poll=on_poll, grace=self.grace, complaint=watchdog.complaint, log=log
+                process,
+                stop=stop,
+                on_poll=on_poll,
+                grace=self.grace,
+                hang_reason=watchdog.hang_reason,
+                log=log,
             )
         finally:
             _kill_group(process)
@@ -123,12 +127,12 @@ class LocalProcess:
 
 
 def attempt_folder(job: StageJob) -> Path:
-    """Where one attempt's job, result and failure lie."""
+    """Folder of one attempt's job, result and failure."""
     return _attempt_folder(job.scratch, job.attempt)
 
 
-def result_left(scratch: Path, attempt: int) -> StageResult | None:
-    """What an attempt has measured, for as long as its scratch folder is there."""
+def saved_result(scratch: Path, attempt: int) -> StageResult | None:
+    """The result of an attempt, if its scratch folder still exists."""
     try:
         return StageResult.model_validate_json(
             (_attempt_folder(scratch, attempt) / "result.json").read_bytes()
@@ -144,10 +148,10 @@ def _attempt_folder(scratch: Path, attempt: int) -> Path:
 def _start(
     job_file: Path, log: Path, stage: str, threads: int, environment: dict[str, str]
 ) -> ForkServerProcess:
-    """Fork a child; a fork server that has just died is found out by asking it, and replaced.
+    """Fork a child; a dead fork server is replaced.
 
     Raises:
-        StageFailed: no fork server stays alive.
+        StageFailed: the fork server dies each time.
     """
     context = multiprocessing.get_context("forkserver")
     for _ in range(3):
@@ -180,10 +184,10 @@ def _wait(
     stop: threading.Event | None,
     on_poll: Callable[[], None] | None,
     grace: float,
-    complaint: Callable[[int], str | None],
+    hang_reason: Callable[[int], str | None],
     log: Path,
 ) -> tuple[bool, str | None]:
-    """Wait for the end of the process; (whether it had to be asked, why it was taken for hung)."""
+    """Wait for the end of the process; returns (whether a stop was requested, why it counts as hung)."""
     kill_at: float | None = None
     next_request = 0.0
     hung: str | None = None
@@ -191,7 +195,7 @@ def _wait(
         if on_poll is not None:
             on_poll()
         if stop is None or not stop.is_set():
-            if hung is None and (hung := complaint(_pid(process))) is not None:
+            if hung is None and (hung := hang_reason(_pid(process))) is not None:
                 _write_stacks(process, log, hung)
             if hung is not None:
                 _kill_group(process)
@@ -202,7 +206,7 @@ def _wait(
         if now >= kill_at:
             _kill_group(process)
         elif now >= next_request:
-            # Asked again every second: a process that has only just been forked does not listen yet.
+            # Repeated every second: a process that has just been forked does not handle signals yet.
             next_request = now + 1.0
             with suppress(ProcessLookupError):
                 os.kill(_pid(process), signal.SIGTERM)
@@ -210,8 +214,8 @@ def _wait(
 
 
 def _write_stacks(process: ForkServerProcess, log: Path, why: str) -> None:
-    """Have faulthandler write where each of the process's threads stands; it is in C and waits for no lock."""
-    with suppress(OSError):  # a full disk, or the process has just ended: it is killed all the same
+    """Have faulthandler write the stacks of the process's threads; it is in C and takes no lock."""
+    with suppress(OSError):  # a full disk, or the process has just ended: it is killed anyway
         with log.open("a") as file:
             file.write(f"vantage: {why}; where its threads stand:\n")
         os.kill(_pid(process), signal.SIGUSR1)
@@ -227,7 +231,7 @@ def _pid(process: ForkServerProcess) -> int:
 
 
 def _kill_group(process: ForkServerProcess) -> None:
-    """Kill the process and all that it started and left behind."""
+    """Kill the process group."""
     pid = _pid(process)
     try:
         os.killpg(pid, signal.SIGKILL)
@@ -245,19 +249,19 @@ def _exit_status(process: ForkServerProcess) -> int:
         status = process.exitcode
         _stages.discard(_pid(process))
         process.close()
-        # What a stage that was killed has left behind is now the fork server's: nothing else is, but other stages.
+        # Processes of a killed stage are now children of the fork server, whose only other children are stages.
         server = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
         if server is not None:
-            end_descendants(server, spare=_stages)
+            end_descendants(server, keep=_stages)
     assert status is not None, "the process has ended"
-    return status if status >= 0 else of_signal(-status)
+    return status if status >= 0 else code_of_signal(-status)
 
 
 def _failure(
     path: Path, status: int, *, log: Path, stopped: bool, hung: str | None, out_of_memory: bool
 ) -> Failure:
-    """What the process said of its end, or what its exit status tells."""
-    failure = _told_by_itself(path)
+    """The failure that the process reported, or one derived from its exit status."""
+    failure = _reported_failure(path)
     if failure is not None:
         if failure.cause != "internal":
             return failure
@@ -292,7 +296,7 @@ def _failure(
             message="the kernel killed the stage's process because memory ran out",
             remedy="lower the stage's microbatch_size, or run fewer stages side by side (resources.cpus)",
         )
-    if status == of_signal(signal.SIGKILL) or status == FORKSERVER_LOST:
+    if status == code_of_signal(signal.SIGKILL) or status == FORKSERVER_LOST:
         return Failure(
             exit_code=ExitCode.RESUME,
             cause="killed",
@@ -307,8 +311,8 @@ def _failure(
     )
 
 
-def _told_by_itself(path: Path) -> Failure | None:
-    """What the process wrote of its failure; None where it could write nothing, or not all of it."""
+def _reported_failure(path: Path) -> Failure | None:
+    """The failure that the process wrote; None if it could not write it, or not completely."""
     try:
         return Failure.model_validate_json(path.read_bytes())
     except (OSError, ValueError):
@@ -320,7 +324,7 @@ FORKSERVER_LOST = 255
 
 
 def last_line(log: Path) -> str:
-    """The last line of a log that is not blank, of its last 8 KiB."""
+    """The last nonblank line in the last 8 KiB of a log."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 8192))
@@ -332,12 +336,12 @@ def last_line(log: Path) -> str:
 
 @contextmanager
 def _environment_of_children() -> Iterator[None]:
-    """What the fork server inherits: our own packages first, and never the current folder."""
+    """Set the fork server's environment: our packages first, and never the current folder."""
     python_path = os.environ.get("PYTHONPATH")
     changes = {
         "PYTHONSAFEPATH": "1",
-        "PYTHONPATH": os.pathsep.join([str(OURS), *filter(None, [python_path])]),
-        # Ask the driver, not CUDA, whether there is a GPU: a CUDA context does not survive a fork.
+        "PYTHONPATH": os.pathsep.join([str(SOURCE_ROOT), *filter(None, [python_path])]),
+        # Query the driver, not CUDA, for GPUs: a CUDA context does not survive a fork.
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
     }
     before = {name: os.environ.get(name) for name in changes}
@@ -354,7 +358,7 @@ def _environment_of_children() -> Iterator[None]:
 
 @contextmanager
 def _main_module_hidden() -> Iterator[None]:
-    """Keep multiprocessing from running the orchestrator's ``__main__`` again in the child."""
+    """Prevent multiprocessing from running the orchestrator's ``__main__`` again in the child."""
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
     try:

@@ -1,4 +1,4 @@
-"""A stream that masks secrets, and can write out what would steer a terminal, in everything that is written to it."""
+"""A text stream that masks secrets and can escape control characters."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, TextIO
@@ -7,16 +7,16 @@ from schemas.safe_text import safe_text
 
 
 class SafeStream:
-    """Stands for a text stream: ``sys.stderr = SafeStream(sys.stderr)``."""
+    """Wraps a text stream: ``sys.stderr = SafeStream(sys.stderr)``."""
 
     def __init__(self, stream: TextIO, clean: Callable[[str], str] = safe_text) -> None:
-        self.unguarded = stream
-        """For who cleans each piece of text, and writes control codes of its own beside it."""
+        self.wrapped = stream
+        """For a writer that cleans its texts itself and also writes control codes."""
         self._clean = clean
 
     def write(self, text: str) -> int:
         """Write the text, cleaned; returns the length of the text as given."""
-        self.unguarded.write(self._clean(text))
+        self.wrapped.write(self._clean(text))
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
@@ -25,8 +25,8 @@ class SafeStream:
             self.write(line)
 
     def isatty(self) -> bool:
-        """False: what asks would write control codes."""
+        """False, so that callers write no control codes."""
         return False
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.unguarded, name)
+        return getattr(self.wrapped, name)

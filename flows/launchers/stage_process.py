@@ -1,7 +1,7 @@
-"""The life of a stage's process, from its first line to its exit code.
+"""The main function of a stage's process.
 
-It is handed three paths and says everything in files: ``result.json`` or ``failure.json`` beside ``job.json``,
-and whatever was printed in the log. Its exit code is one of ``flows.exit_codes``.
+All its output is in files: ``result.json`` or ``failure.json`` next to ``job.json``, and the log. Its exit code is one
+of ``flows.exit_codes``.
 """
 
 import ctypes
@@ -33,13 +33,13 @@ from schemas.records.job import StageJob, StageResult
 from schemas.safe_text import server_secrets, without_secrets
 from tasks.training import preemption
 
-NO_MEMORY = (
+OUT_OF_MEMORY_MESSAGES = (
     "DefaultCPUAllocator: can't allocate memory",
     "DefaultCPUAllocator: not enough memory",
     "CUDA error: out of memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
 )
-"""How torch says that memory ran out where it has no type of error for it."""
+"""Messages of torch's RuntimeErrors about memory."""
 
 MAKE_ROOM = "make room (or the disk writable) and run the same command again"
 _MESSAGE_CHARACTERS = 300
@@ -49,19 +49,19 @@ PR_SET_PDEATHSIG = 1
 
 
 def main(job_file: Path, log: Path, stage: str, threads: int, environment: Mapping[str, str]) -> NoReturn:
-    """Do the stage of ``job_file`` and end the process.
+    """Run the stage of ``job_file`` and end the process.
 
-    ``stage`` is the dotted name of a function ``StageJob -> StageResult``; ``threads`` are torch's;
-    ``environment`` is added to the process's own. The process leads its own group, dies with its parent, and takes SIGTERM as a request to
-    save and stop.
+    ``stage`` is the dotted name of a function ``StageJob -> StageResult``; ``threads``: of torch; ``environment`` is
+    added to the process's own. The process leads its own group, dies with its parent, and treats SIGTERM as a request
+    to save and stop.
     """
     os.setsid()
     adopt_descendants()
     _die_with_parent()
     preemption.listen()
-    _write_everything_to(log)
-    _say_what_stages_do()
-    _forget_current_folder()
+    _redirect_output(log)
+    _log_stage_messages()
+    _remove_current_folder_from_path()
     for name in server_secrets(os.environ):
         del os.environ[name]
     os.environ.update(environment)
@@ -69,36 +69,36 @@ def main(job_file: Path, log: Path, stage: str, threads: int, environment: Mappi
     attempt = job_file.parent
     try:
         job = StageJob.model_validate_json(job_file.read_bytes())
-        result = _named(stage)(job)
+        result = _import_function(stage)(job)
         if not isinstance(result, StageResult):
             raise TypeError(f"{stage} returned {type(result).__name__}, not StageResult")
-        write_whole(attempt / "result.json", result.model_dump_json(indent=2))
+        write_atomically(attempt / "result.json", result.model_dump_json(indent=2))
         code = int(ExitCode.OK)
     except BaseException as error:
         failure = explain(error)
         code = failure.exit_code
-        with suppress(OSError):  # on a full disk neither may fit: the exit code says enough
-            write_whole(attempt / "failure.json", failure.model_dump_json(indent=2))
+        with suppress(OSError):  # on a full disk, the exit code is enough
+            write_atomically(attempt / "failure.json", failure.model_dump_json(indent=2))
             traceback.print_exception(error)
     with suppress(OSError):
         logging.shutdown()
         sys.stdout.flush()
         sys.stderr.flush()
-    # Threads and workers that a stage left behind must not hold up its end, nor outlive it.
+    # Threads and workers of a stage must not delay its end, or outlive it.
     end_descendants(os.getpid())
     os._exit(code)
 
 
 def explain(error: BaseException) -> Failure:
-    """What an error of a stage means for whoever started it: pure."""
+    """The failure for an error of a stage; pure."""
     message = without_secrets(str(error).strip() or type(error).__name__)
     if isinstance(error, preemption.Preempted):
         return Failure(
             exit_code=ExitCode.RESUME, cause="preempted", message=message, remedy="run the same command again"
         )
-    # What only torch's modules define is known by its name: this module must load without torch.
+    # Errors of torch are recognised by name: this module must load without torch.
     kind = type(error).__name__
-    if isinstance(error, MemoryError) or kind == "OutOfMemoryError" or _no_memory(error):
+    if isinstance(error, MemoryError) or kind == "OutOfMemoryError" or _is_out_of_memory(error):
         return Failure(
             exit_code=ExitCode.OUT_OF_MEMORY,
             cause="memory",
@@ -136,30 +136,30 @@ def explain(error: BaseException) -> Failure:
     )
 
 
-def _no_memory(error: BaseException) -> bool:
-    """Whether one of torch's allocators said so in an error that is only a RuntimeError."""
-    return isinstance(error, RuntimeError) and any(phrase in str(error) for phrase in NO_MEMORY)
+def _is_out_of_memory(error: BaseException) -> bool:
+    """Whether a RuntimeError comes from one of torch's allocators."""
+    return isinstance(error, RuntimeError) and any(phrase in str(error) for phrase in OUT_OF_MEMORY_MESSAGES)
 
 
 def _first_sentences(message: str) -> str:
-    """What happened, in one line: torch begins with a place in its own source, and ends with advice that is not ours."""
+    """The first sentences in one line, without torch's source location at the start and its advice at the end."""
     line = re.sub(r"^\[enforce fail at [^\]]+\] .*?\. ", "", " ".join(message.split()))
     return " ".join(re.split(r"(?<=[.!?])\s+(?=[A-Z])", line)[:3])[:_MESSAGE_CHARACTERS]
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write ``text`` so that a reader finds the whole file or none."""
+def write_atomically(path: Path, text: str) -> None:
+    """Write ``text`` so that a reader sees the complete file or none."""
     partial = path.with_suffix(".partial")
     partial.write_text(text, encoding="utf-8")
     partial.replace(path)
 
 
 def _die_with_parent() -> None:
-    """Have the kernel kill this process when the fork server ends, as that does when the orchestrator does.
+    """Have the kernel kill this process when the fork server ends, which ends with the orchestrator.
 
     The signal comes when the *thread* that forked us ends; the fork server forks in its only thread.
     """
-    # The fork server ends when nobody holds the far end of this pipe any more, and every child is handed it.
+    # The fork server ends when the other end of this pipe is closed everywhere, and every child inherits it.
     alive_fd = forkserver._forkserver._forkserver_alive_fd  # type: ignore[attr-defined]
     os.close(alive_fd)
     if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
@@ -170,8 +170,8 @@ def _die_with_parent() -> None:
         os._exit(ExitCode.RESUME)
 
 
-def _write_everything_to(log: Path) -> None:
-    """Point standard output and error, C libraries' included, at the log; standard input at nothing."""
+def _redirect_output(log: Path) -> None:
+    """Redirect standard output and error, also of C libraries, to the log, and standard input to /dev/null."""
     log_fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(log_fd, 1)
     os.dup2(log_fd, 2)
@@ -179,13 +179,13 @@ def _write_everything_to(log: Path) -> None:
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
-    sys.stdout, sys.stderr = (_masking(descriptor) for descriptor in (1, 2))
+    sys.stdout, sys.stderr = (_masked_stream(descriptor) for descriptor in (1, 2))
     faulthandler.enable()
-    faulthandler.register(signal.SIGUSR1, all_threads=True)  # kill -USR1 shows where a stage hangs
+    faulthandler.register(signal.SIGUSR1, all_threads=True)  # kill -USR1 writes the stacks
 
 
-def _say_what_stages_do() -> None:
-    """Let the stages' own messages into the log, one line each, with the time; other libraries' stay as they are."""
+def _log_stage_messages() -> None:
+    """Log the stages' own messages, one line each, with the time; loggers of libraries are unchanged."""
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
     ours = logging.getLogger("tasks")
@@ -194,15 +194,15 @@ def _say_what_stages_do() -> None:
     ours.propagate = False
 
 
-def _masking(descriptor: int) -> TextIO:
+def _masked_stream(descriptor: int) -> TextIO:
     stream = open(descriptor, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
     return cast(TextIO, SafeStream(stream, without_secrets))
 
 
-def _forget_current_folder() -> None:
-    """Take the current folder off the import path: a user's ``models/`` there must not stand in for ours.
+def _remove_current_folder_from_path() -> None:
+    """Remove the current folder from the import path: a user's ``models/`` there must not hide ours.
 
-    multiprocessing hands its parent's path to every child, and ``python -m`` had put the folder in front.
+    multiprocessing passes its parent's path to every child, and ``python -m`` puts the folder first.
     """
     ours = Path(__file__).parents[2]
     here = Path.cwd()
@@ -213,14 +213,14 @@ def _forget_current_folder() -> None:
 
 
 def _limit_threads(count: int) -> None:
-    """Give torch ``count`` threads, whether it was loaded before the fork or will be after."""
+    """Limit torch to ``count`` threads, whether it is loaded already or later."""
     os.environ["OMP_NUM_THREADS"] = str(count)
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.set_num_threads(count)
 
 
-def _named(stage: str) -> Callable[[StageJob], object]:
+def _import_function(stage: str) -> Callable[[StageJob], object]:
     module, _, name = stage.rpartition(".")
     function: Callable[[StageJob], object] = getattr(importlib.import_module(module), name)
     return function

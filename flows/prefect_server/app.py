@@ -1,7 +1,7 @@
-"""Prefect's server, for this machine's own browser and clients alone.
+"""Prefect's server, restricted to browsers and clients of this machine.
 
-Prefect answers to any Host and lets any Origin read its answers. A page of somebody else's in the browser could then
-read and change runs, after pointing its own name at the loopback address (DNS rebinding).
+Prefect accepts any Host and lets any Origin read its answers. A foreign web page in the browser could then read and
+change runs, after pointing its own name at the loopback address (DNS rebinding).
 """
 
 import os
@@ -24,7 +24,7 @@ POLICY_VIOLATION = 1008
 
 
 class OwnHostOnly:
-    """Passes on what asks for this server by its own name, from a page of its own or from no page."""
+    """Accepts requests to this server's own host names, from its own pages or from no page."""
 
     def __init__(self, app: ASGIApp, port: int) -> None:
         self._app = app
@@ -39,8 +39,11 @@ class OwnHostOnly:
         elif scope["type"] == "websocket":
             await WebSocketClose(POLICY_VIOLATION)(scope, receive, send)
         else:
-            told = {MISDIRECTED: "this server has another name", FORBIDDEN: "this page is another server's"}
-            await PlainTextResponse(told[refusal], refusal)(scope, receive, send)
+            messages = {
+                MISDIRECTED: "this server has another name",
+                FORBIDDEN: "this page is another server's",
+            }
+            await PlainTextResponse(messages[refusal], refusal)(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> int | None:
         headers = Headers(scope=scope)
@@ -52,6 +55,6 @@ class OwnHostOnly:
         return None
 
 
-def guarded() -> Any:
+def create_guarded_app() -> Any:
     """The whole application, for ``uvicorn --factory``; its port is ``PREFECT_SERVER_API_PORT``."""
     return OwnHostOnly(create_app(final=True), port=int(os.environ["PREFECT_SERVER_API_PORT"]))

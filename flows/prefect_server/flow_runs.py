@@ -1,4 +1,4 @@
-"""Flow runs in Prefect: in which state each ends, those whose end it never heard, and one that is cancelled there."""
+"""Flow runs in Prefect: their final states, closing those without one, and cancellation from Prefect."""
 
 import asyncio
 import logging
@@ -18,12 +18,12 @@ from flows.runs.run import (
     Run,
     RunRecord,
     StageRecord,
-    undriven_runs,
+    inactive_runs,
 )
 from ledger.tracking import without_password
 
-SECONDS_BETWEEN_LOOKS = 2.0
-"""How often Prefect is asked whether the run was cancelled there; nobody delivers it."""
+POLL_SECONDS = 2.0
+"""How often Prefect is polled for cancellation; it sends no notification."""
 
 STATES = {
     "completed": (StateType.COMPLETED, "Completed"),
@@ -33,28 +33,28 @@ STATES = {
     "cancelled": (StateType.CANCELLED, "Cancelled"),
     "failed": (StateType.FAILED, "Failed"),
 }
-"""Status of a stage or run → Prefect's type of state, and the name that a person sees there."""
+"""Status of a stage or run → Prefect's type of state, and the displayed name."""
 
 log = logging.getLogger(__name__)
 
 
 def state_of(status: str, message: str) -> State[None]:
-    """Prefect's state for a status of ours; no result is ever kept there."""
+    """Prefect's state for a status of ours, without a result."""
     kind, name = STATES[status]
     return State(type=kind, name=name, message=message)
 
 
-def told_of_stage(stage: StageRecord) -> str:
-    """Why a stage ended as it did: its exit code, reason and remedy, or what its gates said."""
+def stage_message(stage: StageRecord) -> str:
+    """Message of a stage's state: its exit code, reason and remedy, or its verdicts."""
     if stage.reason:
         return f"exit code {stage.exit_code}: {stage.reason}" if stage.exit_code else stage.reason
     return " · ".join(map(str, stage.verdicts))
 
 
-def told_of_run(record: RunRecord) -> str:
-    """Why a run ended as it did: each stage that is in its way with its reason, then how many went well."""
+def run_message(record: RunRecord) -> str:
+    """Message of a run's state: each unsuccessful stage with its reason, then the number of successful ones."""
     lines = [
-        f"{name} {stage.status.replace('_', ' ')}: {told_of_stage(stage)}"
+        f"{name} {stage.status.replace('_', ' ')}: {stage_message(stage)}"
         for status in ("failed", "gate_closed", "resumable")
         for name, stage in record.stages.items()
         if stage.status == status
@@ -71,13 +71,13 @@ def told_of_run(record: RunRecord) -> str:
 
 
 def page_of(flow_run_id: str) -> str:
-    """The page of a flow run on the server that this process talks to."""
+    """The page of a flow run on the server that this process uses."""
     return without_password(url_for("flow-run", UUID(flow_run_id)) or "")
 
 
 @asynccontextmanager
-async def cancelled_by(flow_run_id: str, cancel: Callable[[], None]) -> AsyncIterator[None]:
-    """Inside, ``cancel`` is called when somebody has the flow run cancelled in Prefect."""
+async def watch_cancellation(flow_run_id: str, cancel: Callable[[], None]) -> AsyncIterator[None]:
+    """Inside this block, call ``cancel`` if the flow run is cancelled in Prefect."""
     watch = asyncio.create_task(_watch(flow_run_id, cancel))
     try:
         yield
@@ -89,10 +89,10 @@ async def cancelled_by(flow_run_id: str, cancel: Callable[[], None]) -> AsyncIte
 async def _watch(flow_run_id: str, cancel: Callable[[], None]) -> None:
     async with get_client() as client:
         while True:
-            await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
+            await asyncio.sleep(POLL_SECONDS)
             try:
                 flow_run = await client.read_flow_run(UUID(flow_run_id))
-            except Exception:  # whether the server still answers is found out when the run ends
+            except Exception:  # a dead server is noticed when the run ends
                 log.debug("flow run %s cannot be looked at", flow_run_id, exc_info=True)
                 continue
             if flow_run.state_type in (StateType.CANCELLING, StateType.CANCELLED):
@@ -100,11 +100,11 @@ async def _watch(flow_run_id: str, cancel: Callable[[], None]) -> None:
                 return
 
 
-async def close_left_open(run: Run, *, server: str) -> None:
-    """Record in Prefect how flow runs ended that it would show as running for ever.
+async def close_open_flow_runs(run: Run, *, server: str) -> None:
+    """Set the final state of flow runs that Prefect still shows as running.
 
-    They are those of ``run``, which this process drives, and of all runs of the workspace that nobody drives, as far
-    as ``server`` knows them. What cannot be recorded now stays open for the next run.
+    These are the flow runs of ``run``, and of all inactive runs of the workspace, on ``server``. Those that cannot be
+    closed now stay open for the next run.
     """
 
     def is_left(record: RunRecord) -> bool:
@@ -112,9 +112,9 @@ async def close_left_open(run: Run, *, server: str) -> None:
 
     async with get_client() as client:
         run.close_flow_runs(await _close(client, run.record, server))
-        for record in [other.record for other in undriven_runs(run.workspace, is_left)]:
+        for record in [other.record for other in inactive_runs(run.workspace, is_left)]:
             closed = await _close(client, record, server)
-            for other in undriven_runs(run.workspace, _is_run(record.run_id)):
+            for other in inactive_runs(run.workspace, _is_run(record.run_id)):
                 other.close_flow_runs(closed)
 
 
@@ -123,7 +123,7 @@ def _is_run(run_id: str) -> Callable[[RunRecord], bool]:
 
 
 async def _close(client: PrefectClient, record: RunRecord, server: str) -> set[str]:
-    """Close a run's flow runs that are left open; returns those that are closed, or unknown to the server by now."""
+    """Close a run's open flow runs; returns the ids of those that are closed or no longer known to the server."""
     closed = set()
     for each in record.open_flow_runs:
         if each.server != server:
@@ -139,20 +139,22 @@ async def _close(client: PrefectClient, record: RunRecord, server: str) -> set[s
     return closed
 
 
-async def _close_one(client: PrefectClient, left: OpenFlowRun, stages: Mapping[str, StageRecord]) -> None:
-    flow_run = await client.read_flow_run(UUID(left.flow_run_id))
+async def _close_one(
+    client: PrefectClient, open_flow_run: OpenFlowRun, stages: Mapping[str, StageRecord]
+) -> None:
+    flow_run = await client.read_flow_run(UUID(open_flow_run.flow_run_id))
     ends = {f"{step} · attempt {stage.attempt or 1}": stage for step, stage in stages.items()}
     its = FlowRunFilter(id=FlowRunFilterId(any_=[flow_run.id]))
     for task_run in await client.read_task_runs(flow_run_filter=its):
         if task_run.state is None or not task_run.state.is_final():
             stage = ends.get(task_run.name)
-            known = stage is not None and stage.status in STATES and left.status is not None
-            state = state_of(stage.status, told_of_stage(stage)) if known and stage else _killed()
+            known = stage is not None and stage.status in STATES and open_flow_run.status is not None
+            state = state_of(stage.status, stage_message(stage)) if known and stage else _crashed()
             await client.set_task_run_state(task_run.id, state, force=True)
     if flow_run.state is None or not flow_run.state.is_final():
-        state = state_of(left.status, left.message) if left.status else _killed()
+        state = state_of(open_flow_run.status, open_flow_run.message) if open_flow_run.status else _crashed()
         await client.set_flow_run_state(flow_run.id, state, force=True)
 
 
-def _killed() -> State[None]:
+def _crashed() -> State[None]:
     return Crashed(message="its process was killed; a later flow run of the same name goes on")

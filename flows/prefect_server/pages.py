@@ -1,7 +1,6 @@
-"""What Prefect's own pages show of a run: progress of a running stage, the gates' verdicts, and where MLflow is.
+"""Artifacts on Prefect's pages: progress of a running stage, the gates' verdicts, and the address of MLflow.
 
-A page that cannot be written is no reason to stop a stage: whether Prefect still answers is found out when the
-stage's state is set.
+Errors here do not stop a stage: a dead server is noticed when the stage's state is set.
 """
 
 import asyncio
@@ -21,16 +20,16 @@ from flows.runs.run import RunRecord
 from tasks.training.progress import StageProgress
 
 SECONDS_BETWEEN_UPDATES = 3.0
-PATIENCE_SECONDS = 10.0
-"""How long pages may hold a run up: a client would try for minutes to reach a server that has gone."""
+TIMEOUT_SECONDS = 10.0
+"""Time limit for pages: Prefect's client would try for minutes to reach a dead server."""
 
 log = logging.getLogger(__name__)
 
 
 @asynccontextmanager
-async def progress_page(step: str, look: Callable[[], StageProgress | None]) -> AsyncIterator[None]:
-    """A progress bar on the stage's page for the body of the ``async with``; ``look`` says how far the stage is."""
-    page = asyncio.create_task(_show_progress(step, look))
+async def progress_page(step: str, read_report: Callable[[], StageProgress | None]) -> AsyncIterator[None]:
+    """A progress bar on the stage's page for the body of the ``async with``; ``read_report`` says how far the stage is."""
+    page = asyncio.create_task(_show_progress(step, read_report))
     try:
         yield
     finally:
@@ -38,12 +37,12 @@ async def progress_page(step: str, look: Callable[[], StageProgress | None]) -> 
         await asyncio.wait([page])
 
 
-async def _show_progress(step: str, look: Callable[[], StageProgress | None]) -> None:
+async def _show_progress(step: str, read_report: Callable[[], StageProgress | None]) -> None:
     try:
         page = None
         while True:
             await asyncio.sleep(SECONDS_BETWEEN_UPDATES)
-            report = look()
+            report = read_report()
             if report is None or not report.total:
                 continue
             percent = 100.0 * report.step / report.total
@@ -58,7 +57,7 @@ async def _show_progress(step: str, look: Callable[[], StageProgress | None]) ->
 
 
 async def show_run(record: RunRecord, *, mlflow: str) -> None:
-    """The gates' verdicts and all stages as tables, and the way to MLflow."""
+    """Create tables of the gates' verdicts and of all stages, and a link to MLflow."""
     verdicts = [
         {
             "stage": name,
@@ -81,7 +80,7 @@ async def show_run(record: RunRecord, *, mlflow: str) -> None:
         for name, stage in record.stages.items()
     ]
     try:
-        async with asyncio.timeout(PATIENCE_SECONDS):
+        async with asyncio.timeout(TIMEOUT_SECONDS):
             if verdicts:
                 await acreate_table_artifact(
                     verdicts, key="gates", description=f"Gates of run {record.run_id}"

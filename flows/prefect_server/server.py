@@ -1,4 +1,4 @@
-"""The Prefect server of a run: the one that is configured, or our own for as long as this process lives."""
+"""The Prefect server of a run: the configured one, or our own, which ends with this process."""
 
 import fcntl
 import importlib
@@ -14,21 +14,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from flows.launchers.local_process import OURS, last_line
+from flows.launchers.local_process import SOURCE_ROOT, last_line
 from ledger.tracking import without_password
 from schemas.safe_text import server_secrets, without_secrets
 from storage.durable_files import make_private, open_private
 
 LOOPBACK = "127.0.0.1"
-OWN = "own"
+OWN_SERVER = "own"
 """The name of the server that keeps its database in the workspace."""
 ANSWER_SECONDS = 15.0
-"""How long a configured server may take to answer."""
+"""Time limit for a configured server to answer."""
 START_SECONDS = 120.0
-"""How long our own may take; a few seconds, unless the machine is very busy."""
+"""Time limit for our own server to start; usually a few seconds."""
 DELIVERY_SECONDS = 10.0
 
-NOT_NEEDED = (
+DISABLED_SERVICES = (
     "CANCELLATION_CLEANUP",
     "CLEANUP_RECONCILER",
     "DB_VACUUM",
@@ -40,21 +40,21 @@ NOT_NEEDED = (
     "SCHEDULER",
     "TRIGGERS",
 )
-"""Services for deployments and automations, which a server that lives as long as one run has none of. What stays
-is the one that records task runs."""
+"""Services for deployments and automations, which a server for one run does not need. The service that records task
+runs stays enabled."""
 
 
-_SERVERS_OWN = ("PREFECT_SERVER_", "PREFECT_API_DATABASE_")
-"""What variables that are a server's start with: a user may have our own server keep its runs in a database of theirs."""
+_SERVER_PREFIXES = ("PREFECT_SERVER_", "PREFECT_API_DATABASE_")
+"""Prefixes of a server's variables: users may set a database for our own server."""
 
 
 class ServerUnavailable(Exception):
-    """No Prefect server answers; the message says which, and what to do."""
+    """The Prefect server does not answer; the message has its address, and what to do."""
 
 
 @dataclass
 class PrefectServer:
-    """A Prefect server that is being found or started; ``start`` makes one."""
+    """A Prefect server that is being found or started; created by ``start``."""
 
     workspace: Path
     ours: bool = False
@@ -100,12 +100,12 @@ class PrefectServer:
         return self._url
 
     def stop(self) -> None:
-        """End our own server and put the environment back; a configured server is left alone."""
+        """Stop our own server and restore the environment; a configured server keeps running."""
         self._stopping.set()
         if self._search is not None:
             self._search.join()
         if self._process is not None:
-            _deliver_what_is_queued()
+            _flush_prefect_queues()
             _end(self._process)
             self._process = None
         if self._environment_before:
@@ -123,8 +123,8 @@ class PrefectServer:
     def _start_own(self) -> str:
         """Start a server and wait until it answers.
 
-        A file lock keeps two runs of one workspace from migrating its database at once. Once both servers run
-        they share the database, as SQLite allows.
+        A file lock prevents two runs of one workspace from migrating its database at the same time. Running servers
+        share the database, as SQLite allows.
         """
         self.ours = True
         self.home.mkdir(parents=True, exist_ok=True)
@@ -157,7 +157,7 @@ class PrefectServer:
 def start(workspace: Path) -> PrefectServer:
     """Look for the configured server, or start our own, in the background.
 
-    What this needs of Prefect is imported before that: two threads that import it at once find half of its modules.
+    Prefect's client is imported before that: Prefect cannot be imported in two threads at the same time.
     """
     server = PrefectServer(workspace=workspace.resolve())
     configured = configured_url()
@@ -195,18 +195,18 @@ def configured_url() -> str | None:
 
 
 def server_name(workspace: Path) -> str:
-    """Which database of flow runs this process writes to: ``own`` for the workspace's, or the configured address.
+    """The database of flow runs that this process uses: ``own`` for the workspace's, else the configured address.
 
-    Our own server has another port each time, and a user may start it too, by the command that a run prints.
+    Our own server has a different port each time, and users may start it too, with the command that a run prints.
     """
     configured = configured_url()
     if configured is None or os.environ.get("PREFECT_HOME") == str(workspace.resolve() / "prefect"):
-        return OWN
+        return OWN_SERVER
     return without_password(configured)
 
 
 def is_healthy(url: str) -> bool:
-    """Whether a server on this machine answers; never asks a proxy."""
+    """Whether a server on this machine answers; without a proxy."""
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     scheme, _, address = url.partition("://")
     try:
@@ -217,14 +217,14 @@ def is_healthy(url: str) -> bool:
 
 
 def free_port() -> int:
-    """A loopback port that nobody listens on just now."""
+    """A free loopback port."""
     with socket.socket() as probe:
         probe.bind((LOOPBACK, 0))
         return int(probe.getsockname()[1])
 
 
 def _wait_for_configured(url: str, stopping: threading.Event) -> None:
-    """Ask as Prefect's own client does, with its authentication, until there is an answer."""
+    """Poll with Prefect's client and its authentication until the server answers."""
     from prefect.client.orchestration import get_client
     from prefect.settings import PREFECT_API_URL, temporary_settings
 
@@ -243,7 +243,7 @@ def _wait_for_configured(url: str, stopping: threading.Event) -> None:
 
 def _server_process(home: Path, port: int, log: Path) -> subprocess.Popen[bytes]:
     """A Prefect server on ``port`` that ends with this process (``flows.prefect_server.tied_process``)."""
-    of_clients = [name for name in server_secrets(os.environ) if not name.startswith(_SERVERS_OWN)]
+    of_clients = [name for name in server_secrets(os.environ) if not name.startswith(_SERVER_PREFIXES)]
     environment = {
         **{name: value for name, value in os.environ.items() if name not in of_clients},
         "PREFECT_HOME": str(home),
@@ -252,33 +252,33 @@ def _server_process(home: Path, port: int, log: Path) -> subprocess.Popen[bytes]
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": f"http://{LOOPBACK}:{port}",
         "DO_NOT_TRACK": "1",
-        **{f"PREFECT_SERVER_SERVICES_{service}_ENABLED": "false" for service in NOT_NEEDED},
+        **{f"PREFECT_SERVER_SERVICES_{service}_ENABLED": "false" for service in DISABLED_SERVICES},
         "PYTHONSAFEPATH": "1",
-        "PYTHONPATH": os.pathsep.join([str(OURS), *filter(None, [os.environ.get("PYTHONPATH")])]),
+        "PYTHONPATH": os.pathsep.join([str(SOURCE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
     }
     command = [
         sys.executable,
         "-m",
         "flows.prefect_server.tied_process",
         "uvicorn",
-        "flows.prefect_server.app:guarded",
+        "flows.prefect_server.app:create_guarded_app",
         "--factory",
     ]
     with open(log, "ab", opener=open_private) as output:
         return subprocess.Popen(
             [*command, "--host", LOOPBACK, "--port", str(port), "--log-level", "warning"],
-            stdin=subprocess.PIPE,  # its lifeline
+            stdin=subprocess.PIPE,  # the server ends when it closes
             stdout=output,
             stderr=subprocess.STDOUT,
             env=environment,
-            cwd=home,  # where no .env or prefect.toml of the user lies
-            umask=0o077,  # what it writes is its owner's alone
-            start_new_session=True,  # Ctrl-C is for us; the server records what we then do
+            cwd=home,  # has no .env or prefect.toml of the user
+            umask=0o077,  # its files are accessible by their owner only
+            start_new_session=True,  # without Ctrl-C: the server records how the run ends
         )
 
 
-def _deliver_what_is_queued() -> None:
-    """Let Prefect's client send the events and log lines that it holds: the last task's state is among them."""
+def _flush_prefect_queues() -> None:
+    """Let Prefect's client send its queued events and log lines, such as the last task's state."""
     if "prefect.events.worker" not in sys.modules:
         return
     from prefect.events.worker import EventsWorker
@@ -288,7 +288,7 @@ def _deliver_what_is_queued() -> None:
         EventsWorker.drain_all(timeout=DELIVERY_SECONDS)
         APILogWorker.drain_all(timeout=DELIVERY_SECONDS)
 
-    # In a thread of its own: where an event loop runs, they would hand back a coroutine instead.
+    # In a new thread: with a running event loop, they would return a coroutine instead.
     thread = threading.Thread(target=drain)
     thread.start()
     thread.join()

@@ -1,7 +1,7 @@
 """Run a module as the main program for as long as standard input stays open.
 
-``python -m flows.prefect_server.tied_process prefect server start`` is a server that ends when whoever holds the other end of
-its standard input closes it or dies, were it by ``kill -9``: the kernel closes a dead process's pipes. (A
+``python -m flows.prefect_server.tied_process prefect server start`` is a server that ends when the process at the other
+end of its standard input closes it or dies, even by ``kill -9``: the kernel closes a dead process's pipes. (A
 parent-death signal would come when the *thread* that started the server ends.)
 """
 

@@ -1,1 +1,1 @@
-"""Runs: their records, plans, execution, and how they end."""
+"""Runs: records, plans, execution and results."""

@@ -1,4 +1,4 @@
-"""What is damaged of what a run has made: its artifacts in the store, and MLflow's copies of those it published."""
+"""Damage of a run's artifacts in the store, and of MLflow's copies of published ones."""
 
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -16,11 +16,11 @@ from storage.store import Store
 
 
 def damage_of(workspace: Workspace, record: RunRecord, *, verify: bool) -> dict[str, tuple[str, ...]]:
-    """Step or registered model → what is wrong with it, a line for each fault; what is intact is left out.
+    """Step or registered model → its problems, one line each; intact ones are omitted.
 
     Args:
-        verify: read every byte (about 1 GB/s from a disk; a server's copies are fetched). False compares manifests,
-            sets of files and sizes, on this machine alone: that takes no time, and does not see a changed byte.
+        verify: True: read every byte (about 1 GB/s from a disk; a server's copies are downloaded). False: compare
+            manifests, sets of files and sizes on this machine, which is fast but does not find changed bytes.
 
     Raises:
         OSError: ``verify``, and the MLflow server does not answer.
@@ -43,7 +43,7 @@ def _of_stage(store: Store, stage: StageRecord, *, verify: bool) -> list[str]:
     if ref is None:
         return [f"the store has no artifact for its key {stage.stage_key[:12]} any longer"]
     if ref.artifact.digest != stage.digest:
-        return []  # made again since, with other bits: this run's own are not kept
+        return []  # computed again since, with other bits: this run's own are not kept
     problems = store.verify(ref.artifact) if verify else store.check_sizes(ref.artifact)
     return [f"{ref.artifact.uri}: {problem}" for problem in problems]
 

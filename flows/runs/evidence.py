@@ -1,7 +1,7 @@
-"""Whether what a run's own file says of its stages is what the artifacts say: metrics, and verdicts recomputed from them.
+"""Compares a run's record with its artifacts: metrics, and verdicts recomputed from them.
 
-``run.json`` is a plain file. What was measured lies in each artifact under its manifest's sha256; a verdict is a function
-of that and of the gate.
+``run.json`` is a plain file. The metrics are in each artifact, under its manifest's sha256; a verdict is a function of
+the metrics and the gate.
 """
 
 from collections.abc import Iterator
@@ -15,16 +15,16 @@ from storage.measured_file import Sealed, differences, read_sealed
 from storage.refs import DamagedRef
 from storage.store import Store
 
-_JUDGED = frozenset({"completed", "reused", "gate_closed"})
+_CHECKED = frozenset({"completed", "reused", "gate_closed"})
 _COMPARED = ("passed", "metric", "measured", "relation", "threshold", "n", "interval", "confidence")
 
 
 def contradictions(workspace: Workspace, record: RunRecord) -> list[str]:
-    """A line for each metric or verdict of the run that its artifacts do not bear out; empty: none."""
+    """A line for each metric or verdict of the run that differs from its artifacts; empty: none."""
     sealed: dict[str, Sealed] = {}
     found: list[str] = []
     for step, stage in record.stages.items():
-        if stage.status not in _JUDGED or stage.digest is None or _made_again(workspace, stage):
+        if stage.status not in _CHECKED or stage.digest is None or _made_again(workspace, stage):
             continue
         try:
             sealed[step] = read_sealed(workspace.store / "objects" / stage.digest, digest=stage.digest)
@@ -61,7 +61,7 @@ def _of_stage(
             continue
         expected = check_gate(gate, measured.metrics, measured.uncertainty, equal=equal)
         if any(getattr(recorded, field) != getattr(expected, field) for field in _COMPARED):
-            yield f"the verdict is recorded as {_said(recorded)}, but the artifact says {_said(expected)}"
+            yield f"the verdict is recorded as {_quoted(recorded)}, but the artifact says {_quoted(expected)}"
 
 
 def _compares_one_model(recipe: ResolvedRecipe, step: str, sealed: dict[str, Sealed]) -> bool:
@@ -72,5 +72,5 @@ def _compares_one_model(recipe: ResolvedRecipe, step: str, sealed: dict[str, Sea
     return candidate is not None and baseline is not None and candidate.files_digest == baseline.files_digest
 
 
-def _said(verdict: Verdict) -> str:
+def _quoted(verdict: Verdict) -> str:
     return f"“{verdict}”"

@@ -8,22 +8,22 @@ from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 
-from flows.commands.console import Screen, show_end, show_plan
+from flows.commands.console import Screen, show_plan, show_result
 from flows.commands.own_commands import program
 from flows.exit_codes import ExitCode
 from flows.launchers.local_process import warm_up
-from flows.machine import refuse_what_does_not_fit
+from flows.machine import check_resources
 from flows.open_runs import opened
 from flows.orchestrator import Orchestrator
 from flows.prefect_server import server as servers
 from flows.runs.next_steps import after_closed_gates
-from flows.runs.planning import PlannedStep, cautions, in_store, needs_work, plan, refuse_drift
+from flows.runs.planning import PlannedStep, check_drift, needs_work, plan, plan_warnings, steps_in_store
 from flows.runs.publishing import publish
 from flows.runs.resolving import ChosenRates
 from flows.runs.run import (
     Run,
     RunRecord,
-    is_driven,
+    is_active,
     read_runs,
 )
 from flows.runs.summary import model_folders, samples_heading, snippet_for
@@ -61,7 +61,7 @@ def execute(
     ``chosen`` are the learning rates that the recipe left open, to be shown with the plan.
 
     Raises:
-        flows.runs.planning.Drifted: ``strict``, and something that would be reused was made with other code or libraries.
+        flows.runs.planning.DriftError: ``strict``, and something that would be reused was made with other code or libraries.
         flows.prefect_server.server.ServerUnavailable: the Prefect server does not answer.
     """
     workspace, recipe = run.workspace, run.record.recipe
@@ -74,7 +74,7 @@ def execute(
             store=Store(workspace.store),
             ledger=ledger,
             watcher=screen,
-            in_store=in_store(steps),
+            in_store=steps_in_store(steps),
             stage_function=stage_function,
         )
         orchestrator.begin()
@@ -84,13 +84,13 @@ def execute(
                     lost = _order(orchestrator, strict=strict, verbose=verbose)
                 else:
                     _verify(orchestrator)
-                    _close_left_open(orchestrator)
+                    _close_open_flow_runs(orchestrator)
         finally:
             orchestrator.end()
         for step, stage in run.record.stages.items():
             screen.samples(stage.samples, heading=samples_heading(run.record, step))
         in_prefect = len(run.record.prefect_flow_run_ids) > shown_before
-        show_end(
+        show_result(
             screen.console,
             run.record,
             pages=_pages(run, ledger, in_prefect=in_prefect),
@@ -108,9 +108,9 @@ def planned(run: Run, screen: Screen, *, strict: bool, chosen: ChosenRates | Non
     recipe = run.record.recipe
     steps = plan(recipe, Store(run.workspace.store), read_runs(run.workspace))
     heading = f"{recipe.recipe} · run {run.record.run_id}"
-    show_plan(screen.console, steps, heading=heading, warnings=cautions(recipe, steps), chosen=chosen)
+    show_plan(screen.console, steps, heading=heading, warnings=plan_warnings(recipe, steps), chosen=chosen)
     if strict:
-        refuse_drift(steps)
+        check_drift(steps)
     return steps
 
 
@@ -144,7 +144,7 @@ def _verify(orchestrator: Orchestrator) -> None:
 
 def _order(orchestrator: Orchestrator, *, strict: bool, verbose: bool) -> servers.ServerUnavailable | None:
     """Have Prefect order the stages; what is returned is why Prefect does not know yet how the run ended."""
-    refuse_what_does_not_fit(orchestrator.recipe)
+    check_resources(orchestrator.recipe)
     earlier = orchestrator.run.record.prefect_flow_run_ids
     try:
         with ordering(orchestrator.run.workspace.root, verbose=verbose):
@@ -155,7 +155,7 @@ def _order(orchestrator: Orchestrator, *, strict: bool, verbose: bool) -> server
     except Exception as error:  # whatever it is: once the run has ended, it concerns Prefect's page alone
         if not _has_ended(orchestrator.run, earlier):
             raise
-        if _close_left_open(orchestrator):
+        if _close_open_flow_runs(orchestrator):
             orchestrator.watcher.say(
                 "  the Prefect server stopped answering, and now knows how the run ended", "yellow"
             )
@@ -173,13 +173,13 @@ def _has_ended(run: Run, earlier: Collection[str]) -> bool:
     return any(each.status is not None and each.flow_run_id not in earlier for each in open_runs)
 
 
-def _close_left_open(orchestrator: Orchestrator) -> bool:
+def _close_open_flow_runs(orchestrator: Orchestrator) -> bool:
     """Tell Prefect how earlier flow runs of the workspace ended, where it would show them as running for ever.
 
     True where nothing of this run is left open. A server that does not answer within its patience is left alone.
     """
     workspace = orchestrator.run.workspace
-    others = (record for record in read_runs(workspace) if not is_driven(workspace, record.run_id))
+    others = (record for record in read_runs(workspace) if not is_active(workspace, record.run_id))
     left = [each for record in (orchestrator.run.record, *others) for each in record.open_flow_runs]
     if not left:
         return True
@@ -189,9 +189,9 @@ def _close_left_open(orchestrator: Orchestrator) -> bool:
             os.environ.setdefault(name, value)
         try:
             with servers.prefect_server(workspace.root):
-                from flows.prefect_server.flow_runs import close_left_open
+                from flows.prefect_server.flow_runs import close_open_flow_runs
 
-                asyncio.run(close_left_open(orchestrator.run, server=server))
+                asyncio.run(close_open_flow_runs(orchestrator.run, server=server))
         except servers.ServerUnavailable:
             return False
     return not orchestrator.run.record.open_flow_runs

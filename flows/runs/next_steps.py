@@ -1,10 +1,10 @@
-"""What a person can do after a gate has closed: which fields, which command, and what is trained again then."""
+"""Suggestions after a gate has closed: fields to change, commands, and the steps that they run again."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 from flows.commands.own_commands import run_command
-from flows.runs.run import GOOD, RunRecord
+from flows.runs.run import SUCCEEDED, RunRecord
 from schemas.recipe.recipe import ResolvedRecipe
 from schemas.recipe.stages import Gate, Rollouts, Training
 from schemas.records.verdicts import Verdict
@@ -12,18 +12,20 @@ from schemas.sweep import with_downstream
 
 
 def after_closed_gates(record: RunRecord, workspace: Path) -> list[str]:
-    """Lines to print, for each closed gate that stopped the run; none where none did."""
+    """Lines to print for each closed gate that stopped the run."""
     lines: list[str] = []
     for step, stage in record.stages.items():
         for number, verdict in enumerate(stage.verdicts):
             if not verdict.passed and verdict.on_fail == "stop":
-                lines += _after_one(record, workspace, step, number, verdict)
+                lines += _steps_after_gate(record, workspace, step, number, verdict)
     return lines
 
 
-def _after_one(record: RunRecord, workspace: Path, step: str, number: int, verdict: Verdict) -> list[str]:
+def _steps_after_gate(
+    record: RunRecord, workspace: Path, step: str, number: int, verdict: Verdict
+) -> list[str]:
     recipe = record.recipe
-    kept, again = _kept_and_again(record, step)
+    kept, again = _reused_and_rerun(record, step)
 
     def command(*more: str) -> str:
         return f"      {run_command(record.source, record.overrides, workspace, *more)}"
@@ -44,7 +46,7 @@ def _after_one(record: RunRecord, workspace: Path, step: str, number: int, verdi
     if verdict.measured is not None:
         lines += [
             f"  2. ask for less: {gate}.{side}. Nothing that is made is made again, {step} included:",
-            command(f"{gate}.{side}={_just_met(verdict)}"),
+            command(f"{gate}.{side}={_threshold_met_by(verdict)}"),
         ]
     lines += [
         f"  {3 if verdict.measured is not None else 2}. go on all the same, with the verdict in the ledger: {gate}.on_fail",
@@ -54,7 +56,7 @@ def _after_one(record: RunRecord, workspace: Path, step: str, number: int, verdi
 
 
 def _fields_to_try(recipe: ResolvedRecipe, step: str) -> dict[str, str]:
-    """The stage's fields that decide how much and how fast it learns → a value to begin with."""
+    """The stage's fields for the amount of training and the learning rate → a value to try."""
     stage = recipe.stages[step]
     if not isinstance(stage, Training):
         return {}
@@ -67,12 +69,12 @@ def _fields_to_try(recipe: ResolvedRecipe, step: str) -> dict[str, str]:
 
 
 def _gate_field(recipe: ResolvedRecipe, step: str, number: int) -> str:
-    """The path of an override of the gate; of one gate the path without a number is enough."""
+    """The path for an override of the gate; a single gate needs no index."""
     gates: Sequence[Gate] = recipe.stages[step].gate
     return f"stages.{step}.gate" if len(gates) == 1 else f"stages.{step}.gate.{number}"
 
 
-def _just_met(verdict: Verdict) -> str:
+def _threshold_met_by(verdict: Verdict) -> str:
     """A threshold of two digits that the measured value meets."""
     assert verdict.measured is not None
     digits = f"{verdict.measured:.2g}"
@@ -84,14 +86,14 @@ def _just_met(verdict: Verdict) -> str:
     return digits
 
 
-def _kept_and_again(record: RunRecord, step: str) -> tuple[str, str]:
-    """What another training of the step leaves as it is, and what it makes anew."""
+def _reused_and_rerun(record: RunRecord, step: str) -> tuple[str, str]:
+    """(Steps that are reused, steps that run again) if the step is changed, as texts."""
     again = with_downstream(record.recipe, [step])
-    kept = [name for name, stage in record.stages.items() if name not in again and stage.status in GOOD]
-    return f"{_told(kept)} {'is' if len(kept) == 1 else 'are'}", _told(
+    kept = [name for name, stage in record.stages.items() if name not in again and stage.status in SUCCEEDED]
+    return f"{_join(kept)} {'is' if len(kept) == 1 else 'are'}", _join(
         [n for n in record.stages if n in again]
     )
 
 
-def _told(names: Sequence[str]) -> str:
+def _join(names: Sequence[str]) -> str:
     return ", ".join(names) if names else "nothing"

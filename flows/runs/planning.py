@@ -1,7 +1,7 @@
-"""What a run would do with each step, and why: reuse, resume, run, wait for another step, or not start at all.
+"""The plan of a run: for each step, reuse, resume, run, wait for another step, or blocked, with reasons.
 
-A plan changes nothing and starts nothing. A step's key needs the content digests of what it reads; where a step
-before it has to run first, they are unknown, and the step waits.
+A plan changes nothing and starts nothing. A step's key needs the content digests of its inputs. They are unknown while
+an input has not been computed; then the step waits.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,102 +35,104 @@ from tasks.training.scratch import read_committed
 Action = Literal["reuse", "resume", "run", "wait", "blocked"]
 
 _UNKNOWN = "unknown yet"
-"""Stands for the digest of an input that is still to be made, so that the rest of a key can be compared."""
+"""Placeholder for the digest of an input that does not exist yet, so that the rest of a key can be compared."""
 
-_WHY_AGAIN = {
+_WHY_RERUN = {
     "failed": "failed before",
     "running": "interrupted before its first checkpoint",
     "resumable": "interrupted before its first checkpoint",
 }
-"""Status that an earlier run left the same step in → why it has no artifact."""
+"""Status of the step in an earlier run → why it has no artifact."""
 
 
-class Drifted(ValueError):
-    """Code, libraries or machine have changed since artifacts that would be reused were made."""
+class DriftError(ValueError):
+    """Code, libraries or machine have changed since the artifacts to reuse were made."""
 
 
 @dataclass(frozen=True)
 class PlannedStep:
-    """What would happen to one step."""
+    """The plan of one step."""
 
     name: str
     kind: str
     action: Action
     reasons: tuple[str, ...] = ()
     damage: tuple[str, ...] = ()
-    """What is wrong with an artifact that is in the store and cannot be reused."""
+    """Problems of a stored artifact that cannot be reused."""
     drift: tuple[str, ...] = ()
-    """What an artifact that is reused, or an attempt that is resumed, was made with, where that has changed since."""
+    """Changes of provenance since the reused artifact was made, or since the resumed attempt."""
     at_step: int | None = None
-    """The checkpoint that is gone on from."""
+    """Step of the checkpoint to resume from."""
     waits_for: tuple[str, ...] = ()
     stage_key: str | None = None
     digest: str | None = None
     artifact: Artifact | None = None
-    """What is reused."""
+    """The reused artifact."""
     verdicts: tuple[Verdict, ...] = ()
-    """What the step's gates say of the artifact that is reused."""
+    """The verdicts of the step's gates on the reused artifact."""
 
     @property
-    def said(self) -> str:
-        """The action as it is printed."""
+    def label(self) -> str:
+        """The action for display."""
         return f"resume at {self.at_step}" if self.action == "resume" else self.action
 
     def as_json(self) -> dict[str, Any]:
-        """What ``plan --json`` prints of the step."""
-        told = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "artifact"}
-        return {**told, "verdicts": [verdict.model_dump(mode="json") for verdict in self.verdicts]}
+        """The step in the output of ``plan --json``."""
+        values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "artifact"}
+        return {**values, "verdicts": [verdict.model_dump(mode="json") for verdict in self.verdicts]}
 
 
 def plan(recipe: ResolvedRecipe, store: Store | None, runs: Sequence[RunRecord]) -> list[PlannedStep]:
     """The plan for every step, in order.
 
     Args:
-        recipe: what is to be run.
-        store: where artifacts are looked for; None where there is no store yet.
-        runs: earlier runs of the workspace, newest first: what changed is said against the newest of this recipe.
+        recipe: the recipe to run.
+        store: the store of artifacts; None: there is none yet.
+        runs: earlier runs of the workspace, newest first; changes are relative to the newest of this recipe.
 
     Raises:
-        OSError, ValueError: a source outside cannot be read, or is not what the recipe says.
+        OSError, ValueError: a source cannot be read, or does not match the recipe.
     """
     inputs = dependencies(recipe)
     steps: dict[str, PlannedStep] = {}
     for name in ordered_steps(recipe):
-        present = _provenance(recipe, name)  # for all: the code is read now, while there is one thread only
-        earlier = _earlier(recipe, name, runs)
+        present = _provenance(
+            recipe, name
+        )  # for all steps: the code is read now, while there is only one thread
+        earlier = _earlier_record(recipe, name, runs)
         read = {role: steps[step] for role, step in inputs[name].items()}
         steps[name] = _plan_step(recipe, name, read, store, earlier, present)
     return list(steps.values())
 
 
-def cautions(recipe: ResolvedRecipe, steps: Sequence[PlannedStep]) -> list[str]:
-    """Warnings of the recipe itself, and of gates that its held-out prompts, as far as they are counted, tell little of."""
+def plan_warnings(recipe: ResolvedRecipe, steps: Sequence[PlannedStep]) -> list[str]:
+    """Warnings about the recipe, and about gates with too few held-out prompts, where their number is known."""
     counted = {step.name: step.artifact.metrics for step in steps if step.artifact is not None}
     return [*warnings(recipe), *few_prompts(recipe, counted)]
 
 
-def refuse_drift(steps: Sequence[PlannedStep]) -> None:
-    """Raise Drifted, with everything that has changed, where anything has."""
-    told = [f"{step.name}: {difference}" for step in steps for difference in step.drift]
-    if told:
-        raise Drifted(
-            f"--strict refuses what was made with other code or libraries ({'; '.join(told)}); "
+def check_drift(steps: Sequence[PlannedStep]) -> None:
+    """Raise DriftError with all changes, if there are any."""
+    changes = [f"{step.name}: {difference}" for step in steps for difference in step.drift]
+    if changes:
+        raise DriftError(
+            f"--strict refuses what was made with other code or libraries ({'; '.join(changes)}); "
             "run without --strict, or in a new --workspace"
         )
 
 
 def damage(steps: Sequence[PlannedStep]) -> dict[str, tuple[str, ...]]:
-    """Step → what is wrong with the artifact that the store has for it."""
+    """Step → problems of its stored artifact."""
     return {step.name: step.damage for step in steps if step.damage}
 
 
-def in_store(steps: Sequence[PlannedStep]) -> set[str]:
-    """Steps whose artifact is there."""
+def steps_in_store(steps: Sequence[PlannedStep]) -> set[str]:
+    """Steps whose artifact is in the store."""
     return {step.name for step in steps if step.action == "reuse"}
 
 
 def needs_work(steps: Sequence[PlannedStep]) -> bool:
-    """Whether anything would be computed."""
+    """Whether any step would be computed."""
     return any(step.action in ("resume", "run", "wait") for step in steps)
 
 
@@ -201,28 +203,31 @@ def _plan_step(
 
 def _reasons_to_run(found: Lookup, earlier: StageRecord | None, parts: Mapping[str, Any]) -> tuple[str, ...]:
     if found.damage:
-        told = tuple(f"damaged: {damage}" for damage in found.damage)
-        return (*told, "a run keeps what is damaged in the store's quarantine, and makes the artifact again")
+        damages = tuple(f"damaged: {damage}" for damage in found.damage)
+        return (
+            *damages,
+            "a run keeps what is damaged in the store's quarantine, and makes the artifact again",
+        )
     if earlier is None:
         return ("never run here",)
     return tuple(_changes(earlier.key_parts, parts)) or (
-        _WHY_AGAIN.get(earlier.status, "no artifact in the store"),
+        _WHY_RERUN.get(earlier.status, "no artifact in the store"),
     )
 
 
 def _changes(earlier: Mapping[str, Any], parts: Mapping[str, Any]) -> list[str]:
-    """What differs from the earlier run's key, except what is not known yet."""
+    """Differences from the earlier run's key, except unknown digests."""
     return [change for change in differences(earlier, parts) if not change.endswith(_UNKNOWN)]
 
 
-def _earlier(recipe: ResolvedRecipe, name: str, runs: Sequence[RunRecord]) -> StageRecord | None:
-    """The step in the newest run of the recipe that got as far as its key."""
+def _earlier_record(recipe: ResolvedRecipe, name: str, runs: Sequence[RunRecord]) -> StageRecord | None:
+    """The step's record in the newest run of the recipe that has its key."""
     stages = (run.stages.get(name) for run in runs if run.recipe.recipe == recipe.recipe)
     return next((stage for stage in stages if stage and stage.key_parts), None)
 
 
 def _obstacle(step: PlannedStep) -> str | None:
-    """Why what reads the step would not start, as far as that is known."""
+    """Why steps that depend on this one would not start, as far as known; None: they would."""
     if step.action == "blocked":
         return f"reads {step.name}, which would be blocked"
     closed = any(not verdict.passed and verdict.on_fail == "stop" for verdict in step.verdicts)
@@ -230,7 +235,7 @@ def _obstacle(step: PlannedStep) -> str | None:
 
 
 def _provenance(recipe: ResolvedRecipe, name: str) -> dict[str, str]:
-    """What the step would be made with if it ran now, alone."""
+    """Provenance of the step if it ran now, alone."""
     cpus = resources_of(recipe, name).cpus or available_cpus()
     share = Share(cpus=min(cpus, available_cpus()))
     return provenance(work_of(recipe, name).kind, threads=threads_of(share))

@@ -1,34 +1,34 @@
-"""What happens after the stages: models that came to be, and whose gates passed, are registered."""
+"""Publishing after the stages: registers models whose gates have passed."""
 
 from flows.orchestrator import Orchestrator
-from flows.runs.run import GOOD, PublishedCopy
+from flows.runs.run import SUCCEEDED, PublishedCopy
 from schemas.recipe.recipe import Publication
 from schemas.recipe.stages import PolicyEvaluation
 from schemas.records.artifacts import is_same
 
 
 def publish(publication: Publication, orchestrator: Orchestrator) -> None:
-    """Register the stage's model, or say why not; the alias moves only if its own and ``after``'s gates passed.
+    """Register the stage's model, or print why not; the alias moves only if its own gates and those of ``after`` passed.
 
-    It never moves to a model that is, file by file, the one that its stage started from or that an evaluation measures
-    it against.
+    The alias never moves to a model with the same files as its stage's initial model, or as the baseline of its
+    evaluation.
     """
     stages = orchestrator.run.record.stages
-    concerned = [publication.stage, *([publication.after] if publication.after else [])]
-    for step in concerned:
-        if stages[step].status not in GOOD:
+    required = [publication.stage, *([publication.after] if publication.after else [])]
+    for step in required:
+        if stages[step].status not in SUCCEEDED:
             status = stages[step].status.replace("_", " ")
             orchestrator.watcher.say(
                 f"  {publication.stage} is not published as {publication.registered_model}: {step} is {status}",
                 "magenta",
             )
             return
-    passed = all(verdict.passed for step in concerned for verdict in stages[step].verdicts)
+    passed = all(verdict.passed for step in required for verdict in stages[step].verdicts)
     artifact = orchestrator.artifacts[publication.stage]
-    nothing_new = _nothing_new(publication.stage, orchestrator) if publication.alias else None
-    if nothing_new:
-        orchestrator.watcher.say(f"  {publication.alias} stays where it is: {nothing_new}", "yellow")
-    alias = publication.alias if passed and not nothing_new else None
+    unchanged = _why_unchanged(publication.stage, orchestrator) if publication.alias else None
+    if unchanged:
+        orchestrator.watcher.say(f"  {publication.alias} stays where it is: {unchanged}", "yellow")
+    alias = publication.alias if passed and not unchanged else None
     version = orchestrator.ledger.publish(
         publication.stage,
         artifact,
@@ -49,14 +49,14 @@ def publish(publication: Publication, orchestrator: Orchestrator) -> None:
         orchestrator.watcher.say(
             f"  MLflow's copy of {name} was damaged, and is made again from the store: {problem}", "red"
         )
-    told = f"version {version}" if version else "MLflow does not answer; the next run sends it"
+    result = f"version {version}" if version else "MLflow does not answer; the next run sends it"
     orchestrator.watcher.say(
-        f"  published {publication.stage} as {publication.registered_model}{f'@{alias}' if alias else ''}: {told}"
+        f"  published {publication.stage} as {publication.registered_model}{f'@{alias}' if alias else ''}: {result}"
     )
 
 
-def _nothing_new(stage: str, orchestrator: Orchestrator) -> str | None:
-    """Why the stage's model is no other than one it came from or is measured against; None where it is another."""
+def _why_unchanged(stage: str, orchestrator: Orchestrator) -> str | None:
+    """A reason if the stage's model equals its initial model or a baseline, else None."""
     same_as = [("which it started from", orchestrator.inputs[stage].get("init"))]
     for name, other in orchestrator.recipe.stages.items():
         if isinstance(other, PolicyEvaluation) and other.candidate == stage:

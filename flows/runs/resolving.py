@@ -1,4 +1,4 @@
-"""From a recipe as it is written to one in which nothing is left to be chosen by its model."""
+"""Resolves a recipe: fills in the learning rates that depend on the model."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,26 +10,26 @@ from schemas.recipe.recipe import Recipe, ResolvedRecipe
 from schemas.sweep import SweepPlan
 
 ChosenRates = Mapping[str, Mapping[str, float]]
-"""Stage → field → learning rate that the recipe left open."""
+"""Stage → field → default learning rate, for those that the recipe does not set."""
 
 
 def load_resolved(source: str | Path, overrides: Sequence[str] = ()) -> tuple[ResolvedRecipe, ChosenRates]:
-    """The recipe with every learning rate written out, and those that it had left open.
+    """The recipe with all learning rates filled in, and the default rates among them.
 
     Raises:
-        schemas.problems.RecipeError: the recipe is refused.
-        ValueError: a rate is left to the model, which does not say how wide it is.
+        schemas.problems.RecipeError: the recipe is invalid.
+        ValueError: a rate depends on the model's width, which is unknown.
     """
     return resolve_rates(load_recipe(source, overrides))
 
 
 def load_resolved_text(text: str, overrides: Sequence[str]) -> tuple[ResolvedRecipe, ChosenRates]:
-    """The same of a recipe's text; its relative paths start at the current folder."""
+    """As ``load_resolved``, for the text of a recipe; its relative paths start at the current folder."""
     return resolve_rates(parse_recipe(text, overrides=overrides))
 
 
 def resolve_rates(recipe: Recipe) -> tuple[ResolvedRecipe, ChosenRates]:
-    """The same of a recipe that has been loaded."""
+    """As ``load_resolved``, for a loaded recipe."""
     unset = list(unset_rates(recipe))
     if not unset:
         return ResolvedRecipe.of(recipe), {}
@@ -48,5 +48,5 @@ def resolve_rates(recipe: Recipe) -> tuple[ResolvedRecipe, ChosenRates]:
 
 
 def resolve_sweep(swept: SweepPlan) -> SweepPlan[ResolvedRecipe]:
-    """The sweep with every arm's learning rates written out."""
+    """The sweep with the learning rates of every arm filled in."""
     return SweepPlan(swept.sweep, {arm: resolve_rates(recipe)[0] for arm, recipe in swept.recipes.items()})

@@ -1,8 +1,8 @@
-"""Runs: one recipe's way through its stages, kept as ``runs/<id>/run.json`` in a workspace.
+"""Runs of recipes, stored as ``runs/<id>/run.json`` in a workspace.
 
-A run is found again by the digest of its resolved recipe, so the same command goes on with what was interrupted.
-Which process drives a run is said by a lock that the kernel takes back when that process ends, however it ends;
-which run is the newest is said by its number. No clock is compared anywhere.
+A run is found by the digest of its resolved recipe, so the same command resumes an interrupted run. The process that
+executes a run holds its lock, which the kernel releases when the process ends. Runs are ordered by their numbers; no
+clocks are compared.
 """
 
 import fcntl
@@ -38,25 +38,25 @@ StageStatus = Literal[
 ]
 RunStatus = Literal["running", "completed", "gate_closed", "failed", "resumable"]
 
-GOOD: frozenset[str] = frozenset({"reused", "completed"})
-"""What lets the stages that read a stage begin."""
+SUCCEEDED: frozenset[str] = frozenset({"reused", "completed"})
+"""Status of a stage after which dependent stages can start."""
 
 UNFINISHED: frozenset[str] = frozenset({"running", "failed", "resumable"})
-"""What the same recipe, run again, goes on with."""
+"""Status of a run that the same command resumes."""
 
 _RUN_ID = re.compile(r"(\d{4,})-[a-z0-9_-]+-[0-9a-f]{6}")
-_NO_PART_OF_AN_ADDRESS = re.compile(r"[?%#\x00-\x1f\x7f]")
-"""MLflow and Prefect put the path into the address of a database as it is, where ``?`` begins options, ``%`` an encoded
-character and ``#`` a fragment: the database would lie elsewhere."""
-_PROBE_SECONDS = 0.5
+_INVALID_IN_ADDRESS = re.compile(r"[?%#\x00-\x1f\x7f]")
+"""MLflow and Prefect use the path unescaped in the address of a database, where ``?`` starts options, ``%`` an encoded
+character and ``#`` a fragment: the database would be at another path."""
+_LOCK_WAIT_SECONDS = 0.5
 
 
 class RunError(ValueError):
-    """A run that cannot be found, read or taken over; the message says what to do."""
+    """A run cannot be found, read or resumed; the message says what to do."""
 
 
 class StageRecord(Frozen):
-    """What a run knows of one of its stages."""
+    """The record of one stage in a run."""
 
     status: StageStatus = "waiting"
     attempt: int | None = None
@@ -64,48 +64,48 @@ class StageRecord(Frozen):
     digest: str | None = None
     metrics: dict[str, float | None] = Field(default_factory=dict)
     remark: str | None = None
-    """What a person must know of the artifact: that nothing was learned, or a model compared with itself."""
+    """A remark on the artifact: nothing was learned, or a model was compared with itself."""
     left_out: str | None = None
-    """What of its data the stage dropped or cut, by reason."""
+    """Data that the stage dropped or truncated, by reason."""
     warnings: tuple[str, ...] = ()
-    """What its headline metrics warn of, whatever the gates say."""
+    """Warnings about its headline metrics."""
     verdicts: tuple[Verdict, ...] = ()
     seconds: float = 0.0
     """Wall time of the last attempt."""
     reason: str | None = None
     """Why the stage was blocked, failed or has to be resumed."""
     exit_code: int | None = None
-    """Of a stage that failed or has to be resumed: one of ``flows.exit_codes``."""
+    """For a stage that failed or has to be resumed: one of ``flows.exit_codes``."""
     key_parts: dict[str, Any] = Field(default_factory=dict)
-    """What the stage key was made of, so that a later plan can say what changed."""
+    """The parts of the stage key, so that a later plan can show changes."""
     provenance: dict[str, str] = Field(default_factory=dict)
-    """What the artifact was made with, or the newest attempt is being made with."""
+    """Provenance of the artifact or of the newest attempt."""
     samples: tuple[dict[str, Any], ...] = ()
     """A few before/after texts of an evaluation."""
     microbatch_size: int | None = None
-    """What is left of the recipe's after memory ran out; None: as the recipe says."""
+    """The reduced size after memory ran out; None: the recipe's."""
 
 
 class OpenFlowRun(Frozen):
-    """A flow run whose end Prefect is not known to have recorded: its process or its server may have died before."""
+    """A flow run whose end may not be recorded in Prefect, because its process or the server died."""
 
     flow_run_id: str
     server: str
-    """Who knows it: ``flows.prefect_server.server.server_name``."""
+    """Its server: ``flows.prefect_server.server.server_name``."""
     status: str | None = None
-    """How it ended, as ``flows.prefect_server.flow_runs.STATES`` has it; None: its process is at it, or died."""
+    """Its final status, a key of ``flows.prefect_server.flow_runs.STATES``; None: it is running, or its process died."""
     message: str = ""
 
 
 class PublishedCopy(Frozen):
-    """Where MLflow keeps its copy of an artifact."""
+    """MLflow's copy of an artifact."""
 
     location: str
     digest: str
 
 
 class RunRecord(Frozen):
-    """The whole of ``run.json``."""
+    """The content of ``run.json``."""
 
     run_id: str
     number: int
@@ -113,35 +113,35 @@ class RunRecord(Frozen):
     recipe: ResolvedRecipe
     """The resolved recipe: defaults filled in, overrides applied."""
     source: str
-    """What was named on the command line."""
+    """The recipe as given on the command line."""
     overrides: tuple[str, ...] = ()
-    """What ``--set`` said there."""
+    """The values of ``--set``."""
     status: RunStatus = "running"
     stages: dict[str, StageRecord] = Field(default_factory=dict)
     mlflow_run_id: str | None = None
     prefect_flow_run_ids: tuple[str, ...] = ()
     open_flow_runs: tuple[OpenFlowRun, ...] = ()
     copies: dict[str, PublishedCopy] = Field(default_factory=dict)
-    """Registered model → MLflow's copy of what the run published under that name."""
+    """Registered model → MLflow's copy of the model that the run published."""
     unpublished: dict[str, str] = Field(default_factory=dict)
-    """Registered model → why MLflow has no right copy of what was to be published."""
+    """Registered model → why it was not published."""
     started: str
-    """For people only."""
+    """Local time, for display only."""
 
 
 @dataclass(frozen=True)
 class Workspace:
-    """The folder that holds a user's runs, artifacts and ledger.
+    """The folder with runs, artifacts and ledger.
 
     Raises:
-        RunError: addresses of databases cannot hold its path.
+        RunError: its path cannot be part of a database's address.
     """
 
     root: Path
 
     def __post_init__(self) -> None:
         for path in (self.root, self.root.resolve()):
-            if unfit := _NO_PART_OF_AN_ADDRESS.search(str(path)):
+            if unfit := _INVALID_IN_ADDRESS.search(str(path)):
                 raise RunError(
                     f"workspace {str(path)!r} has {unfit[0]!r} in its path, which addresses of databases read as "
                     "something else; name another with --workspace DIR"
@@ -149,23 +149,23 @@ class Workspace:
 
     @property
     def store(self) -> Path:
-        """Where artifacts lie."""
+        """The folder of the artifact store."""
         return self.root / "store"
 
     @property
     def runs(self) -> Path:
-        """One folder a run."""
+        """The folder of all runs."""
         return self.root / "runs"
 
     def folder(self, run_id: str) -> Path:
-        """A run's folder; RunError for what is no run id, so that no path can be smuggled in."""
+        """A run's folder; RunError if it is not a valid run id."""
         if not _RUN_ID.fullmatch(run_id):
             raise RunError(f"run id {run_id!r} is not one of Vantage's; `vantage status` lists the runs")
         return self.runs / run_id
 
 
 class Run:
-    """A run that this process drives: it holds the run's lock until it is closed."""
+    """A run that this process executes; it holds the run's lock until ``close``."""
 
     def __init__(self, workspace: Workspace, record: RunRecord, lock: int) -> None:
         self.workspace = workspace
@@ -190,7 +190,7 @@ class Run:
             _write(self.folder / "run.json", self._record)
 
     def set_stage(self, step: str, stage: StageRecord) -> None:
-        """Replace what is known of a stage and write it; stages side by side may do so at once."""
+        """Replace the record of a stage and write it; thread-safe."""
         with self._writing:
             stages = {**self._record.stages, step: stage}
             self._record = self._record.model_copy(update={"stages": stages})
@@ -201,7 +201,7 @@ class Run:
         self.set_stage(step, self._record.stages[step].model_copy(update=changes))
 
     def add_flow_run(self, flow_run_id: str, *, server: str) -> None:
-        """Remember under which id Prefect shows this attempt at the run; it is open until it is closed."""
+        """Add the id of a new flow run in Prefect, which is open until it is closed."""
         self.update(
             prefect_flow_run_ids=(*self._record.prefect_flow_run_ids, flow_run_id),
             open_flow_runs=(
@@ -211,7 +211,7 @@ class Run:
         )
 
     def end_flow_run(self, flow_run_id: str, status: str, message: str) -> None:
-        """Remember how a flow run ended, before Prefect is told."""
+        """Record how a flow run ended, before Prefect records it."""
         ended = {"status": status, "message": message}
         self.update(
             open_flow_runs=tuple(
@@ -221,12 +221,12 @@ class Run:
         )
 
     def close_flow_runs(self, flow_run_ids: Collection[str]) -> None:
-        """Prefect has recorded how these ended, or knows them no longer."""
+        """Remove flow runs whose end Prefect has recorded, or that it no longer knows."""
         left = (each for each in self._record.open_flow_runs if each.flow_run_id not in flow_run_ids)
         self.update(open_flow_runs=tuple(left))
 
     def outcome(self) -> RunOutcome:
-        """What the stages' ends add up to."""
+        """The outcome of the run, from the status of its stages."""
         statuses = {stage.status for stage in self._record.stages.values()}
         if "failed" in statuses:
             return "failed"
@@ -235,7 +235,7 @@ class Run:
         return "gate_closed" if "gate_closed" in statuses else "completed"
 
     def close(self) -> None:
-        """Give the lock back."""
+        """Release the lock."""
         os.close(self._lock)
 
 
@@ -245,17 +245,17 @@ def recipe_digest(recipe: ResolvedRecipe) -> str:
 
 
 @contextmanager
-def drive(
+def acquire_run(
     workspace: Workspace, recipe: ResolvedRecipe, *, source: str, overrides: Sequence[str] = ()
 ) -> Iterator[Run]:
-    """The newest unfinished run of this recipe that nobody drives, or a new one.
+    """The newest unfinished, inactive run of this recipe, or a new one.
 
-    Where another process drives that run, this one gets a run of its own: each stage is then trained by whoever
-    locks its key first, and adopted by the other.
+    If another process executes the unfinished run, a new run is created: each stage is then computed by the process that
+    locks its key first, and reused by the other.
     """
     digest = recipe_digest(recipe)
-    with _minting(workspace):
-        run = _take_unfinished(workspace, digest) or _mint(
+    with _creation_lock(workspace):
+        run = _acquire_unfinished(workspace, digest) or _create(
             workspace, recipe, digest, source, tuple(overrides)
         )
     try:
@@ -266,10 +266,10 @@ def drive(
 
 
 @contextmanager
-def drive_again(workspace: Workspace, run_id: str) -> Iterator[Run]:
-    """The run of this id, whatever its status; RunError where another process drives it."""
-    with _minting(workspace):
-        run = _take(workspace, read_run(workspace, run_id))
+def acquire_run_by_id(workspace: Workspace, run_id: str) -> Iterator[Run]:
+    """The run with this id, whatever its status; RunError if another process executes it."""
+    with _creation_lock(workspace):
+        run = _acquire(workspace, read_run(workspace, run_id))
     if run is None:
         raise RunError(
             f"run {run_id} is being driven by another process; `vantage status` shows how far it is"
@@ -282,20 +282,20 @@ def drive_again(workspace: Workspace, run_id: str) -> Iterator[Run]:
 
 
 def dead_runs(workspace: Workspace) -> Iterator[Run]:
-    """Runs that call themselves running though no process drives them, each held while it is looked at."""
-    return undriven_runs(workspace, lambda record: record.status == "running")
+    """Runs with status ``running`` that no process executes; each is locked while it is yielded."""
+    return inactive_runs(workspace, lambda record: record.status == "running")
 
 
-def undriven_runs(workspace: Workspace, wanted: Callable[[RunRecord], bool]) -> Iterator[Run]:
-    """The wanted runs that no process drives, each held while it is looked at.
+def inactive_runs(workspace: Workspace, wanted: Callable[[RunRecord], bool]) -> Iterator[Run]:
+    """The wanted runs that no process executes; each is locked while it is yielded.
 
-    Nobody mints meanwhile: a run has its name for a moment before it has its driver.
+    No run is created meanwhile: a new run exists for a moment before it is locked.
     """
-    with _minting(workspace):
+    with _creation_lock(workspace):
         for record in read_runs(workspace):
-            if not wanted(record) or is_driven(workspace, record.run_id):
+            if not wanted(record) or is_active(workspace, record.run_id):
                 continue
-            run = _take(workspace, record)
+            run = _acquire(workspace, record)
             if run is not None:
                 try:
                     if wanted(run.record):
@@ -311,7 +311,7 @@ def read_runs(workspace: Workspace) -> list[RunRecord]:
 
 
 def damaged_runs(workspace: Workspace) -> list[str]:
-    """Why each run that cannot be read cannot (it is damaged, or of a later version), and what to do."""
+    """For each unreadable run (damaged, or of a later version): why, and what to do."""
     return _read_all(workspace)[1]
 
 
@@ -335,7 +335,7 @@ def _read_all(workspace: Workspace) -> tuple[list[RunRecord], list[str]]:
 
 
 def read_run(workspace: Workspace, run_id: str) -> RunRecord:
-    """One run; RunError where there is none or its file cannot be read."""
+    """One run; RunError if it does not exist or cannot be read."""
     path = workspace.folder(run_id) / "run.json"
     remedy = "move the folder away: what its stages made stays in the store, and the same command reuses it"
     try:
@@ -353,8 +353,8 @@ def read_run(workspace: Workspace, run_id: str) -> RunRecord:
     return record
 
 
-def is_driven(workspace: Workspace, run_id: str) -> bool:
-    """Whether a living process drives the run; a run `running` that nobody drives was interrupted."""
+def is_active(workspace: Workspace, run_id: str) -> bool:
+    """Whether a process executes the run; an inactive run with status ``running`` was interrupted."""
     try:
         probe = os.open(workspace.folder(run_id) / "lock", os.O_RDONLY)
     except FileNotFoundError:
@@ -369,8 +369,8 @@ def is_driven(workspace: Workspace, run_id: str) -> bool:
 
 
 @contextmanager
-def _minting(workspace: Workspace) -> Iterator[None]:
-    """One process at a time looks for a run or mints one."""
+def _creation_lock(workspace: Workspace) -> Iterator[None]:
+    """Let one process at a time find or create a run."""
     try:
         make_folder(workspace.runs)
         lock = os.open(workspace.runs / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
@@ -385,18 +385,18 @@ def _minting(workspace: Workspace) -> Iterator[None]:
         os.close(lock)
 
 
-def _take_unfinished(workspace: Workspace, digest: str) -> Run | None:
+def _acquire_unfinished(workspace: Workspace, digest: str) -> Run | None:
     for record in read_runs(workspace):
         if record.recipe_digest == digest and record.status in UNFINISHED:
-            run = _take(workspace, record)
+            run = _acquire(workspace, record)
             if run is not None and run.record.status in UNFINISHED:
                 return run
-            if run is not None:  # its driver finished it between our reading and our locking
+            if run is not None:  # it was finished between reading and locking
                 run.close()
     return None
 
 
-def _mint(
+def _create(
     workspace: Workspace, recipe: ResolvedRecipe, digest: str, source: str, overrides: tuple[str, ...]
 ) -> Run:
     numbers = (int(match[1]) for path in workspace.runs.iterdir() if (match := _RUN_ID.fullmatch(path.name)))
@@ -411,26 +411,26 @@ def _mint(
         overrides=overrides,
         started=time.strftime("%Y-%m-%d %H:%M:%S"),
     )
-    # The folder gets its name when it is whole, so that nobody ever reads a run without a record.
-    half = workspace.runs / f".minting-{run_id}"
+    # The folder is renamed when it is complete, so that no run without a record is read.
+    half = workspace.runs / f".creating-{run_id}"
     half.mkdir()
     (half / "lock").touch()
     _write(half / "run.json", record)
     half.rename(workspace.folder(run_id))
-    for left_over in workspace.runs.glob(".minting-*"):
+    for left_over in workspace.runs.glob(".creating-*"):
         shutil.rmtree(left_over, ignore_errors=True)
-    run = _take(workspace, record)
-    assert run is not None, "nobody can drive a run that was minted under the lock"
+    run = _acquire(workspace, record)
+    assert run is not None, "created under the lock"
     return run
 
 
-def _take(workspace: Workspace, record: RunRecord) -> Run | None:
-    """The run with its lock, or None where another process has it.
+def _acquire(workspace: Workspace, record: RunRecord) -> Run | None:
+    """The run with its lock, or None if another process has the lock.
 
-    `is_driven` of another process holds the lock for a moment: hence the short patience.
+    `is_active` in another process takes the lock for a moment, so this waits briefly.
     """
     lock = os.open(workspace.folder(record.run_id) / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
-    give_up = time.monotonic() + _PROBE_SECONDS
+    give_up = time.monotonic() + _LOCK_WAIT_SECONDS
     while True:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -440,7 +440,7 @@ def _take(workspace: Workspace, record: RunRecord) -> Run | None:
                 return None
             time.sleep(0.01)
         else:
-            # Read again: whoever had the lock before may have written since.
+            # Read again: the previous holder of the lock may have written since.
             return Run(workspace, read_run(workspace, record.run_id), lock)
 
 

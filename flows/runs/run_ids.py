@@ -1,4 +1,4 @@
-"""A run as a person names it: its whole id, the beginning of one, its number, or ``latest``."""
+"""Finds a run by its id, a prefix of its id, its number, or ``latest``."""
 
 import re
 
@@ -12,10 +12,10 @@ _SHOWN = 5
 
 
 def find_run(workspace: Workspace, named: str) -> str:
-    """The id of the one run that ``named`` fits.
+    """The id of the only run that matches ``named``.
 
     Raises:
-        RunError: there is none, or several; a name that could not be one's beginning is no path either.
+        RunError: no run or several runs match, or ``named`` cannot be part of an id.
     """
     listed = f"`{program('vantage')} status` lists the runs"
     if not _MAY_BEGIN_AN_ID.fullmatch(named):

@@ -7,13 +7,13 @@ from pathlib import Path
 
 from flows.commands.console import Screen, open_console
 from flows.launchers.local_process import warm_up
-from flows.machine import refuse_what_does_not_fit
+from flows.machine import check_resources
 from flows.open_runs import opened
 from flows.orchestrator import Orchestrator
 from flows.runs.execution import planned
-from flows.runs.planning import in_store
+from flows.runs.planning import steps_in_store
 from flows.runs.resolving import ChosenRates, load_resolved, load_resolved_text
-from flows.runs.run import Workspace, drive, drive_again
+from flows.runs.run import Workspace, acquire_run, acquire_run_by_id
 from ledger.run_ledger import Ledger
 from storage.store import Store
 
@@ -27,31 +27,31 @@ def open_run(
     *,
     strict: bool,
 ) -> Orchestrator:
-    """Open the run, planned and refused as on the command line; ``held`` closes it.
+    """Open the run, with the same plan and checks as on the command line; ``held`` closes it.
 
     Args:
-        held: what the run's locks and ledger end with.
+        held: closes the run's lock and ledger.
         recipe: a recipe's file, the name of a built-in one, or a recipe's text; not read where ``run_id`` is given.
         overrides: ``KEY=VALUE``.
-        workspace: the folder that holds runs, artifacts and ledger.
-        run_id: of the run to go on with, as it was resolved then; None: the newest unfinished one of the recipe, or a
-            new one.
-        strict: refuse to reuse what was made with other code or libraries.
+        workspace: the folder with runs, artifacts and ledger.
+        run_id: of the run to resume, with its recorded recipe; None: the newest unfinished run of the recipe, or a new
+            one.
+        strict: refuse to reuse artifacts that were made with other code or libraries.
 
     Raises:
-        ValueError: the recipe is refused, or a stage asks for more than the machine has (``RunError``: the run).
+        ValueError: the recipe is invalid, or a stage needs more than the machine has (``RunError``: about the run).
     """
     warm_up()
     where = Workspace(workspace)
     if run_id is not None:
-        run = held.enter_context(drive_again(where, run_id))
+        run = held.enter_context(acquire_run_by_id(where, run_id))
         chosen: ChosenRates = {}
     else:
         load = load_resolved_text if "\n" in recipe else load_resolved
         resolved, chosen = load(recipe, overrides)
         source = resolved.recipe if "\n" in recipe else recipe
-        run = held.enter_context(drive(where, resolved, source=source, overrides=overrides))
-    refuse_what_does_not_fit(run.record.recipe)
+        run = held.enter_context(acquire_run(where, resolved, source=source, overrides=overrides))
+    check_resources(run.record.recipe)
     screen = Screen(open_console(sys.stdout))
     steps = planned(run, screen, strict=strict, chosen=chosen)
     ledger = held.enter_context(Ledger(None, where.root, run.record.recipe.recipe))
@@ -60,7 +60,7 @@ def open_run(
         store=Store(where.store),
         ledger=ledger,
         watcher=screen,
-        in_store=in_store(steps),
+        in_store=steps_in_store(steps),
     )
     orchestrator.begin()
     held.callback(orchestrator.end)

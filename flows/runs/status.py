@@ -1,4 +1,4 @@
-"""How far runs are, seen from outside: from any terminal, while another process drives them."""
+"""The status of runs, also while another process executes them."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -6,24 +6,24 @@ from typing import Any
 from flows.attempts.jobs import gates_of
 from flows.runs.damage import damage_of
 from flows.runs.evidence import contradictions
-from flows.runs.run import RunRecord, Workspace, is_driven
+from flows.runs.run import RunRecord, Workspace, is_active
 from tasks.training.progress import StageProgress, read_progress
 from tasks.training.scratch import PROGRESS
 
 
 @dataclass(frozen=True)
 class RunView:
-    """A run as it stands."""
+    """The current state of a run."""
 
     record: RunRecord
     interrupted: bool
-    """It calls itself running, but no process drives it: the same command goes on with it."""
+    """Its status is ``running``, but no process executes it: the same command resumes it."""
     progress: dict[str, StageProgress]
-    """Running stage → how far it is."""
+    """Running stage → its progress."""
     contradictions: tuple[str, ...] = ()
-    """What the run's own file says otherwise than its artifacts."""
+    """Differences between the run's record and its artifacts."""
     damage: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """Step, or registered model → what is wrong with its artifact, or with MLflow's copy."""
+    """Step or registered model → problems of its artifact, or of MLflow's copy."""
 
     @property
     def status(self) -> str:
@@ -35,7 +35,7 @@ class RunView:
         return "interrupted" if self.interrupted and status == "running" else status
 
     def as_json(self) -> dict[str, Any]:
-        """What ``status --json`` prints of the run."""
+        """The run in the output of ``status --json``."""
         kept = {
             "attempt", "stage_key", "digest", "metrics", "left_out", "warnings", "verdicts", "remark", "seconds", "reason",
         }  # fmt: skip
@@ -48,9 +48,9 @@ class RunView:
                 "gates": [gate.model_dump(mode="json") for gate in gates_of(self.record.recipe, step)],
                 "progress": progress.model_dump(mode="json") if progress else None,
             }
-        told = {"run_id", "recipe_digest", "source", "started", "mlflow_run_id", "prefect_flow_run_ids"}
+        included = {"run_id", "recipe_digest", "source", "started", "mlflow_run_id", "prefect_flow_run_ids"}
         return {
-            **self.record.model_dump(mode="json", include=told),
+            **self.record.model_dump(mode="json", include=included),
             "status": self.status,
             "stages": stages,
             "contradictions": list(self.contradictions),
@@ -58,10 +58,10 @@ class RunView:
         }
 
 
-def look(workspace: Workspace, record: RunRecord, *, verify: bool = False) -> RunView:
-    """The run with what its files say of its running stages, and what is damaged of what it made.
+def view_run(workspace: Workspace, record: RunRecord, *, verify: bool = False) -> RunView:
+    """The current state of a run: its record, the progress of running stages, and damage.
 
-    ``verify`` reads every byte of what is stored (``flows.runs.damage``).
+    ``verify`` reads every byte of its artifacts (``flows.runs.damage``).
     """
     progress = {}
     for step, stage in record.stages.items():
@@ -69,7 +69,7 @@ def look(workspace: Workspace, record: RunRecord, *, verify: bool = False) -> Ru
             report = read_progress(workspace.store / "scratch" / stage.stage_key / PROGRESS)
             if report is not None:
                 progress[step] = report
-    interrupted = record.status == "running" and not is_driven(workspace, record.run_id)
+    interrupted = record.status == "running" and not is_active(workspace, record.run_id)
     return RunView(
         record,
         interrupted,

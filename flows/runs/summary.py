@@ -1,41 +1,41 @@
-"""The end of a run as a person reads it: what came of it, where its models lie, how one is loaded, where to look."""
+"""Texts for the end of a run: comparisons, the folders of its models, and how to load one."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from flows.commands.own_commands import python
-from flows.runs.run import GOOD, RunRecord, StageRecord
+from flows.runs.run import SUCCEEDED, RunRecord, StageRecord
 from schemas.kinds import KINDS, MODELS
 from schemas.recipe.stages import PolicyEvaluation
 
 
 def comparison(stage: StageRecord) -> str:
-    """``accuracy 0.911 against 0.600 (+0.311 ± 0.012); greedy 0.996 against 1.000`` of an evaluation, else nothing."""
+    """``accuracy 0.911 against 0.600 (+0.311 ± 0.012); greedy 0.996 against 1.000`` for an evaluation, else empty."""
     metrics = stage.metrics
     for name in ("accuracy", "score"):
         if metrics.get(name) is not None and metrics.get(f"baseline_{name}") is not None:
-            told = _against(metrics, name, f"baseline_{name}")
+            text = _compared(metrics, name, f"baseline_{name}")
             gain, error = metrics.get(f"{name}_gain"), metrics.get(f"{name}_gain_standard_error")
             if gain is not None:
-                told += f" ({gain:+.3f}{f' ± {error:.3f}' if error is not None else ''})"
+                text += f" ({gain:+.3f}{f' ± {error:.3f}' if error is not None else ''})"
             if metrics.get(f"greedy_{name}") is not None:
-                told += f"; greedy {_against(metrics, f'greedy_{name}', f'baseline_greedy_{name}')[len(name) + 8 :]}"
-            return told
+                text += f"; greedy {_compared(metrics, f'greedy_{name}', f'baseline_greedy_{name}')[len(name) + 8 :]}"
+            return text
     return ""
 
 
-def _against(metrics: Mapping[str, float | None], name: str, baseline: str) -> str:
+def _compared(metrics: Mapping[str, float | None], name: str, baseline: str) -> str:
     ours, theirs = metrics.get(name), metrics.get(baseline)
-    return f"{name} {_three(ours)} against {_three(theirs)}"
+    return f"{name} {_three_decimals(ours)} against {_three_decimals(theirs)}"
 
 
-def _three(value: float | None) -> str:
+def _three_decimals(value: float | None) -> str:
     return "undefined" if value is None else f"{value:.3f}"
 
 
 def samples_heading(record: RunRecord, step: str) -> str:
-    """Whose responses an evaluation's samples are."""
+    """The heading of an evaluation's samples."""
     stage = record.recipe.stages.get(step)
     if not isinstance(stage, PolicyEvaluation):
         return step
@@ -43,24 +43,24 @@ def samples_heading(record: RunRecord, step: str) -> str:
 
 
 def model_folders(record: RunRecord, store: Path) -> dict[str, Path]:
-    """Stage → folder of the model that it made, in the order of the recipe; the imported model is left out."""
+    """Stage → folder of its model, in the order of the recipe; without the imported model."""
     return {
         name: store / "objects" / stage.digest
         for name, stage in record.stages.items()
         if name in record.recipe.stages
         and stage.digest is not None
-        and stage.status in GOOD
+        and stage.status in SUCCEEDED
         and KINDS[record.recipe.stages[name].kind].makes in MODELS
     }
 
 
-def shown_policy(record: RunRecord) -> str | None:
-    """The stage whose policy is worth loading: one that is published, else the last that made one; None without any."""
+def policy_to_load(record: RunRecord) -> str | None:
+    """The stage whose policy the snippet loads: a published one, else the last; None if there is no policy."""
     made = [
         name
         for name, stage in record.stages.items()
         if name in record.recipe.stages
-        and stage.status in GOOD
+        and stage.status in SUCCEEDED
         and KINDS[record.recipe.stages[name].kind].makes == "policy"
     ]
     published = [publication.stage for publication in record.recipe.publish if publication.stage in made]
@@ -68,7 +68,7 @@ def shown_policy(record: RunRecord) -> str | None:
 
 
 def loading_snippet(folder: Path, *, prompt: str, max_new_tokens: int, chat: bool) -> list[str]:
-    """Lines for a shell that load the policy and let it answer once; they work as they stand, in any folder."""
+    """Lines for a shell that load the policy and generate one response; they work in any folder."""
     text = "prompt"
     if chat:
         message = '[{"role": "user", "content": prompt}]'
@@ -89,7 +89,7 @@ def loading_snippet(folder: Path, *, prompt: str, max_new_tokens: int, chat: boo
 
 
 def has_chat_template(folder: Path) -> bool:
-    """Whether a saved tokenizer wraps messages, told by its files alone."""
+    """Whether a saved tokenizer has a chat template, from its files."""
     if (folder / "chat_template.jinja").is_file():
         return True
     try:
@@ -99,7 +99,7 @@ def has_chat_template(folder: Path) -> bool:
 
 
 def first_prompt(record: RunRecord) -> str:
-    """A prompt of an evaluation's samples to try the model on."""
+    """A prompt from an evaluation's samples, for the snippet."""
     samples: Sequence[Mapping[str, Any]] = next(
         (stage.samples for stage in record.stages.values() if stage.samples), ()
     )
@@ -107,8 +107,8 @@ def first_prompt(record: RunRecord) -> str:
 
 
 def snippet_for(record: RunRecord, store: Path) -> list[str]:
-    """Lines that load the policy worth loading; none where the run made none."""
-    name = shown_policy(record)
+    """Lines that load the run's policy; empty if there is none."""
+    name = policy_to_load(record)
     if name is None:
         return []
     folder = model_folders(record, store)[name]

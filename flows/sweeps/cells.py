@@ -1,4 +1,4 @@
-"""A sweep's runs, side by side on one machine: each is the pipeline of ``vantage run``."""
+"""Runs the cells of a sweep side by side on one machine; each is a run of the pipeline."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -7,22 +7,22 @@ from flows.machine import Machine
 from schemas.recipe.recipe import ResolvedRecipe
 from schemas.sweep import Cell
 
-Drive = Callable[[Cell[ResolvedRecipe], Machine, Callable[[str], None]], Awaitable[None]]
-"""Opens a cell's run on a machine, has its steps ordered, and closes the run; calls back for each step that is over."""
+RunCell = Callable[[Cell[ResolvedRecipe], Machine, Callable[[str], None]], Awaitable[None]]
+"""Runs a cell on a machine; calls back for each step that has ended."""
 
 
 async def run_cells(
     cells: Sequence[Cell[ResolvedRecipe]],
-    drive: Drive,
+    run_one: RunCell,
     *,
     machine: Machine,
     at_once: int,
     shared: Callable[[Cell[ResolvedRecipe]], set[str]],
 ) -> None:
-    """Drive all cells: the first one alone until what the cells share is made, then ``at_once`` at a time.
+    """Run all cells: first one cell alone until the shared steps have ended, then ``at_once`` at a time.
 
-    Stages of all cells are admitted by one ``machine``. More cells than it can hold would only queue their long
-    stages before the others' short ones, and no cell would end before nearly all do.
+    One ``machine`` serves the stages of all cells. With more cells than it can hold, long stages of some would queue
+    before short stages of others, and most cells would end late.
     """
     slots = asyncio.Semaphore(at_once)
     shared_is_over = asyncio.Event()
@@ -37,7 +37,7 @@ async def run_cells(
 
         async with slots:
             try:
-                await drive(cell, machine, ended)
+                await run_one(cell, machine, ended)
             finally:
                 shared_is_over.set()
 

@@ -1,6 +1,6 @@
-"""What a sweep found: a row for each run, and each arm against the baseline, seed by seed.
+"""The report of a sweep: a row for each run, and the comparison of each arm with the baseline, paired by seed.
 
-scipy and matplotlib are imported where they are used: they take a second.
+scipy and matplotlib are imported where they are used, since importing them takes a second.
 """
 
 import csv
@@ -22,16 +22,16 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Row:
-    """What came of one run."""
+    """The result of one run."""
 
     arm: str
     seed: int
     status: str
-    """The run's, or ``failed`` where it was not begun because a stage that it shares has failed."""
+    """The run's status; ``failed`` also if the run did not start because a shared stage had failed."""
     values: dict[str, float | None]
     """Measure → its value; None: not measured, or undefined."""
     seconds: float
-    """Wall time of the stages that this run computed itself."""
+    """Wall time of the stages that this run computed."""
     run_id: str | None
     mlflow_run_id: str | None
     exit_code: int
@@ -50,9 +50,9 @@ class Comparison:
     sd: float | None
     """Sample standard deviation over seeds, with n − 1."""
     pairs: int | None
-    """Seeds with a value in the baseline too; None for the baseline itself."""
+    """Seeds that also have a value in the baseline; None for the baseline itself."""
     difference: float | None
-    """Mean over these seeds of arm − baseline."""
+    """Mean of arm − baseline over these seeds."""
     low: float | None
     high: float | None
     """The interval of the difference."""
@@ -91,7 +91,7 @@ def _compare(sweep: Sweep, measure: Measure, arm: str, rows: Sequence[Row]) -> C
 def interval(differences: Sequence[float]) -> tuple[float | None, float | None, float | None]:
     """Mean of paired differences and its two-sided 95 % interval, d̄ ± t(0.975, n−1) · s/√n.
 
-    Student's t supposes that the differences are roughly normal. A single pair has a mean and no interval.
+    Student's t assumes roughly normal differences. A single pair has a mean and no interval.
     """
     if len(differences) < 2:
         return (differences[0] if differences else None), None, None
@@ -103,14 +103,14 @@ def interval(differences: Sequence[float]) -> tuple[float | None, float | None, 
 
 
 def verdict(low: float | None, high: float | None, *, better: str) -> str:
-    """``inconclusive`` where the interval contains 0, or where there is none."""
+    """``inconclusive`` if the interval contains 0, or there is none."""
     if low is None or high is None or low <= 0 <= high:
         return "inconclusive"
     return "better" if (low > 0) == (better == "higher") else "worse"
 
 
 def sharing(stage_keys: Iterable[Mapping[str, str]]) -> dict[str, tuple[int, int]]:
-    """Step → (artifacts, runs that use one of them), from each run's step → stage key of what it has."""
+    """Step → (number of artifacts, number of runs that use them), from each run's step → stage key."""
     used: dict[str, list[str]] = {}
     for keys in stage_keys:
         for step, key in keys.items():
@@ -118,8 +118,8 @@ def sharing(stage_keys: Iterable[Mapping[str, str]]) -> dict[str, tuple[int, int
     return {step: (len(set(keys)), len(keys)) for step, keys in used.items()}
 
 
-def sharing_told(shared: Mapping[str, tuple[int, int]]) -> list[str]:
-    """``sft, reward: trained once, reused 44 times``, for the stages of which anything was reused."""
+def sharing_lines(shared: Mapping[str, tuple[int, int]]) -> list[str]:
+    """``sft, reward: trained once, reused 44 times``, for stages with reuse."""
     alike: dict[tuple[int, int], list[str]] = {}
     for step, counts in shared.items():
         if counts[0] < counts[1]:
@@ -163,7 +163,7 @@ def table_csv(table: Iterable[Comparison]) -> str:
 def table_markdown(
     sweep: Sweep, rows: Sequence[Row], table: Sequence[Comparison], shared: Mapping[str, tuple[int, int]]
 ) -> str:
-    """The tables, one for each measure, with what has to be known to read them."""
+    """The tables, one for each measure, with explanations."""
     total = len(sweep.arms) * len(sweep.seeds)
     lines = [
         f"# {sweep.sweep}",
@@ -171,7 +171,7 @@ def table_markdown(
         f"{len(sweep.arms)} arms, seeds {', '.join(map(str, sweep.seeds))}, which reach {', '.join(sweep.reseeds)}. "
         f"{len(rows)} of {total} runs have ended.",
     ]
-    lines += ["", *(f"- {told}" for told in sharing_told(shared))]
+    lines += ["", *(f"- {line}" for line in sharing_lines(shared))]
     for measure in sweep.measure:
         lines += ["", f"## {measure.name} ({measure.better} is better)", ""]
         lines += _table_lines(sweep, [line for line in table if line.measure == measure.name])
@@ -185,15 +185,15 @@ def table_markdown(
     missing = [row for row in rows if None in row.values.values()]
     if missing:
         lines += ["", "Without a value:", ""]
-        lines += [f"- {row.arm}, seed {row.seed}: {words_of(row)}" for row in missing]
+        lines += [f"- {row.arm}, seed {row.seed}: {status_of_row(row)}" for row in missing]
     return "\n".join(lines) + "\n"
 
 
 HEADINGS = ("arm", "n", "mean", "sd", "difference", "95 % interval", "verdict")
 
 
-def cells_of(line: Comparison) -> list[str]:
-    """A line of the table as it is printed, by ``HEADINGS``."""
+def table_cells(line: Comparison) -> list[str]:
+    """The cells of a table line, in the order of ``HEADINGS``."""
     bounds = "" if line.low is None or line.high is None else f"[{line.low:+.4g}, {line.high:+.4g}]"
     return [
         line.arm,
@@ -206,13 +206,13 @@ def cells_of(line: Comparison) -> list[str]:
     ]
 
 
-def words_of(row: Row) -> str:
-    """How a run ended, in words."""
+def status_of_row(row: Row) -> str:
+    """The status and reason of a run, for display."""
     return ": ".join(filter(None, [row.status.replace("_", " "), row.reason]))
 
 
 def number(value: float | None, *, sign: bool = False) -> str:
-    """Four digits; nothing for what is not there."""
+    """Four digits; empty for None."""
     if value is None:
         return ""
     return f"{value:+.4g}" if sign else f"{value:.4g}"
@@ -222,7 +222,7 @@ def _table_lines(sweep: Sweep, lines: Sequence[Comparison]) -> list[str]:
     header = [*HEADINGS, *(["published", "published difference"] if sweep.published else [])]
     shown = [f"| {' | '.join(header)} |", "|" + "---|" * len(header)]
     for line in lines:
-        cells = cells_of(line)
+        cells = table_cells(line)
         if sweep.published:
             cells += [number(line.published), number(line.published_difference, sign=True)]
         shown.append(f"| {' | '.join(cells)} |")
@@ -230,7 +230,7 @@ def _table_lines(sweep: Sweep, lines: Sequence[Comparison]) -> list[str]:
 
 
 def show_table(console: Console, sweep: Sweep, table: Sequence[Comparison]) -> None:
-    """The tables on the screen."""
+    """Print the tables."""
     for measure in sweep.measure:
         console.print(Text(f"{measure.name} ({measure.better} is better)", style="bold"))
         shown = Table(box=SIMPLE_HEAD, pad_edge=False)
@@ -241,14 +241,14 @@ def show_table(console: Console, sweep: Sweep, table: Sequence[Comparison]) -> N
             )
         for line in table:
             if line.measure == measure.name:
-                cells = [*cells_of(line), *([number(line.published)] if sweep.published else [])]
+                cells = [*table_cells(line), *([number(line.published)] if sweep.published else [])]
                 style = {"better": "green", "worse": "red"}.get(line.verdict, "")
                 shown.add_row(*map(Text, cells), style=style)
         console.print(shown)
 
 
-def draw(sweep: Sweep, rows: Sequence[Row], table: Sequence[Comparison], path: Path) -> None:
-    """A picture: for each measure every run's value with the arm's mean, and the paired differences."""
+def plot(sweep: Sweep, rows: Sequence[Row], table: Sequence[Comparison], path: Path) -> None:
+    """Plot, for each measure, every run's value with the arm's mean, and the paired differences."""
     from matplotlib.figure import Figure
 
     arms = list(sweep.arms)
@@ -275,7 +275,7 @@ def draw(sweep: Sweep, rows: Sequence[Row], table: Sequence[Comparison], path: P
     figure.savefig(path, dpi=120)
 
 
-# -- parts of them
+# -- helpers
 
 
 def _by_seed(rows: Iterable[Row], arm: str, measure: str) -> dict[int, float]:

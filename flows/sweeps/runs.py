@@ -1,4 +1,4 @@
-"""The runs of one sweep: each is opened, ordered and closed like that of ``vantage run``, and leaves a row."""
+"""The runs of one sweep: each is a run like that of ``vantage run``, and gives a row."""
 
 import asyncio
 import json
@@ -19,27 +19,27 @@ from flows.machine import Machine
 from flows.open_runs import opened
 from flows.orchestrator import Orchestrator
 from flows.runs.execution import execute, exit_code
-from flows.runs.planning import PlannedStep, in_store, plan
+from flows.runs.planning import PlannedStep, plan, steps_in_store
 from flows.runs.run import (
     RunRecord,
     StageRecord,
     Workspace,
-    drive,
+    acquire_run,
     recipe_digest,
 )
 from flows.sweeps.report import (
     Comparison,
     Row,
     compare,
-    draw,
     number,
+    plot,
     rows_csv,
     sharing,
-    sharing_told,
+    sharing_lines,
     show_table,
+    status_of_row,
     table_csv,
     table_markdown,
-    words_of,
 )
 from flows.sweeps.to_mlflow import SweepLedger
 from ledger.run_ledger import Ledger
@@ -50,12 +50,12 @@ from storage.store import Store
 from tasks.training.progress import StageProgress
 
 FINISHED = ("completed", "gate_closed")
-"""Status of a run that would find nothing more to do."""
+"""Status of a run with nothing more to do."""
 
 
 @dataclass(frozen=True)
-class SweepEnd:
-    """What came of a sweep."""
+class SweepResult:
+    """The result of a sweep."""
 
     sweep_id: str
     folder: Path
@@ -65,7 +65,7 @@ class SweepEnd:
     exit_code: int
 
     def as_json(self) -> dict[str, Any]:
-        """What ``sweep --json`` prints as its last line."""
+        """The last line of ``sweep --json``."""
         shared = {step: {"artifacts": made, "runs": used} for step, (made, used) in self.shared.items()}
         return {
             "sweep_id": self.sweep_id,
@@ -78,7 +78,7 @@ class SweepEnd:
 
 
 class SweepRuns:
-    """The runs of one sweep, and what has come of them; belongs to one event loop while they are ordered."""
+    """The runs of one sweep and their results; belongs to one event loop while they run."""
 
     def __init__(
         self,
@@ -108,19 +108,21 @@ class SweepRuns:
         self._adding = asyncio.Lock()
         any_recipe = next(iter(swept.recipes.values()))
         self._ledger = SweepLedger(workspace.root, any_recipe.recipe, folder.name)
-        told = {**swept.sweep.model_dump(mode="json"), "recipes": {}}
-        told["recipes"] = {arm: recipe.model_dump(mode="json") for arm, recipe in swept.recipes.items()}
-        replace_file(folder / "sweep.json", json.dumps(told, indent=1, ensure_ascii=False).encode())
+        content = {**swept.sweep.model_dump(mode="json"), "recipes": {}}
+        content["recipes"] = {arm: recipe.model_dump(mode="json") for arm, recipe in swept.recipes.items()}
+        replace_file(folder / "sweep.json", json.dumps(content, indent=1, ensure_ascii=False).encode())
 
     # -- one cell
 
     def verify(self, cell: Cell[ResolvedRecipe]) -> RunRecord:
-        """A run of which everything is in the store already, though no run of this recipe has finished."""
-        with drive(self.workspace, cell.recipe, source=self._named(cell)) as run:
+        """Run a cell whose artifacts are all in the store, although no run of its recipe has finished."""
+        with acquire_run(self.workspace, cell.recipe, source=self._named(cell)) as run:
             return execute(run, Screen(Console(quiet=True)))
 
-    async def drive(self, cell: Cell[ResolvedRecipe], machine: Machine, ended: Callable[[str], None]) -> None:
-        """Open the cell's run on the sweep's machine, have its steps ordered, close it, and add its row."""
+    async def run_cell(
+        self, cell: Cell[ResolvedRecipe], machine: Machine, ended: Callable[[str], None]
+    ) -> None:
+        """Run the cell on the sweep's machine, and add its row."""
         from flows.pipeline import order
 
         if self._stopped:
@@ -130,7 +132,7 @@ class SweepRuns:
             await self._add(cell, row, {})
             return
         with (
-            drive(self.workspace, cell.recipe, source=self._named(cell)) as run,
+            acquire_run(self.workspace, cell.recipe, source=self._named(cell)) as run,
             Ledger(None, self.workspace.root, cell.recipe.recipe) as ledger,
         ):
             orchestrator = Orchestrator(
@@ -139,7 +141,7 @@ class SweepRuns:
                 ledger=ledger,
                 watcher=CellView(cell.name, self.screen, self._failed),
                 machine=machine,
-                in_store=in_store(steps),
+                in_store=steps_in_store(steps),
                 ended=ended,
                 stage_function=self._stage_function,
             )
@@ -160,13 +162,13 @@ class SweepRuns:
         await self._add(cell, row_of(cell, run.record, self.swept.sweep), run.record.stages)
 
     def request_stop(self) -> None:
-        """Ask the running stages of all runs to save their state and end; begin no other run."""
+        """Ask the running stages of all runs to save their state and end; start no other run."""
         self._stopped = True
         for orchestrator in tuple(self._running):
             orchestrator.request_stop()
 
     def _already_failed(self, cell: Cell[ResolvedRecipe], steps: Sequence[PlannedStep]) -> Row | None:
-        """A row for a cell that would only fail again at a stage that it shares."""
+        """The row of a cell with a shared stage that has failed already, else None."""
         for step in steps:
             if step.stage_key in self._failed and step.action != "reuse":
                 name, code = self._failed[step.stage_key]
@@ -178,10 +180,10 @@ class SweepRuns:
     def _named(self, cell: Cell[ResolvedRecipe]) -> str:
         return f"{self._source}: {cell.name}"
 
-    # -- what came of them
+    # -- results
 
     def keep(self, cell: Cell[ResolvedRecipe], record: RunRecord) -> None:
-        """The row of a run that was over before."""
+        """Add the row of a run that had finished before."""
         self._keep(cell, row_of(cell, record, self.swept.sweep), record.stages)
 
     async def _add(self, cell: Cell[ResolvedRecipe], row: Row, stages: Mapping[str, StageRecord]) -> None:
@@ -195,15 +197,15 @@ class SweepRuns:
         values = "  ".join(
             f"{name} {number(value)}" for name, value in row.values.items() if value is not None
         )
-        told = [f"{len(self._rows)}/{len(self._cells)}", f"{cell.name:<28}", values or words_of(row)]
-        self.screen.say("  ".join([*told, f"{row.seconds:.1f} s" if row.seconds else ""]).rstrip())
+        content = [f"{len(self._rows)}/{len(self._cells)}", f"{cell.name:<28}", values or status_of_row(row)]
+        self.screen.say("  ".join([*content, f"{row.seconds:.1f} s" if row.seconds else ""]).rstrip())
 
     def interrupted(self) -> None:
-        """Tell MLflow that the sweep is over for now, whatever broke it off."""
+        """Record in MLflow that the sweep was interrupted."""
         self._write(status="KILLED")
 
     def _write(self, *, status: str) -> tuple[list[Row], list[Comparison], dict[str, tuple[int, int]]]:
-        """All files but the plot, and MLflow, as they stand now."""
+        """Write all files except the plot, and update MLflow."""
         sweep = self.swept.sweep
         rows = [self._rows[cell.name] for cell in self._cells if cell.name in self._rows]
         table = compare(sweep, rows)
@@ -223,23 +225,23 @@ class SweepRuns:
         self._ledger.record(self.folder, rows, table, status=status, note=note)
         return rows, table, shared
 
-    def end(self) -> SweepEnd:
-        """Everything in its last form, on the screen too."""
+    def end(self) -> SweepResult:
+        """Write and print the final results."""
         code = self._exit_code()
         status = {int(ExitCode.OK): "FINISHED", int(ExitCode.RESUME): "KILLED"}.get(code, "FAILED")
         rows = list(self._rows.values())
-        draw(self.swept.sweep, rows, compare(self.swept.sweep, rows), self.folder / "plot.png")
+        plot(self.swept.sweep, rows, compare(self.swept.sweep, rows), self.folder / "plot.png")
         rows, table, shared = self._write(status=status)
         show_table(self.screen.console, self.swept.sweep, table)
-        for told in sharing_told(shared):
-            self.screen.say(told)
+        for content in sharing_lines(shared):
+            self.screen.say(content)
         self.screen.say(f"  {'files':<8}{self.folder}")
         ledger = Ledger(None, self.workspace.root, "")
         self.screen.say(f"  {'MLflow':<8}{ledger.where()}")
-        return SweepEnd(self.folder.name, self.folder, rows, table, shared, code)
+        return SweepResult(self.folder.name, self.folder, rows, table, shared, code)
 
     def _exit_code(self) -> int:
-        """That of the first run that failed, or whose gate closed; 75 where runs are missing."""
+        """The exit code of the first run that failed, else of one whose gate closed; 75 if runs are missing."""
         codes = [row.exit_code for row in self._rows.values()]
         if len(self._rows) < len(self._cells):
             codes.append(ExitCode.RESUME)
@@ -248,7 +250,7 @@ class SweepRuns:
 
 
 class CellView:
-    """The watcher of one cell among others: its stages by the cell's name, and only those that compute."""
+    """The watcher of one cell: shows its stages with the cell's name, and only those that compute."""
 
     def __init__(self, cell: str, screen: Screen, failed: dict[str, tuple[str, int]]) -> None:
         self._cell = cell

@@ -1,6 +1,6 @@
-"""`vantage sweep`: every arm with every seed is a run of its own in one workspace, so what they share is made once.
+"""`vantage sweep`: one run for every arm and seed, in one workspace, so that shared steps are computed once.
 
-Like a run, a sweep that was interrupted goes on by the same command: runs that are over are only checked.
+The same command resumes an interrupted sweep: finished runs are only checked.
 """
 
 import asyncio
@@ -16,11 +16,11 @@ from pathlib import Path
 from flows.commands.console import Screen
 from flows.machine import Machine, this_machine
 from flows.runs.execution import ordering
-from flows.runs.planning import needs_work, plan, refuse_drift
+from flows.runs.planning import check_drift, needs_work, plan
 from flows.runs.resolving import resolve_sweep
 from flows.runs.run import Workspace, read_runs
 from flows.stopping import first_error
-from flows.sweeps.runs import SweepEnd, SweepRuns, finished_run
+from flows.sweeps.runs import SweepResult, SweepRuns, finished_run
 from schemas.checks.warnings import warnings
 from schemas.recipe.recipe import ResolvedRecipe
 from schemas.records.attempt import RUN_STAGE
@@ -31,7 +31,7 @@ from storage.store import Store
 
 
 class SweepError(ValueError):
-    """A sweep that cannot be driven now; the message says why, and what to do."""
+    """A sweep that cannot run now; the message says why, and what to do."""
 
 
 def run_sweep(
@@ -43,24 +43,24 @@ def run_sweep(
     strict: bool = False,
     verbose: bool = False,
     stage_function: str = RUN_STAGE,
-) -> SweepEnd:
-    """Run what is missing of a sweep, and compare its arms.
+) -> SweepResult:
+    """Run the missing cells of a sweep, and compare its arms.
 
     Raises:
-        SweepError: another process drives the same sweep.
-        flows.runs.planning.Drifted: ``strict``, and something that would be reused was made with other code or libraries.
+        SweepError: another process executes the same sweep.
+        flows.runs.planning.DriftError: ``strict``, and an artifact to reuse was made with other code or libraries.
         flows.prefect_server.server.ServerUnavailable: the Prefect server does not answer.
     """
     swept = resolve_sweep(written)
     machine, cells, store = this_machine(), swept.cells(), Store(workspace.store)
     at_once = cells_at_once(machine, swept)
     sweep_id = f"{swept.sweep.sweep}-{swept.digest[:6]}"
-    with _alone(workspace.root / "sweeps" / sweep_id) as folder:
-        _tell_warnings(screen, swept)
+    with _sweep_lock(workspace.root / "sweeps" / sweep_id) as folder:
+        _print_warnings(screen, swept)
         runs = read_runs(workspace)
         plans = [plan(cell.recipe, store, runs) for cell in cells]
         for steps in plans if strict else ():
-            refuse_drift(steps)
+            check_drift(steps)
         waiting = [cell for cell, steps in zip(cells, plans, strict=True) if needs_work(steps)]
         screen.say(
             f"{sweep_id}: {len(swept.recipes)} arms × {len(swept.sweep.seeds)} seeds = {len(cells)} runs, "
@@ -90,10 +90,10 @@ def run_sweep(
 
 
 def cells_at_once(machine: Machine, swept: SweepPlan[ResolvedRecipe]) -> int:
-    """As many runs as the machine has room for the least demanding stage that a seed reaches.
+    """The number of runs for which the machine can execute the smallest stage that depends on a seed.
 
     Raises:
-        ValueError: a stage asks for more GPUs than the machine has.
+        ValueError: a stage needs more GPUs than the machine has.
     """
     room = 1
     for arm, recipe in swept.recipes.items():
@@ -118,7 +118,7 @@ def _order(
     *,
     verbose: bool,
 ) -> None:
-    """Have Prefect order all runs, by one server and one fork server."""
+    """Run the cells with Prefect, with one Prefect server and one fork server."""
     with ordering(sweep_runs.workspace.root, verbose=verbose) as url:
         from flows.sweeps.cells import run_cells
 
@@ -126,7 +126,7 @@ def _order(
         reseeds = sweep_runs.swept.sweep.reseeds
         cells = run_cells(
             waiting,
-            sweep_runs.drive,
+            sweep_runs.run_cell,
             machine=machine,
             at_once=at_once,
             shared=lambda cell: set(dependencies(cell.recipe)) - with_downstream(cell.recipe, reseeds),
@@ -137,9 +137,9 @@ def _order(
 
 @contextmanager
 def _signals_to(request_stop: Callable[[], None]) -> Iterator[None]:
-    """SIGINT and SIGTERM ask for a stop while this thread waits for another that runs Prefect's flows.
+    """SIGINT and SIGTERM request a stop while this thread waits for the thread that runs Prefect's flows.
 
-    In the main thread every flow takes SIGTERM for itself when it begins, and gives it back when it ends.
+    In the main thread, every flow would install its own handler of SIGTERM.
     """
     before = {
         number: signal.signal(number, lambda *_: request_stop()) for number in (signal.SIGINT, signal.SIGTERM)
@@ -152,8 +152,8 @@ def _signals_to(request_stop: Callable[[], None]) -> Iterator[None]:
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[Path]:
-    """The sweep's folder, for this process alone."""
+def _sweep_lock(folder: Path) -> Iterator[Path]:
+    """The sweep's folder, locked for this process."""
     make_folder(folder)
     lock = os.open(folder.with_name(f".{folder.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
     try:
@@ -168,12 +168,12 @@ def _alone(folder: Path) -> Iterator[Path]:
         os.close(lock)
 
 
-def _tell_warnings(screen: Screen, swept: SweepPlan[ResolvedRecipe]) -> None:
-    """Every warning once, with the arms that it is about."""
+def _print_warnings(screen: Screen, swept: SweepPlan[ResolvedRecipe]) -> None:
+    """Print every warning once, with its arms."""
     arms: dict[str, list[str]] = {}
     for arm, recipe in swept.recipes.items():
         for warning in warnings(recipe):
             arms.setdefault(warning, []).append(arm)
-    for warning, concerned in arms.items():
-        said = "" if len(concerned) == len(swept.recipes) else f" ({', '.join(concerned)})"
+    for warning, arms_concerned in arms.items():
+        said = "" if len(arms_concerned) == len(swept.recipes) else f" ({', '.join(arms_concerned)})"
         screen.say(f"warning{said}: {warning}", "yellow")

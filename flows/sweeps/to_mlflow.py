@@ -1,4 +1,4 @@
-"""A sweep in MLflow: one run with its tables and plot, which the runs of its cells hang below."""
+"""A sweep in MLflow: one run with its tables and plot, which is the parent of the cells' runs."""
 
 import logging
 from collections.abc import Sequence
@@ -18,30 +18,30 @@ _NOTE_LENGTH = 8000
 
 
 class SweepLedger:
-    """The record of one sweep. Like a run's ledger it never stops what it records: files hold the same."""
+    """The record of one sweep. Like a run's ledger, its errors never stop the sweep; files have the same content."""
 
     def __init__(self, workspace: Path, experiment: str, sweep_id: str) -> None:
         self.workspace = workspace
         self.experiment = experiment
         self.sweep_id = sweep_id
         self.run_id: str | None = None
-        """MLflow's id of the sweep's run, once there is one."""
+        """MLflow's id of the sweep's run; None: not created yet."""
         self._server: Server | None = None
         self._linked: set[str] = set()
 
     def record(
         self, folder: Path, rows: Sequence[Row], table: Sequence[Comparison], *, status: str, note: str
     ) -> None:
-        """Bring the sweep's run up to date: its files, means and differences, and its cells' runs.
+        """Update the sweep's run: its files, means and differences, and its cells' runs.
 
         Args:
-            folder: all files in it become the run's artifacts.
+            folder: folder with the run's artifacts.
             status: MLflow's: RUNNING, FINISHED, FAILED or KILLED.
             note: Markdown for the run's page.
         """
         try:
             self._record(folder, rows, table, status, note)
-        except Exception as error:  # whatever it is, it is no reason to stop a sweep
+        except Exception as error:  # no error of MLflow may stop a sweep
             self._server = None
             log.warning(
                 "MLflow was not told of the sweep; %s has it all: %s", folder, str(error).split("\n")[0]
@@ -108,4 +108,4 @@ class SweepLedger:
 
 
 NUMBERS = ("mean", "difference", "low", "high")
-"""What of each comparison becomes a metric of the sweep's run."""
+"""Fields of each comparison that become metrics of the sweep's run."""

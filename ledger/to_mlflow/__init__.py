@@ -1,1 +1,1 @@
-"""From the outbox into MLflow: the only place that imports it, which takes about a second."""
+"""Sends the outbox to MLflow; the only package that imports it, which takes about a second."""

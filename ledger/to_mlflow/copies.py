@@ -1,4 +1,4 @@
-"""MLflow's copy of a published model, compared with the manifest of the artifact that it is a copy of."""
+"""Comparison of MLflow's copy of a published model with the artifact's manifest."""
 
 import tempfile
 from pathlib import Path
@@ -13,12 +13,12 @@ _MISSING = "RESOURCE_DOES_NOT_EXIST"
 
 
 def problems_of_copy(location: str, *, tracking_uri: str, digest: str) -> list[str]:
-    """What is wrong with the copy, a line for each fault; empty: it is what the artifact is, byte by byte.
+    """Problems of the copy, one line each; empty: it is equal to the artifact, byte by byte.
 
-    Every byte is read again (about 1 GB/s from a disk); a server's copy is fetched into a temporary folder for it.
+    Every byte is read (about 1 GB/s from a disk); a server's copy is downloaded into a temporary folder.
 
     Args:
-        location: where MLflow keeps the logged model.
+        location: MLflow's address of the logged model's files.
         digest: the artifact's content digest, which is the sha256 of its manifest.
 
     Raises:
@@ -37,7 +37,7 @@ def problems_of_copy(location: str, *, tracking_uri: str, digest: str) -> list[s
 
 
 def _is_missing(error: Exception) -> bool:
-    """Whether the server says that there is no such copy, rather than nothing at all."""
+    """Whether the server answers that there is no such copy (it may also not answer)."""
     if isinstance(error, MlflowException):
         return bool(error.error_code == _MISSING)
     return getattr(getattr(error, "response", None), "status_code", None) == 404

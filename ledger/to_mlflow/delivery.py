@@ -1,4 +1,4 @@
-"""One outbox's way to one server: in order, one process at a time, from where it was left; refusals are set aside."""
+"""Sends one outbox to one server: in order, one process at a time, from the last sent operation."""
 
 import logging
 from pathlib import Path
@@ -16,29 +16,29 @@ _LOCK_WAIT_SECONDS = 5.0
 
 
 class OutboxBusy(RuntimeError):
-    """Another process is sending this outbox; it will not take long."""
+    """Another process is sending this outbox."""
 
 
 def send_earlier_runs(server: Server, runs: Path, *, skip: Outbox | None) -> None:
-    """Send what earlier runs of the workspace could not, the oldest run first."""
+    """Send the outboxes of earlier runs of the workspace, the oldest first."""
     for folder in sorted(runs.glob("*/ledger")):
         if skip is not None and folder == skip.folder:
             continue
         try:
             Delivery(server, Outbox(folder)).send(wait_seconds=0.0)
         except OutboxBusy:
-            continue  # its own driver sends it
+            continue  # its own process sends it
         except (
             ValueError,
             OSError,
-        ) as error:  # damaged, or another user's: no reason to hold up all the others
+        ) as error:  # damaged, or another user's: the others are still sent
             log.warning(
                 "%s cannot be sent (%s); its run is missing in MLflow", folder, without_secrets(str(error))
             )
 
 
 class Delivery:
-    """One outbox on its way to one server."""
+    """Sends one outbox to one server."""
 
     def __init__(self, server: Server, outbox: Outbox) -> None:
         self._server = server
@@ -48,14 +48,14 @@ class Delivery:
         self.writer: RunWriter | None = None
 
     def send(self, *, wait_seconds: float = _LOCK_WAIT_SECONDS) -> None:
-        """Send everything that the outbox holds now, in order.
+        """Send everything that is in the outbox now, in order.
 
-        What the server refuses for good is set aside, with a warning.
+        Operations that the server refuses permanently are recorded in ``refused.jsonl``, with a warning.
 
         Raises:
-            OutboxBusy: another process is at it.
-            MlflowException, OSError: the server did not answer, or cannot now; the rest waits.
-            ValueError: the outbox does not begin with the opening of a run.
+            OutboxBusy: another process is sending.
+            MlflowException, OSError: the server did not answer, or failed temporarily; the rest is not sent.
+            ValueError: the outbox does not start with the opening of a run.
         """
         if self.writer is None:
             first = next(self._outbox.read(), None)
@@ -74,13 +74,13 @@ class Delivery:
             try:
                 self._send_rest(self.writer, already_sent=self._outbox.sent(destination))
             except Exception:
-                # The entry has seen an operation that was not sent: begin again from the start next time.
+                # The entry contains an operation that was not sent: read from the start next time.
                 self._end, self._entry = 0, None
                 raise
 
     def _send_rest(self, writer: RunWriter, *, already_sent: int) -> None:
         if already_sent > self._end:
-            writer.forget()  # somebody else was here, and may have made what we remember as missing
+            writer.forget()  # another process has sent since, and may have created what we cached as missing
         for end, line in self._outbox.read(self._end):
             operation = from_json(line)
             self._entry = apply_operation(self._entry, operation)

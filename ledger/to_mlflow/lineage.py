@@ -1,4 +1,4 @@
-"""What a stage is made of, in MLflow's terms: who made its inputs, its dataset and model inputs, its lineage tags."""
+"""Lineage in MLflow: the runs that made a stage's inputs, its dataset and model inputs, and its lineage tags."""
 
 import json
 from typing import NamedTuple
@@ -24,7 +24,7 @@ class Producer(NamedTuple):
 
 
 class Producers:
-    """Who made what, on the whole server; what was found is remembered until told to forget."""
+    """The producers of artifacts, on the whole server; results are cached until ``forget``."""
 
     def __init__(self, server: Server, *, run_id: str) -> None:
         self._server = server
@@ -33,7 +33,7 @@ class Producers:
         self._found: dict[ArtifactKey, Producer] = {}
 
     def forget(self) -> None:
-        """Look again next time."""
+        """Clear the cache."""
         self._experiments = []
         self._found.clear()
 
@@ -42,10 +42,10 @@ class Producers:
         self._found[artifact_key(artifact)] = producer
 
     def find(self, artifact: Artifact) -> Producer | None:
-        """The earliest run that made the artifact under its stage key; this run's own, where it did.
+        """The earliest run that made the artifact under its stage key; this run if it made it.
 
-        By its digest alone it could be another stage that came out the same: a policy that learned nothing is, file by
-        file, the model that it started from.
+        The digest alone is not enough: two stages may make equal artifacts, for example a policy that learned nothing
+        and the model that it started from.
         """
         name = artifact_key(artifact)
         if name not in self._found:
@@ -64,7 +64,7 @@ class Producers:
         return self._found[name]
 
     def links(self, entry: RunEntry) -> dict[ArtifactKey, Link]:
-        """Where its producer stands, for every artifact that the run knows of."""
+        """Artifact → link to its producer, for every artifact of the run."""
         artifacts = [given.artifact for stage in entry.stages.values() for given in stage.inputs.values()]
         artifacts += [stage.artifact for stage in entry.stages.values() if stage.artifact]
         return {
@@ -75,7 +75,7 @@ class Producers:
 
 
 def link_to(producer: Producer) -> Link:
-    """Where the producer stands in MLflow's own site."""
+    """The pages of the producer within MLflow's site."""
     experiment_id, tags = producer.run.info.experiment_id, producer.run.data.tags
     return Link(
         run=page_of(experiment_id, producer.run.info.run_id),
@@ -87,7 +87,7 @@ def link_to(producer: Producer) -> Link:
 def log_inputs(
     client: MlflowClient, run_id: str, entry: RunEntry, name: str, producers: Producers
 ) -> dict[str, str]:
-    """Datasets and models that the stage reads; returns the tags that say what it is and what it is made of."""
+    """Log the datasets and models that the stage reads; returns its lineage tags."""
     stage = entry.stages[name]
     tags = {"vantage.kind": stage.kind, "vantage.stage_key": stage.stage_key}
     if stage.source_sha256:
@@ -111,7 +111,7 @@ def log_inputs(
 
 
 def _dataset_input(role: str, given: Input, kind: str, source_sha256: str | None) -> entities.DatasetInput:
-    """A dataset with our own digest, and that of the file it was read from: MLflow keeps 36 characters, the tags all."""
+    """A dataset with our digest and that of its source; MLflow's field has 36 characters, the tags have all."""
     artifact = given.artifact
     context = "evaluation" if kind == "evaluation" else "training"
     tags = {"mlflow.data.context": context, "vantage.role": role, "vantage.digest": artifact.digest}

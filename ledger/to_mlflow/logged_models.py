@@ -1,4 +1,4 @@
-"""An artifact under Models in MLflow: a logged model with its parents, whose files stay in our store."""
+"""Artifacts as logged models in MLflow, with their parents; the files stay in our store."""
 
 from mlflow import entities
 from mlflow.tracking import MlflowClient
@@ -21,7 +21,7 @@ def record_model(
     our_run_id: str,
     note: str,
 ) -> str:
-    """MLflow's id of the artifact's logged model, made if there is none, as an output of MLflow's run ``run_id``."""
+    """Find or create the artifact's logged model, as an output of MLflow's run ``run_id``; returns its id."""
     found = client.search_logged_models(
         [experiment_id],
         filter_string=f"source_run_id = '{run_id}' AND tags.`vantage.digest` = '{artifact.digest}'",

@@ -1,9 +1,9 @@
-"""What MLflow needs beside a Hugging Face folder to load it as a pipeline.
+"""The files that MLflow needs to load a Hugging Face folder as a pipeline.
 
-MLflow's own packing loads transformers and torch, which the orchestrating process never does, copies the weights
-once more, and looks for a model card on a hub. The folder is a model as it stands, so only its description is
-written here, in MLflow's format: `MLmodel`, the requirements, and the tokenizer again where MLflow looks for it.
-The weights stay where they are; they belong under `WEIGHTS` in the packed model.
+MLflow's own packing loads transformers and torch, which the orchestrating process never does, copies the weights once
+more, and looks for a model card on a hub. The folder is already a model, so only its description is written here, in
+MLflow's format: `MLmodel`, the requirements, and a second copy of the tokenizer where MLflow looks for it. The weights
+go to `WEIGHTS` in the packed model.
 """
 
 import json
@@ -36,7 +36,7 @@ _PIPELINES: dict[str, dict[str, Any]] = {
 }
 
 PUBLISHABLE = frozenset(_PIPELINES)
-"""Kinds of artifact that are a pipeline of transformers."""
+"""Kinds of artifact that transformers can load as a pipeline."""
 
 
 class PublishingError(ValueError):
@@ -46,16 +46,16 @@ class PublishingError(ValueError):
 def write_description(
     folder: Path, target: Path, *, kind: str, run_id: str, model_id: str, metadata: Mapping[str, str]
 ) -> None:
-    """Write to the folder ``target`` what makes an MLflow model of the Hugging Face folder ``folder``.
+    """Write the files that make an MLflow model of the Hugging Face folder ``folder`` to the folder ``target``.
 
     Args:
         kind: the artifact's kind, one of `PUBLISHABLE`.
         run_id: MLflow's id of the run that made the artifact.
         model_id: MLflow's id of the logged model.
-        metadata: kept in ``MLmodel`` for whoever loads it.
+        metadata: stored in ``MLmodel``.
 
     Raises:
-        PublishingError: the folder is not there, or is no model with a tokenizer.
+        PublishingError: the folder is missing, or is no model with a tokenizer.
     """
     missing = [name for name in ("config.json", "tokenizer_config.json") if not (folder / name).is_file()]
     if missing:
@@ -115,7 +115,7 @@ def write_description(
 
 
 def _copy_tokenizer(folder: Path, target: Path) -> None:
-    """Everything but weights: which files a tokenizer consists of depends on its class."""
+    """Copy everything except weights: the files of a tokenizer depend on its class."""
     target.mkdir(parents=True)
     for path in folder.iterdir():
         if path.is_file() and belongs_to_tokenizer(path.name):
@@ -123,5 +123,5 @@ def _copy_tokenizer(folder: Path, target: Path) -> None:
 
 
 def _public_version(package: str) -> str:
-    """Without the build's own suffix (``2.13.0+cpu`` is on no index)."""
+    """The version without the build's suffix (no index has ``2.13.0+cpu``)."""
     return version(package).partition("+")[0]

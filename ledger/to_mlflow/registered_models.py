@@ -1,4 +1,4 @@
-"""Publishing: an artifact's files in MLflow, as one version of a registered model, and the alias that points to it."""
+"""Publishing: copies an artifact's files to MLflow as a version of a registered model, and moves the alias."""
 
 import json
 import re
@@ -25,9 +25,9 @@ class Published(NamedTuple):
 
     version: str
     location: str
-    """Where MLflow keeps the copy."""
+    """MLflow's address of the copy."""
     repaired: tuple[str, ...]
-    """What was wrong with MLflow's copy, which was then made again."""
+    """Problems of MLflow's copy, which was then replaced."""
 
 
 def publish(
@@ -40,18 +40,18 @@ def publish(
     note: str | None,
     facts: Mapping[str, str],
 ) -> Published:
-    """The artifact's version of the registered model, made if there is none; the alias then points to it.
+    """Find or create the artifact's version of the registered model, and move the alias to it.
 
-    The copy of a version that is there is compared with the manifest too, and made again where it differs.
+    The copy of an existing version is compared with the manifest, and replaced if it differs.
 
     Args:
         tracking_uri: of the client.
-        note: the text of the version's page; None leaves it.
+        note: the text of the version's page; None: unchanged.
         facts: gates and evaluation, as tags of the version.
 
     Raises:
-        PublishingError: no run of this server made the artifact, its folder is no whole model, or MLflow's copy is
-            not what was copied. No version is made, and no alias moves.
+        PublishingError: no run of this server made the artifact, its folder is no complete model, or MLflow's copy
+            differs from it. No version is created, and no alias moves.
     """
     digest, name = operation.artifact.digest, operation.registered_model
     if producer is None or producer.model_id is None:
@@ -98,7 +98,7 @@ def _copy_files(
     tracking_uri: str,
     our_run_id: str,
 ) -> None:
-    """Copy the artifact and its description into MLflow, and read the copy again; PublishingError where it differs."""
+    """Copy the artifact and its description into MLflow and verify the copy; PublishingError if it differs."""
     with tempfile.TemporaryDirectory(prefix="vantage-publish-") as temporary:
         description = Path(temporary) / "description"
         write_description(
@@ -123,7 +123,7 @@ def _copy_files(
 def _create_version(
     client: MlflowClient, operation: Publish, producer: Producer, model_id: str, our_run_id: str
 ) -> int:
-    """Make the version of files that are there; a kill before leaves files, which are then written again."""
+    """Create the version, after its files were copied; if the process is killed before this, they are copied again."""
     model = client.get_logged_model(model_id)
     if EXTERNAL in model.tags:
         client.delete_logged_model_tag(model_id, EXTERNAL)
@@ -138,17 +138,17 @@ def _create_version(
 
 
 def _model_in(location: str) -> str | None:
-    """The logged model whose files lie there: whoever made the same artifact again has another; SQLite tells no id."""
+    """The id in the address of a logged model's files; a run that made an equal artifact has its own logged model."""
     found = re.search(r"/(m-[0-9a-f]{32})/", location)
     return found[1] if found else None
 
 
 def _link_version(client: MlflowClient, model_id: str, name: str, version: int) -> None:
-    """The version on the page of its model; a kill may have come between the two."""
+    """Link the version on the page of its model, if a kill has prevented it."""
     known = json.loads(client.get_logged_model(model_id).tags.get(_VERSIONS, "[]"))
     this = {"name": name, "version": version}
     if this not in known:
-        # A server links it too, and writes the number as a text.
+        # A server also links it, with the number as text.
         others = [each for each in known if (each["name"], int(each["version"])) != (name, version)]
         client.set_logged_model_tags(model_id, {_VERSIONS: json.dumps([*others, this])})
 

@@ -1,7 +1,7 @@
-"""A run's operations as MLflow's entries: what each of them writes.
+"""Writes the operations of a run to MLflow.
 
-Every operation may be sent twice, and the second time changes nothing: runs, models and versions are found again
-by our own tags. What was found is remembered until the first error, since what is remembered may be the error.
+Every operation may be sent twice; the second time changes nothing, because runs, models and versions are found by our
+tags. They are cached until an error, since the cache may have caused it.
 """
 
 import json
@@ -56,7 +56,7 @@ _STAGE_STATUS = {**_RUN_STATUS, "gate_closed": "FINISHED", "reused": "FINISHED"}
 
 
 class RunWriter:
-    """One run of ours in one experiment of MLflow's."""
+    """Writes one run to one experiment of MLflow."""
 
     def __init__(self, server: Server, opening: OpenRun) -> None:
         self._server = server
@@ -73,38 +73,38 @@ class RunWriter:
             origin=opening.origin,
         )
         self.published: dict[tuple[str, str], Published] = {}
-        """(Registered model, content digest) → its version, of what was published here."""
+        """(Registered model, content digest) → its version, if it was published here."""
         self.unpublished: dict[tuple[str, str], str] = {}
-        """The same → why it was refused."""
+        """(Registered model, content digest) → why it was refused."""
 
     @property
     def destination(self) -> str:
-        """Names the experiment and its database, whatever address it is reached by."""
+        """Identifies the experiment and its database, independent of the address."""
         return f"{self._experiment.experiment_id} {self._experiment.name} {self._experiment.creation_time}"
 
     def apply(self, entry: RunEntry, operation: Operation) -> None:
-        """Record one operation; ``entry`` is what is known after it."""
+        """Write one operation; ``entry`` is the run's state after it."""
         try:
             self._apply(entry, operation)
         except Exception as error:
             self.forget()
             if not is_permanent_error(error):
                 raise
-            self._apply(entry, operation)  # a run may have been deleted by hand since we found it
+            self._apply(entry, operation)  # a cached run may have been deleted by hand
         self._note_is_stale = True
 
     def record_refusal(self, operation: Operation, why: str) -> None:
-        """Keep why something was not published, for whoever waits for it."""
+        """Store why a model was not published, for ``Ledger.publish``."""
         if isinstance(operation, Publish):
             self.unpublished[operation.registered_model, operation.artifact.digest] = why
 
     def forget(self) -> None:
-        """Look everything up again: others may have written, or deleted, since."""
+        """Clear the caches: other processes may have written or deleted."""
         self.runs.forget()
         self._producers.forget()
 
     def write_run_note(self, entry: RunEntry) -> None:
-        """Bring the table of stages on the run's page up to date."""
+        """Update the table of stages on the run's page."""
         if self._note_is_stale and None in self.runs.ids:
             pages = {stage: page for stage in entry.stages if (page := self.runs.page(stage))}
             note = run_note(entry, pages, self._producers.links(entry))
@@ -200,7 +200,7 @@ class RunWriter:
                 "vantage.digest": operation.artifact.digest,
             }
         else:
-            # Our own earlier attempt made it, or someone whom this server never heard of: here it is recorded.
+            # An earlier attempt of this run made it, or a run that this server does not have: record it here.
             self._record_artifact(entry, stage, operation.artifact)
         self._copy_metrics_to_parent(entry, stage, operation.artifact)
         tags["vantage.status"] = outcome
@@ -211,7 +211,7 @@ class RunWriter:
         run_id = self.runs.parent_run(operation.time)
         write(self._client, run_id, tags={"vantage.status": operation.outcome})
         self._note_is_stale = True
-        self.write_run_note(entry)  # now: nothing may come after that would write it
+        self.write_run_note(entry)  # no later operation may come
         self._client.set_terminated(run_id, _RUN_STATUS[operation.outcome], operation.time)
 
     def _publish(self, entry: RunEntry, operation: Publish) -> None:
@@ -238,7 +238,7 @@ class RunWriter:
     # Parts of them
 
     def _record_artifact(self, entry: RunEntry, stage: str, artifact: Artifact) -> None:
-        """What the stage made: tags, headline metrics, and a logged model with its parents."""
+        """Record a stage's artifact: tags, headline metrics, and a logged model with its parents."""
         made = entry.stages[stage].made
         assert made is not None, "whoever tells of an artifact tells when"
         run_id = self.runs.ids[stage]
@@ -262,13 +262,13 @@ class RunWriter:
             )
             tags["vantage.model"] = model_id
         elif artifact.kind == "evaluation":
-            # What an evaluation measures, it measures of its candidate: there it stands on the model's page too.
+            # An evaluation's metrics are those of its candidate: show them on the model's page too.
             candidate = entry.stages[stage].inputs.get("candidate")
             producer = self._producers.find(candidate.artifact) if candidate else None
             model_id = producer.model_id if producer else None
             log_samples(self._client, run_id, entry.stages[stage])
-        # A headline metric is of the kept weights: it stands one step after the curve of its name, where there is one.
-        # Its time is the artifact's: MLflow keeps the same number at two times as two.
+        # A headline metric is of the kept weights: its step is one after the last of the curve with its name.
+        # Its time is the artifact's: MLflow would store the same number at two times twice.
         last_steps = {name: step for (of, name), step in entry.last_steps.items() if of == stage}
         metrics = [
             entities.Metric(name, value, made, last_steps.get(name, -1) + 1, model_id=model_id)
@@ -281,8 +281,8 @@ class RunWriter:
         self._producers.remember(artifact, Producer(self._client.get_run(run_id), model_id))
 
     def _copy_metrics_to_parent(self, entry: RunEntry, stage: str, artifact: Artifact) -> None:
-        """A stage's headline metrics on the run above, as ``stage.metric``: by these MLflow's list compares runs."""
-        if KINDS[entry.stages[stage].kind].is_implicit:  # its numbers say nothing of how good a run is
+        """Copy a stage's headline metrics to the parent run, as ``stage.metric``, to compare runs in MLflow's list."""
+        if KINDS[entry.stages[stage].kind].is_implicit:  # its numbers do not measure a run's quality
             return
         made = entry.stages[stage].made
         assert made is not None, "whoever tells of an artifact tells when"
@@ -296,7 +296,7 @@ class RunWriter:
     def _write_stage(
         self, entry: RunEntry, stage: str, tags: Mapping[str, str], *, params: Mapping[str, str] | None = None
     ) -> None:
-        """The stage's tags and params, and its page as it reads with them."""
+        """Write the stage's tags and params, and update its page."""
         note = stage_note(entry, stage, self.runs.page(None) or "", self._producers.links(entry))
         entry_of_stage = entry.stages[stage]
         if entry_of_stage.artifact and (remark := remark_on(entry_of_stage.artifact, entry_of_stage.inputs)):

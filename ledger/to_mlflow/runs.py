@@ -1,4 +1,4 @@
-"""One run of ours and its stages as runs of MLflow's: found again by tag, made where missing, closed when stale."""
+"""MLflow's runs for one run of ours and its stages: found by tag, created if missing, closed when stale."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -7,7 +7,7 @@ from mlflow.tracking import MlflowClient
 
 
 class Runs:
-    """MLflow's runs of one run of ours, all in one experiment; what was found is remembered until told to forget."""
+    """MLflow's runs for one run of ours, all in one experiment; results are cached until ``forget``."""
 
     def __init__(
         self,
@@ -27,27 +27,27 @@ class Runs:
 
     @property
     def ids(self) -> Mapping[str | None, str]:
-        """Stage → MLflow's id of its run; None → that of the whole run."""
+        """Stage → MLflow's id of its run; None → that of the parent run."""
         if self._ids is None:
             runs = list(search(self._client, [self._experiment_id], "vantage.run_id", self._run_id))
             self._ids = {run.data.tags.get("vantage.stage"): run.info.run_id for run in reversed(runs)}
         return self._ids
 
     def forget(self) -> None:
-        """Look again next time."""
+        """Clear the cache."""
         self._ids = None
 
     def page(self, stage: str | None) -> str | None:
-        """The page of a stage's run (None: of the whole run) within MLflow's own site."""
+        """The page of a stage's run (None: of the parent run) within MLflow's site."""
         run_id = self.ids.get(stage)
         return page_of(self._experiment_id, run_id) if run_id else None
 
     def parent_run(self, time: int) -> str:
-        """MLflow's id of the run above all stages, made if there is none."""
+        """MLflow's id of the parent run of all stages, created if missing."""
         return self.ids.get(None) or self._create(None, time, {"vantage.recipe": self._recipe})
 
     def stage_run(self, stage: str, time: int) -> str:
-        """MLflow's id of the stage's run, made if there is none."""
+        """MLflow's id of the stage's run, created if missing."""
         if stage in self.ids:
             return self.ids[stage]
         return self._create(
@@ -95,7 +95,7 @@ def close_running(
     reason: str,
     time: int,
 ) -> None:
-    """End as KILLED whatever a dead process of the run left RUNNING, except the run ``but`` of MLflow's."""
+    """Set MLflow runs that a dead process left RUNNING to KILLED, except the MLflow run ``skip``."""
     for run in list(search(client, experiments, "vantage.run_id", our_run_id)):
         if run.info.status == "RUNNING" and run.info.run_id != skip:
             client.set_tag(run.info.run_id, "vantage.interrupted", reason)
@@ -103,5 +103,5 @@ def close_running(
 
 
 def page_of(experiment_id: str, run_id: str) -> str:
-    """A run's page within MLflow's own site."""
+    """A run's page within MLflow's site."""
     return f"#/experiments/{experiment_id}/runs/{run_id}"

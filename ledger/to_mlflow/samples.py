@@ -1,4 +1,4 @@
-"""An evaluation's samples as a table in MLflow, which its pages of runs and of artifacts show."""
+"""An evaluation's samples as a table in MLflow."""
 
 import json
 from pathlib import Path
@@ -10,16 +10,16 @@ from ledger.entries import StageEntry
 
 TABLE = "samples.json"
 MAX_ROWS = 1000
-"""All of them lie in the store."""
+"""Rows in MLflow; the store has all."""
 
 _TABLES = "mlflow.loggedArtifacts"
 """Tag by which MLflow finds the tables of a run."""
 
 
 def log_samples(client: MlflowClient, run_id: str, stage: StageEntry) -> None:
-    """The responses of candidate and baseline, row by row, as far as the store has them; sent again, they are the same.
+    """Log the responses of candidate and baseline, row by row, if the store has them; idempotent.
 
-    MLflow's own ``log_table`` adds to what is there, and would double it.
+    MLflow's ``log_table`` appends to an existing table, and would duplicate the rows.
     """
     files = [Path(stage.folder or "", f"{role}.parquet") for role in ("candidate", "baseline")]
     if stage.folder is None or not all(file.is_file() for file in files):

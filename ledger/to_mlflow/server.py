@@ -1,4 +1,4 @@
-"""Opening an MLflow server or database: waiting for it, its experiments, and which of its errors are final."""
+"""Connection to an MLflow server or database: its experiments, and which of its errors are permanent."""
 
 import logging
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from storage.durable_files import locked, make_folder, make_private
 log = logging.getLogger(__name__)
 
 EXPERIMENT_TAG = "vantage"
-"""Tag by which the ledger's experiments are found among a server's others."""
+"""Tag that marks the ledger's experiments on a server."""
 
 _PERMANENT_ERRORS = frozenset(
     {
@@ -27,7 +27,7 @@ _PERMANENT_ERRORS = frozenset(
         "RESOURCE_DOES_NOT_EXIST",
     }
 )
-"""Error codes that will be the same tomorrow."""
+"""Error codes for which a retry does not help."""
 
 _EXPERIMENT_TAGS = {
     EXPERIMENT_TAG: "true",
@@ -36,12 +36,12 @@ _EXPERIMENT_TAGS = {
 
 
 class Server:
-    """An MLflow server, or a database, that has answered."""
+    """A connected MLflow server or database."""
 
     def __init__(self, tracking_uri: str, *, artifacts: Path) -> None:
-        """Connect; ``artifacts`` is where a database keeps what a server would keep at its own place.
+        """Connect; ``artifacts`` is the folder for artifacts if there is no server.
 
-        Making a SQLite database takes seconds and must not be done twice at once, hence the lock.
+        Creating a SQLite database takes seconds and must not happen twice at the same time, hence the lock.
         """
         logging.getLogger("alembic").setLevel(logging.WARNING)
         logging.getLogger("mlflow").setLevel(logging.WARNING)
@@ -51,12 +51,12 @@ class Server:
         self._artifacts = artifacts.as_uri() if is_database(tracking_uri) else None
         with _creating(database):
             if database is not None and database.parent == artifacts.parent:  # the workspace's own
-                make_private(database)  # what SQLite writes beside it takes its mode
+                make_private(database)  # SQLite's other files get the same mode
             self.client = MlflowClient(tracking_uri=tracking_uri)
             self.client.search_experiments(max_results=1)
 
     def experiment(self, name: str) -> entities.Experiment:
-        """The experiment of this name, made if there is none."""
+        """The experiment with this name, created if missing."""
         if name not in self._opened:
             found = self.client.get_experiment_by_name(name) or self._create_experiment(name)
             if found.lifecycle_stage == "deleted":
@@ -69,7 +69,7 @@ class Server:
         return self._opened[name]
 
     def experiment_ids(self) -> list[str]:
-        """Every experiment that a ledger writes to: an artifact may have been made under another recipe."""
+        """All experiments of ledgers: an artifact may come from a run of another recipe."""
         found = self.client.search_experiments(filter_string=f"tags.{EXPERIMENT_TAG} = 'true'")
         return [experiment.experiment_id for experiment in found]
 
@@ -79,20 +79,20 @@ class Server:
         except MlflowException as error:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":
                 raise
-            found = self.client.get_experiment_by_name(name)  # another process has made it in the meantime
+            found = self.client.get_experiment_by_name(name)  # another process has created it in the meantime
             assert found is not None
             return found
         return self.client.get_experiment(experiment_id)
 
 
 def is_database(tracking_uri: str) -> bool:
-    """Whether there is no server behind the address; MLflow would put artifacts into ``mlruns`` of the working folder."""
+    """Whether the address is a database; MLflow would then write artifacts to ``mlruns`` in the working folder."""
     engine, _, _ = urlsplit(tracking_uri).scheme.partition("+")
     return engine in DATABASE_ENGINES
 
 
 def is_permanent_error(error: Exception) -> bool:
-    """Whether trying again is no use; what is neither MLflow's nor the network's error is our own."""
+    """Whether a retry does not help; errors that come neither from MLflow nor from the network are our own."""
     if isinstance(error, MlflowException):
         return error.error_code in _PERMANENT_ERRORS
     return not isinstance(error, OSError)
@@ -100,7 +100,7 @@ def is_permanent_error(error: Exception) -> bool:
 
 @contextmanager
 def _creating(database: Path | None) -> Iterator[None]:
-    """One process at a time looks whether the database is there, and makes it or brings it up to date."""
+    """Let one process at a time create or migrate the database."""
     if database is None:
         yield
         return

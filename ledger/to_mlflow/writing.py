@@ -22,7 +22,7 @@ def write(
     params: Mapping[str, str] | None = None,
     tags: Mapping[str, str] | None = None,
 ) -> None:
-    """Params and tags; values that are too long are cut."""
+    """Write params and tags; values that are too long are truncated."""
     all_params = [entities.Param(name, _fit_param(value)) for name, value in (params or {}).items()]
     all_tags = [entities.RunTag(name, fit_tag(value)) for name, value in (tags or {}).items()]
     while all_params or all_tags:
@@ -35,7 +35,7 @@ def write(
 
 
 def write_metrics(client: MlflowClient, run_id: str, metrics: Iterable[entities.Metric]) -> None:
-    """Any number of metrics."""
+    """Write any number of metrics."""
     for some in _batches(metrics, _METRICS_AT_ONCE):
         client.log_batch(run_id, metrics=some)
 
@@ -63,7 +63,7 @@ def flatten(value: Any, prefix: str = "") -> dict[str, str]:
 
 
 def fit_tag(text: str) -> str:
-    """A tag's value, or as many whole lines of it as MLflow takes; of a single line what fits."""
+    """A tag's value, truncated to MLflow's limit after a whole line if there are several."""
     if len(text) <= _TAG_LENGTH:
         return text
     end = "\n…"
@@ -72,7 +72,7 @@ def fit_tag(text: str) -> str:
 
 
 def _fit_param(value: str) -> str:
-    """A param's value, or as much of it as MLflow takes and the sha256 of the whole."""
+    """A param's value, or its truncation to MLflow's limit with the sha256 of the whole."""
     if len(value) <= _PARAM_LENGTH:
         return value
     whole = f"… sha256 {hashlib.sha256(value.encode()).hexdigest()}"

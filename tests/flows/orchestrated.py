@@ -8,7 +8,7 @@ from flows.attempts.jobs import resources_of
 from flows.machine import Machine, available_cpus
 from flows.orchestrator import Orchestrator
 from flows.runs.resolving import load_resolved
-from flows.runs.run import StageRecord, Workspace, drive
+from flows.runs.run import StageRecord, Workspace, acquire_run
 from ledger.run_ledger import Ledger
 from schemas.records.attempt import Share
 from storage.store import Store
@@ -39,7 +39,7 @@ class Witness:
 def orchestrated(workspace: Workspace, recipe: Path, *overrides: str) -> Iterator[Orchestrator]:
     """A run of the recipe, opened as ``vantage run`` opens it."""
     resolved, _ = load_resolved(str(recipe), overrides)
-    with drive(workspace, resolved, source=str(recipe)) as run:
+    with acquire_run(workspace, resolved, source=str(recipe)) as run:
         ledger = Ledger(None, workspace.root, resolved.recipe)
         orchestrator = Orchestrator(
             run,

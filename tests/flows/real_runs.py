@@ -15,7 +15,7 @@ from flows.commands.console import Screen
 from flows.prefect_server.server import _set_environment
 from flows.runs.execution import execute
 from flows.runs.resolving import load_resolved
-from flows.runs.run import RunRecord, Workspace, drive
+from flows.runs.run import RunRecord, Workspace, acquire_run
 
 if TYPE_CHECKING:
     from prefect.client.schemas.objects import FlowRun, TaskRun
@@ -28,7 +28,7 @@ def run_recipe(workspace: Workspace, recipe: Path, *overrides: str) -> tuple[Run
     printed = io.StringIO()
     screen = Screen(Console(file=printed, width=200))
     resolved, _ = load_resolved(str(recipe), overrides)
-    with drive(workspace, resolved, source=str(recipe)) as run:
+    with acquire_run(workspace, resolved, source=str(recipe)) as run:
         record = execute(run, screen, stage_function="tests.flows.fake_work.run_stage")
     return record, printed.getvalue()
 

@@ -5,9 +5,9 @@ import pytest
 
 from flows.exit_codes import (
     ExitCode,
-    has_second_chance,
+    code_of_signal,
     may_be_retried,
-    of_signal,
+    may_be_retried_once,
 )
 
 
@@ -31,8 +31,8 @@ def test_what_the_design_names_has_its_number() -> None:
         os.EX_TEMPFAIL,
         os.EX_CONFIG,
     )
-    assert of_signal(signal.SIGKILL) == ExitCode.OUT_OF_MEMORY
-    assert of_signal(signal.SIGINT) == ExitCode.INTERRUPTED
+    assert code_of_signal(signal.SIGKILL) == ExitCode.OUT_OF_MEMORY
+    assert code_of_signal(signal.SIGINT) == ExitCode.INTERRUPTED
 
 
 def test_only_what_was_interrupted_is_tried_again() -> None:
@@ -40,4 +40,4 @@ def test_only_what_was_interrupted_is_tried_again() -> None:
 
 
 def test_what_can_be_tried_once_in_another_way() -> None:
-    assert [code for code in ExitCode if has_second_chance(code)] == [ExitCode.HUNG, ExitCode.OUT_OF_MEMORY]
+    assert [code for code in ExitCode if may_be_retried_once(code)] == [ExitCode.HUNG, ExitCode.OUT_OF_MEMORY]

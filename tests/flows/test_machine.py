@@ -40,7 +40,7 @@ class Watched:
         assert self._tasks[name].cancelled()
 
     async def _stage(self, name: str, resources: Resources) -> None:
-        async with self.machine.lend(resources) as share:
+        async with self.machine.reserve(resources) as share:
             self.running[name] = share
             try:
                 await self._leave[name].wait()

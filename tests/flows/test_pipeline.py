@@ -13,7 +13,7 @@ from flows.exit_codes import ExitCode
 from flows.prefect_server.server import prefect_server
 from flows.runs.execution import exit_code
 from flows.runs.run import Workspace, read_runs
-from flows.runs.status import look
+from flows.runs.status import view_run
 from tests.flows.orchestrated import events, pace
 from tests.flows.real_runs import (
     Starter,
@@ -175,7 +175,7 @@ def test_killed_in_the_middle_of_a_stage_the_same_command_goes_on(
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
     [record] = read_runs(workspace)
-    view = look(workspace, record)
+    view = view_run(workspace, record)
     assert (view.status, view.status_of("policy")) == ("interrupted", "interrupted")
 
     pace(workspace, 0.0)

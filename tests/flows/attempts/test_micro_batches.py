@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from flows.attempts.micro_batches import in_micro_batches, remedy_for_memory, rows_at_once
+from flows.attempts.micro_batches import remedy_for_memory, rows_per_pass, with_microbatch_size
 from schemas.recipe.inputs import Model
 from schemas.recipe.rewards import Judge
 from schemas.recipe.stages import (
@@ -59,12 +59,12 @@ EVALUATION = PolicyEvaluation(
     ],
 )
 def test_rows_at_once(work: Work, rows: int | None) -> None:
-    assert rows_at_once(work, {"prompts": PROMPTS}) == rows
+    assert rows_per_pass(work, {"prompts": PROMPTS}) == rows
 
 
 def test_the_size_is_all_that_changes() -> None:
-    assert in_micro_batches(SFT, None) == SFT
-    assert in_micro_batches(SFT, 24) == SFT.model_copy(update={"microbatch_size": 24})
+    assert with_microbatch_size(SFT, None) == SFT
+    assert with_microbatch_size(SFT, 24) == SFT.model_copy(update={"microbatch_size": 24})
 
 
 def test_the_remedy_fits_what_was_tried() -> None:

@@ -10,14 +10,14 @@ from rich.text import Text
 
 from flows.commands.console import (
     STYLES,
-    PatientConsole,
+    PipeSafeConsole,
     Screen,
     duration,
     facts_of,
     headline_of,
     open_console,
-    show_end,
     show_plan,
+    show_result,
     show_run,
 )
 from flows.runs.planning import PlannedStep
@@ -217,7 +217,7 @@ def test_what_was_left_out_and_warnings_stand_at_the_stages_end_at_the_runs_end_
         "      warning: 52 % of the rows were left out",
     ]
     screen, printed = plain()
-    show_end(screen.console, record, models={}, pages={})
+    show_result(screen.console, record, models={}, pages={})
     assert "warning: reward: 52 % of the rows were left out" in printed.getvalue()
     screen, printed = plain()
     view = RunView(record, interrupted=False, progress={})
@@ -246,6 +246,6 @@ def test_nothing_in_a_text_steers_the_terminal() -> None:
 
 def test_a_terminal_still_gets_our_own_colours() -> None:
     printed = io.StringIO()
-    console = PatientConsole(file=printed, force_terminal=True, color_system="standard", width=80)
+    console = PipeSafeConsole(file=printed, force_terminal=True, color_system="standard", width=80)
     console.print(Text("fine\x1b[2J", style="green"))
     assert printed.getvalue() == "\x1b[32mfine\\u001b[2J\x1b[0m\n"

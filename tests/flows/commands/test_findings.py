@@ -15,7 +15,7 @@ from flows.commands.findings import (
     _servers,
     _sqlite,
     _storage,
-    examine,
+    run_checks,
 )
 from flows.runs.run import Workspace
 
@@ -40,7 +40,7 @@ def healthy_server() -> Iterator[str]:
 def test_a_healthy_machine_is_found_fine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    findings = list(examine(Workspace(tmp_path / "workspace")))
+    findings = list(run_checks(Workspace(tmp_path / "workspace")))
     assert [finding for finding in findings if finding.verdict == "broken"] == []
     assert {"python", "torch", "packages", "workspace", "sqlite", "processes", "machine"} <= {
         finding.subject for finding in findings
@@ -57,7 +57,7 @@ def test_a_folder_with_the_name_of_a_package_is_noticed(
 
 
 def test_a_package_that_is_not_ours_is_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flows.commands.findings.OURS", tmp_path)
+    monkeypatch.setattr("flows.commands.findings.SOURCE_ROOT", tmp_path)
     assert next(_name_clashes()).verdict == "broken"
 
 
@@ -92,7 +92,7 @@ def test_children_that_cannot_load_our_packages_are_broken(
 ) -> None:
     (tmp_path / "flows").mkdir()
     (tmp_path / "flows" / "__init__.py").write_text("raise RuntimeError('not ours')")
-    monkeypatch.setattr("flows.commands.findings.OURS", tmp_path)
+    monkeypatch.setattr("flows.commands.findings.SOURCE_ROOT", tmp_path)
     finding = _processes()
     assert finding.verdict == "broken"
     assert "not ours" in finding.message

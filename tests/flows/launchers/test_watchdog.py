@@ -29,14 +29,14 @@ class Process:
     def report(self) -> None:
         Progress(self.file, total=10, phase="running")
 
-    def first_complaint(self, watchdog: Watchdog, *, within: float) -> tuple[float, str] | None:
+    def first_hang_reason(self, watchdog: Watchdog, *, within: float) -> tuple[float, str] | None:
         """(Seconds from now, what it says); None where nothing is said."""
         begun = self.now
         while self.now < begun + within:
             self.now += 1.0
             self.cpu += self.load
-            if complaint := watchdog.complaint(1):
-                return self.now - begun, complaint
+            if hang_reason := watchdog.hang_reason(1):
+                return self.now - begun, hang_reason
         return None
 
 
@@ -44,9 +44,9 @@ def test_one_that_works_may_be_silent_for_as_long_as_the_recipe_says(tmp_path: P
     """A rollout or a compilation of hours is no hang."""
     busy = Process(tmp_path, load=1.0)
     watchdog = busy.watched(hang_seconds=21600.0)
-    seconds, complaint = busy.first_complaint(watchdog, within=30_000.0) or (0.0, "")
+    seconds, hang_reason = busy.first_hang_reason(watchdog, within=30_000.0) or (0.0, "")
     assert seconds == pytest.approx(21600.0, abs=6.0)
-    assert complaint == "no progress for 6 h"
+    assert hang_reason == "no progress for 6 h"
 
 
 @pytest.mark.parametrize("load", [0.0, 0.005])
@@ -54,17 +54,17 @@ def test_one_that_neither_reports_nor_works_is_given_up_sooner(tmp_path: Path, l
     """Threads that only wake up to look around are no work."""
     idle = Process(tmp_path, load=load)
     watchdog = idle.watched(hang_seconds=21600.0)
-    seconds, complaint = idle.first_complaint(watchdog, within=30_000.0) or (0.0, "")
+    seconds, hang_reason = idle.first_hang_reason(watchdog, within=30_000.0) or (0.0, "")
     assert seconds == pytest.approx(900.0, abs=15.0)
-    assert complaint == "neither progress nor work for 15 min"
+    assert hang_reason == "neither progress nor work for 15 min"
 
 
 def test_one_that_falls_idle_is_given_its_time_from_then_on(tmp_path: Path) -> None:
     process = Process(tmp_path, load=2.0)
     watchdog = process.watched(hang_seconds=21600.0)
-    assert process.first_complaint(watchdog, within=10_000.0) is None
+    assert process.first_hang_reason(watchdog, within=10_000.0) is None
     process.load = 0.0
-    seconds, _ = process.first_complaint(watchdog, within=2_000.0) or (0.0, "")
+    seconds, _ = process.first_hang_reason(watchdog, within=2_000.0) or (0.0, "")
     assert seconds == pytest.approx(900.0, abs=15.0)
 
 
@@ -73,17 +73,17 @@ def test_every_report_begins_the_count_anew_however_little_it_works(tmp_path: Pa
     process = Process(tmp_path, load=0.0)
     watchdog = process.watched(hang_seconds=600.0)
     for _ in range(5):
-        assert process.first_complaint(watchdog, within=500.0) is None
+        assert process.first_hang_reason(watchdog, within=500.0) is None
         process.report()
-    assert process.first_complaint(watchdog, within=500.0) is None
-    assert process.first_complaint(watchdog, within=200.0) is not None
+    assert process.first_hang_reason(watchdog, within=500.0) is None
+    assert process.first_hang_reason(watchdog, within=200.0) is not None
 
 
 def test_the_report_of_an_earlier_attempt_is_no_sign_of_life(tmp_path: Path) -> None:
     process = Process(tmp_path, load=0.0)
     process.report()
     watchdog = process.watched(hang_seconds=60.0)
-    seconds, _ = process.first_complaint(watchdog, within=100.0) or (0.0, "")
+    seconds, _ = process.first_hang_reason(watchdog, within=100.0) or (0.0, "")
     assert seconds == pytest.approx(60.0, abs=7.0)
 
 
@@ -91,14 +91,14 @@ def test_time_in_which_nobody_could_look_is_not_counted(tmp_path: Path) -> None:
     """The machine was paused, and everything on it."""
     process = Process(tmp_path, load=0.5)
     watchdog = process.watched(hang_seconds=21600.0)
-    assert process.first_complaint(watchdog, within=100.0) is None
+    assert process.first_hang_reason(watchdog, within=100.0) is None
     process.now += 100_000.0
-    assert process.first_complaint(watchdog, within=20_000.0) is None
+    assert process.first_hang_reason(watchdog, within=20_000.0) is None
 
 
 def test_a_recipe_that_asks_for_it_is_never_interrupted(tmp_path: Path) -> None:
     process = Process(tmp_path, load=0.0)
-    assert process.first_complaint(process.watched(hang_seconds=None), within=100_000.0) is None
+    assert process.first_hang_reason(process.watched(hang_seconds=None), within=100_000.0) is None
 
 
 SPIN = "import time\nend = time.process_time() + 0.6\nwhile time.process_time() < end: pass\n"

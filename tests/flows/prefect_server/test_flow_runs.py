@@ -14,7 +14,7 @@ import pytest
 
 from flows.exit_codes import ExitCode
 from flows.prefect_server.server import (
-    OWN,
+    OWN_SERVER,
     _end,
     _server_process,
     free_port,
@@ -26,7 +26,7 @@ from flows.runs.resolving import load_resolved
 from flows.runs.run import (
     OpenFlowRun,
     Workspace,
-    drive,
+    acquire_run,
     read_run,
     read_runs,
 )
@@ -224,9 +224,9 @@ def test_a_server_that_does_not_answer_holds_up_no_run_that_needs_none(
     url = f"http://127.0.0.1:{free_port()}/api"
     monkeypatch.setattr("flows.prefect_server.server.ANSWER_SECONDS", 1.0)
     with prefect_at(url):
-        assert server_name(workspace.root) == url != OWN
+        assert server_name(workspace.root) == url != OWN_SERVER
         left = OpenFlowRun(flow_run_id="0" * 32, server=url, status="completed", message="9 completed")
-        with drive(workspace, load_resolved(recipe_file)[0], source="a") as run:
+        with acquire_run(workspace, load_resolved(recipe_file)[0], source="a") as run:
             run.update(status="completed", open_flow_runs=(left,))
         again, _ = run_recipe(workspace, recipe_file)
     assert again.status == "completed"

@@ -12,7 +12,7 @@ from flows.commands.main import app
 from flows.exit_codes import ExitCode
 from flows.runs.evidence import contradictions
 from flows.runs.run import Workspace, read_run
-from flows.runs.status import look
+from flows.runs.status import view_run
 from tests.flows.orchestrated import attempt_all, orchestrated
 
 
@@ -26,7 +26,7 @@ def finished(workspace: Workspace, recipe_file: Path) -> tuple[Workspace, str]:
 
 def told(workspace: Workspace, run_id: str) -> list[str]:
     record = read_run(workspace, run_id)
-    view = look(workspace, record)
+    view = view_run(workspace, record)
     assert view.as_json()["contradictions"] == list(view.contradictions) == contradictions(workspace, record)
     return contradictions(workspace, record)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.runs.next_steps import _just_met, after_closed_gates
+from flows.runs.next_steps import _threshold_met_by, after_closed_gates
 from flows.runs.run import RunRecord, Workspace, read_runs
 from schemas.recipe.stages import Gate
 from schemas.records.verdicts import check_gate
@@ -82,6 +82,6 @@ def test_the_threshold_that_is_offered_would_be_met(measured: float, side: str) 
     far = measured + 1 if side == "at_least" else measured - 1
     verdict = check_gate(Gate.model_validate({"metric": "m", side: far}), {"m": measured})
     assert not verdict.passed
-    offered = float(_just_met(verdict))
+    offered = float(_threshold_met_by(verdict))
     assert check_gate(Gate.model_validate({"metric": "m", side: offered}), {"m": measured}).passed
     assert abs(offered - measured) <= 0.1 * abs(measured) + 1e-9

@@ -28,7 +28,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     for file in FILES:
         (tmp_path / "ours" / file).parent.mkdir(parents=True)
         (tmp_path / "ours" / file).write_text("x = 1\n")
-    monkeypatch.setattr(of, "OURS", tmp_path / "ours")
+    monkeypatch.setattr(of, "SOURCE_ROOT", tmp_path / "ours")
     of.origin.cache_clear()
     yield tmp_path / "ours"
     of.origin.cache_clear()

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from flows.runs.planning import (
-    Drifted,
+    DriftError,
     PlannedStep,
+    check_drift,
     needs_work,
     plan,
-    refuse_drift,
 )
 from flows.runs.resolving import load_resolved
 from flows.runs.run import Workspace, read_runs
@@ -236,7 +236,7 @@ def test_an_interrupted_stage_is_resumed_at_its_checkpoint(workspace: Workspace,
         )
     step = planned(workspace, recipe_file)["sft"]
     assert (step.action, step.at_step) == ("resume", saved_at)
-    assert step.said == f"resume at {saved_at}"
+    assert step.label == f"resume at {saved_at}"
     assert step.reasons == ("attempt 1 was interrupted",)
 
 
@@ -283,14 +283,14 @@ def test_drift_is_shown_and_refused_when_strict(
     run_all(workspace, recipe_file, until="reward")
     steps = planned(workspace, recipe_file)
     assert steps["sft"].drift == ()
-    refuse_drift(list(steps.values()))
+    check_drift(list(steps.values()))
 
     monkeypatch.setattr("flows.runs.planning.provenance", lambda kind, *, threads: {"torch": "9.0"})
     steps = planned(workspace, recipe_file)
     assert steps["sft"].action == "reuse"
     assert [difference.split(" → ")[1] for difference in steps["sft"].drift] == ["9.0"]
-    with pytest.raises(Drifted, match=r"sft: torch: 2\..* → 9\.0.*run without --strict"):
-        refuse_drift(list(steps.values()))
+    with pytest.raises(DriftError, match=r"sft: torch: 2\..* → 9\.0.*run without --strict"):
+        check_drift(list(steps.values()))
 
 
 def test_a_source_that_has_gone_is_an_error_that_names_it(workspace: Workspace, recipe_file: Path) -> None:

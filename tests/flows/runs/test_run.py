@@ -12,10 +12,10 @@ from flows.runs.run import (
     RunError,
     StageRecord,
     Workspace,
+    acquire_run,
+    acquire_run_by_id,
     dead_runs,
-    drive,
-    drive_again,
-    is_driven,
+    is_active,
     read_run,
     read_runs,
     recipe_digest,
@@ -37,7 +37,7 @@ def recipe(recipe_file: Path) -> ResolvedRecipe:
 
 
 def test_a_run_is_minted_with_its_resolved_recipe(workspace: Workspace, recipe: ResolvedRecipe) -> None:
-    with drive(workspace, recipe, source="fake.yaml") as run:
+    with acquire_run(workspace, recipe, source="fake.yaml") as run:
         record = read_run(workspace, run.record.run_id)
     assert record.run_id.startswith("0001-fake-")
     assert record.recipe == recipe
@@ -49,9 +49,9 @@ def test_a_run_is_minted_with_its_resolved_recipe(workspace: Workspace, recipe: 
 def test_the_same_recipe_goes_on_with_its_unfinished_run(
     workspace: Workspace, recipe: ResolvedRecipe, status: str
 ) -> None:
-    with drive(workspace, recipe, source="a") as first:
+    with acquire_run(workspace, recipe, source="a") as first:
         first.update(status=status)
-    with drive(workspace, recipe, source="a") as second:
+    with acquire_run(workspace, recipe, source="a") as second:
         assert second.record.run_id == first.record.run_id
         assert second.record.status == "running"
 
@@ -60,9 +60,9 @@ def test_dead_runs_are_those_that_nobody_drives(
     workspace: Workspace, recipe: ResolvedRecipe, recipe_file: Path
 ) -> None:
     other = load_resolved(recipe_file, ["seed=5"])[0]
-    with drive(workspace, recipe, source="a") as dead:
+    with acquire_run(workspace, recipe, source="a") as dead:
         pass  # as a kill leaves it: running, and its lock free
-    with drive(workspace, other, source="a") as alive:
+    with acquire_run(workspace, other, source="a") as alive:
         assert [run.record.run_id for run in dead_runs(workspace)] == [dead.record.run_id]
         assert [run.record.run_id for run in dead_runs(workspace)] == [dead.record.run_id], "held no longer"
         alive.update(status="completed")
@@ -73,9 +73,9 @@ def test_dead_runs_are_those_that_nobody_drives(
 def test_a_run_that_came_to_its_end_is_not_gone_on_with(
     workspace: Workspace, recipe: ResolvedRecipe, status: str
 ) -> None:
-    with drive(workspace, recipe, source="a") as first:
+    with acquire_run(workspace, recipe, source="a") as first:
         first.update(status=status)
-    with drive(workspace, recipe, source="a") as second:
+    with acquire_run(workspace, recipe, source="a") as second:
         assert second.record.run_id.startswith("0002-fake-")
 
 
@@ -84,58 +84,58 @@ def test_another_recipe_gets_a_run_of_its_own(
 ) -> None:
     other = load_resolved(recipe_file, ["stages.policy.algorithm.clip_range_high=0.2"])[0]
     assert recipe_digest(other) != recipe_digest(recipe)
-    with drive(workspace, recipe, source="a"):
+    with acquire_run(workspace, recipe, source="a"):
         pass
-    with drive(workspace, other, source="a") as run:
+    with acquire_run(workspace, other, source="a") as run:
         assert run.record.number == 2
 
 
 def test_a_run_that_somebody_drives_is_left_to_him(workspace: Workspace, recipe: ResolvedRecipe) -> None:
-    with drive(workspace, recipe, source="a") as first:
-        with drive(workspace, recipe, source="a") as second:
+    with acquire_run(workspace, recipe, source="a") as first:
+        with acquire_run(workspace, recipe, source="a") as second:
             assert second.record.run_id != first.record.run_id
         with (
             pytest.raises(RunError, match="is being driven by another process"),
-            drive_again(workspace, first.record.run_id),
+            acquire_run_by_id(workspace, first.record.run_id),
         ):
             pass
 
 
 def test_resuming_takes_a_run_whatever_its_status(workspace: Workspace, recipe: ResolvedRecipe) -> None:
-    with drive(workspace, recipe, source="a") as first:
+    with acquire_run(workspace, recipe, source="a") as first:
         first.update(status="completed")
-    with drive_again(workspace, first.record.run_id) as again:
+    with acquire_run_by_id(workspace, first.record.run_id) as again:
         assert again.record.recipe == recipe
 
 
 def test_who_drives_a_run_is_known_from_outside_and_ends_with_the_process(
     workspace: Workspace, recipe: ResolvedRecipe
 ) -> None:
-    with drive(workspace, recipe, source="a") as run:
+    with acquire_run(workspace, recipe, source="a") as run:
         run_id = run.record.run_id
-    assert not is_driven(workspace, run_id)
+    assert not is_active(workspace, run_id)
     lock = workspace.folder(run_id) / "lock"
     other = subprocess.Popen(
         [sys.executable, "-c", HOLD_LOCK, str(lock)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     assert other.stdout is not None and other.stdout.readline() == b"held\n"
-    assert is_driven(workspace, run_id)
+    assert is_active(workspace, run_id)
     other.kill()
     other.communicate()
-    assert not is_driven(workspace, run_id)
+    assert not is_active(workspace, run_id)
 
 
 def test_the_newest_run_is_the_one_with_the_highest_number(
     workspace: Workspace, recipe: ResolvedRecipe
 ) -> None:
     for _ in range(3):
-        with drive(workspace, recipe, source="a") as run:
+        with acquire_run(workspace, recipe, source="a") as run:
             run.update(status="completed")
     assert [record.number for record in read_runs(workspace)] == [3, 2, 1]
 
 
 def test_changes_of_a_stage_are_on_disk_at_once(workspace: Workspace, recipe: ResolvedRecipe) -> None:
-    with drive(workspace, recipe, source="a") as run:
+    with acquire_run(workspace, recipe, source="a") as run:
         run.set_stage("sft", StageRecord(status="running", attempt=2))
         run.update_stage("sft", status="failed", reason="the disk is full")
         stage = read_run(workspace, run.record.run_id).stages["sft"]
@@ -149,7 +149,7 @@ def test_what_the_stages_add_up_to(workspace: Workspace, recipe: ResolvedRecipe)
         )
         return run.outcome()
 
-    with drive(workspace, recipe, source="a") as run:
+    with acquire_run(workspace, recipe, source="a") as run:
         assert outcome(run, "completed", "reused") == "completed"
         assert outcome(run, "completed", "gate_closed", "blocked") == "gate_closed"
         assert outcome(run, "gate_closed", "resumable", "blocked") == "resumable"
@@ -171,9 +171,9 @@ def test_a_run_that_is_not_there_is_refused(workspace: Workspace) -> None:
 def test_a_damaged_record_is_named_and_does_not_hide_the_others(
     workspace: Workspace, recipe: ResolvedRecipe
 ) -> None:
-    with drive(workspace, recipe, source="a") as run:
+    with acquire_run(workspace, recipe, source="a") as run:
         run.update(status="completed")
-    with drive(workspace, recipe, source="a") as damaged:
+    with acquire_run(workspace, recipe, source="a") as damaged:
         pass
     (damaged.folder / "run.json").write_text('{"run_id": ')
     with pytest.raises(RunError, match=r"run\.json cannot be read"):
@@ -185,7 +185,7 @@ def test_a_workspace_that_cannot_be_made_is_refused(tmp_path: Path, recipe: Reso
     (tmp_path / "file").write_text("in the way")
     with (
         pytest.raises(RunError, match="name another with --workspace DIR"),
-        drive(Workspace(tmp_path / "file"), recipe, source="a"),
+        acquire_run(Workspace(tmp_path / "file"), recipe, source="a"),
     ):
         pass
 

@@ -10,10 +10,10 @@ from flows.runs.resolving import load_resolved
 from flows.runs.run import (
     StageRecord,
     Workspace,
-    drive,
+    acquire_run,
     read_run,
 )
-from flows.runs.status import RunView, look
+from flows.runs.status import RunView, view_run
 from tasks.training.progress import Progress
 from tasks.training.scratch import PROGRESS
 
@@ -26,14 +26,14 @@ def test_a_running_stage_shows_how_far_it_is_and_a_dead_run_that_it_is_dead(
     scratch = workspace.store / "scratch" / KEY
     scratch.mkdir(parents=True)
     Progress(scratch / PROGRESS, total=400, phase="training").update(400, metrics={"loss": 0.5})
-    with drive(workspace, load_resolved(recipe_file)[0], source="a") as run:
+    with acquire_run(workspace, load_resolved(recipe_file)[0], source="a") as run:
         run.set_stage("model", StageRecord(status="completed", digest="b" * 64))
         run.set_stage("sft", StageRecord(status="running", attempt=1, stage_key=KEY))
-        view = look(workspace, read_run(workspace, run.record.run_id))
+        view = view_run(workspace, read_run(workspace, run.record.run_id))
         assert (view.status, view.status_of("sft")) == ("running", "running")
         assert view.progress["sft"].step == 400
 
-    view = look(workspace, read_run(workspace, run.record.run_id))
+    view = view_run(workspace, read_run(workspace, run.record.run_id))
     assert (view.status, view.status_of("sft"), view.status_of("model")) == (
         "interrupted",
         "interrupted",
@@ -48,7 +48,7 @@ def test_a_running_stage_shows_how_far_it_is_and_a_dead_run_that_it_is_dead(
 def test_status_shows_the_thresholds_of_gates_that_are_still_to_be_judged(
     workspace: Workspace, recipe_file: Path
 ) -> None:
-    with drive(workspace, load_resolved(recipe_file)[0], source="a") as run:
+    with acquire_run(workspace, load_resolved(recipe_file)[0], source="a") as run:
         known = {name: StageRecord() for name in ("sft", "reward", "value", "policy", "evaluation")}
         run.update(stages=known)
         scratch = workspace.store / "scratch" / KEY
@@ -57,7 +57,7 @@ def test_status_shows_the_thresholds_of_gates_that_are_still_to_be_judged(
         for step in range(4):
             progress.update(step)
         run.set_stage("reward", StageRecord(status="running", attempt=1, stage_key=KEY))
-        view = look(workspace, read_run(workspace, run.record.run_id))
+        view = view_run(workspace, read_run(workspace, run.record.run_id))
     report = view.progress["reward"].model_copy(update={"seconds_left": 495.0})
     view = RunView(view.record, view.interrupted, {"reward": report})
     for width in (80, 160):

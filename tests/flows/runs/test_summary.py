@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from flows.commands.console import headline_of, show_end
+from flows.commands.console import headline_of, show_result
 from flows.runs.run import (
     RunRecord,
     StageRecord,
@@ -22,8 +22,8 @@ from flows.runs.summary import (
     has_chat_template,
     loading_snippet,
     model_folders,
+    policy_to_load,
     samples_heading,
-    shown_policy,
 )
 from models.builtin import build_tiny
 from tests.flows.orchestrated import attempt_all, orchestrated
@@ -63,11 +63,11 @@ def test_every_trained_model_has_a_folder_that_is_there(record: RunRecord, works
 
 
 def test_the_policy_to_load_is_the_published_one_or_the_last(record: RunRecord) -> None:
-    assert shown_policy(record) == "policy"
+    assert policy_to_load(record) == "policy"
     unfinished = {**record.stages, "policy": StageRecord(status="failed")}
-    assert shown_policy(record.model_copy(update={"stages": unfinished})) == "sft"
+    assert policy_to_load(record.model_copy(update={"stages": unfinished})) == "sft"
     nothing = dict.fromkeys(record.stages, StageRecord())
-    assert shown_policy(record.model_copy(update={"stages": nothing})) is None
+    assert policy_to_load(record.model_copy(update={"stages": nothing})) is None
 
 
 def test_samples_say_whose_they_are(record: RunRecord) -> None:
@@ -90,7 +90,7 @@ def test_the_snippet_runs_in_a_shell_as_it_is_printed(chat: bool, tmp_path: Path
     assert has_chat_template(folder) is chat
     lines = loading_snippet(folder, prompt='3 a+2 "b"-1\n?', max_new_tokens=4, chat=chat)
     printed = io.StringIO()
-    show_end(Console(file=printed, width=60), record_of_nothing(), pages={}, models={}, snippet=lines)
+    show_result(Console(file=printed, width=60), record_of_nothing(), pages={}, models={}, snippet=lines)
     text = printed.getvalue()
     start = text.index(lines[0])
     done = subprocess.run(

@@ -26,18 +26,18 @@ from flows.runs.run import Workspace, read_runs
 from flows.sweeps.report import (
     Row,
     compare,
-    draw,
     interval,
+    plot,
     rows_csv,
     sharing,
-    sharing_told,
+    sharing_lines,
     table_csv,
     table_markdown,
     verdict,
 )
 from flows.sweeps.sweep import (
-    SweepEnd,
     SweepError,
+    SweepResult,
     cells_at_once,
     run_sweep,
 )
@@ -198,7 +198,7 @@ def test_the_tables_say_what_is_missing_and_what_was_published(tmp_path: Path) -
         ("b", "1", "3.0"),
     ]
 
-    draw(sweep, rows, table, tmp_path / "plot.png")
+    plot(sweep, rows, table, tmp_path / "plot.png")
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -207,7 +207,7 @@ def test_sharing_is_counted_by_what_runs_have() -> None:
     runs[0]["value"] = "w"
     shared = sharing(runs)
     assert shared == {"sft": (1, 45), "value": (2, 45), "policy": (45, 45)}
-    assert sharing_told(shared) == [
+    assert sharing_lines(shared) == [
         "sft: trained once, reused 44 times",
         "value: trained twice, reused 43 times",
     ]
@@ -274,7 +274,7 @@ def test_more_gpus_than_there_are_is_refused_with_the_arm(sweep_file: Path) -> N
         cells_at_once(Machine(cpus=2), swept)
 
 
-def sweep_here(workspace: Workspace, file: Path, *overrides: str) -> tuple[SweepEnd, str]:
+def sweep_here(workspace: Workspace, file: Path, *overrides: str) -> tuple[SweepResult, str]:
     """What ``vantage sweep`` does in this process, and what it printed."""
     printed = io.StringIO()
     end = run_sweep(
