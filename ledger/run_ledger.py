@@ -186,7 +186,7 @@ class Ledger:
     ) -> None:
         """A stage's artifact was in the store.
 
-        If an earlier attempt of this run made it and died before it was recorded, that attempt is recorded as completed.
+        If an earlier attempt of this run made it and died before it was recorded, that attempt becomes completed.
         """
         self._record(
             RecordReuse(
@@ -222,9 +222,9 @@ class Ledger:
     ) -> str | None:
         """Copy an artifact's files into MLflow as a version of a registered model, and wait for it.
 
-        The same artifact never makes a second version. ``alias`` None moves no alias. MLflow's copy is read and compared
-        with the artifact's manifest, both after copying and if the version exists already. ``copy_status`` has the
-        result.
+        The same artifact never makes a second version. ``alias`` None moves no alias. MLflow's copy is read and
+        compared with the artifact's manifest, both after copying and if the version exists already. ``copy_status`` has
+        the result.
 
         Returns:
             The version; None if MLflow did not answer (it is published later from the outbox) or refused it.

@@ -69,7 +69,7 @@ def code_digest(module: str) -> str:
 
 
 def module_digests(module: str) -> dict[str, str]:
-    """Module → sha256 of its syntax tree, for a module and all of ours that it imports; independent of Python's version."""
+    """Module → sha256 of its syntax tree, for a module and all of ours that it imports; the same in all Pythons."""
     trees: dict[str, str] = {}
     waiting = [module]
     while waiting:

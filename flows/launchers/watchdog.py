@@ -1,8 +1,8 @@
 """Detects a hanging stage process: no progress report for too long.
 
 The recipe sets the limit (``resources.hang_seconds``), since a rollout of a large model takes hours. A process that
-leaves its CPUs idle has a shorter limit: sampling, training, compiling and waiting for an accelerator keep a CPU busy, a
-deadlock and a dead file system do not. Only monotonic time and the kernel's counters are used.
+leaves its CPUs idle has a shorter limit: sampling, training, compiling and waiting for an accelerator keep a CPU busy,
+a deadlock and a dead file system do not. Only monotonic time and the kernel's counters are used.
 """
 
 import os
@@ -96,7 +96,7 @@ def cpu_seconds_of_session(leader: int) -> float:
                 fields = file.read().rpartition(b")")[2].split()
         except OSError:  # it has just ended
             continue
-        # proc(5) counts from 1, and the first two fields are before the parenthesis: session is 6, utime to cstime 14-17
+        # proc(5) counts from 1; the first two fields are before the parenthesis: session is 6, utime to cstime 14-17
         if int(fields[3]) == leader:
             ticks += sum(map(int, fields[11:15]))
     return ticks / _TICKS_PER_SECOND

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 @asynccontextmanager
 async def progress_page(step: str, read_report: Callable[[], StageProgress | None]) -> AsyncIterator[None]:
-    """A progress bar on the stage's page for the body of the ``async with``; ``read_report`` says how far the stage is."""
+    """A progress bar on the stage's page for the body of the ``async with``; ``read_report`` gives the progress."""
     page = asyncio.create_task(_show_progress(step, read_report))
     try:
         yield

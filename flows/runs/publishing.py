@@ -8,10 +8,10 @@ from schemas.records.artifacts import is_same
 
 
 def publish(publication: Publication, orchestrator: Orchestrator) -> None:
-    """Register the stage's model, or print why not; the alias moves only if its own gates and those of ``after`` passed.
+    """Register the stage's model, or print why not.
 
-    The alias never moves to a model with the same files as its stage's initial model, or as the baseline of its
-    evaluation.
+    The alias moves only if the stage's own gates and those of ``after`` passed. It never moves to a model with the same
+    files as its stage's initial model, or as the baseline of its evaluation.
     """
     stages = orchestrator.run.record.stages
     required = [publication.stage, *([publication.after] if publication.after else [])]

@@ -93,7 +93,7 @@ class OpenFlowRun(Frozen):
     server: str
     """Its server: ``flows.prefect_server.server.server_name``."""
     status: str | None = None
-    """Its final status, a key of ``flows.prefect_server.flow_runs.STATES``; None: it is running, or its process died."""
+    """Its final status, a key of ``flows.prefect_server.flow_runs.STATES``; None: running, or its process died."""
     message: str = ""
 
 
@@ -250,8 +250,8 @@ def acquire_run(
 ) -> Iterator[Run]:
     """The newest unfinished, inactive run of this recipe, or a new one.
 
-    If another process executes the unfinished run, a new run is created: each stage is then computed by the process that
-    locks its key first, and reused by the other.
+    If another process executes the unfinished run, a new run is created: each stage is then computed by the process
+    that locks its key first, and reused by the other.
     """
     digest = recipe_digest(recipe)
     with _creation_lock(workspace):

@@ -87,12 +87,14 @@ class Data(Frozen):
     """A named dataset: where it comes from and how its columns are read."""
 
     source: str
-    """``builtin:NAME/KIND``, or a ``.json``, ``.jsonl``, ``.parquet`` or ``.csv`` file (from the recipe's folder on);
-    all but Parquet may be packed with gzip where the name ends with ``.gz``. At most 16 GiB, or ``VANTAGE_MAX_DATA_GIB``."""
+    """``builtin:NAME/KIND``, or a ``.json``, ``.jsonl``, ``.parquet`` or ``.csv`` file (relative to the recipe's
+    folder); all except Parquet may be compressed with gzip if the name ends with ``.gz``. At most 16 GiB, or
+    ``VANTAGE_MAX_DATA_GIB``."""
     columns: dict[Column, str] = Field(default_factory=dict)
-    """Our column → a column of the file (``chosen.value`` is a field inside it) or a template ``"{instruction} {input}"``.
-    A verifier gets ``answer`` with the prompt. A number in place of text makes the row unusable, except in ``answer``
-    and in a template, where it is converted to text. Cells of CSV are text; empty ones are missing."""
+    """Our column → a column of the file (``chosen.value`` is a field inside it) or a template
+    ``"{instruction} {input}"``. A verifier gets ``answer`` with the prompt. A number in place of text makes the row
+    unusable, except in ``answer`` and in a template, where it is converted to text. Cells of CSV are text; empty ones
+    are missing."""
     split: Split = Split()
     """How many rows are held out for validation and test."""
     rows: Count | None = None

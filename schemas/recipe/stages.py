@@ -266,7 +266,7 @@ class PolicyOptimization(Rollouts):
     validation_samples: Count = 256
     """Responses to validation prompts in one such measurement."""
     test_samples: Count | None = None
-    """Responses to test prompts, by which gates judge the policy that was kept. None: as many as to validation prompts."""
+    """Responses to test prompts, for the gates on the kept policy. None: as many as to validation prompts."""
 
     @rule
     def _groups_divide_the_batch(self) -> None:
@@ -329,7 +329,7 @@ class BestOfN(Rollouts):
     validation_samples: Count = 256
     """Responses to validation prompts in one such measurement."""
     test_samples: Count | None = None
-    """Responses to test prompts, by which gates judge the policy that was kept. None: as many as to validation prompts."""
+    """Responses to test prompts, for the gates on the kept policy. None: as many as to validation prompts."""
 
     @rule
     def _minibatches_divide_the_batch(self) -> None:

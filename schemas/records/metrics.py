@@ -268,7 +268,7 @@ METRICS: tuple[Metric, ...] = (
         "sampler's).",
     ),
     Metric("sampler_gap_worst", "nats", "The largest |Δ| among the same tokens."),
-    # -- policy: the update; in policy optimisation each a mean over the iteration's minibatches unless it says otherwise
+    # -- policy: the update; in policy_optimization, means over the iteration's minibatches unless stated otherwise
     Metric(
         "policy_loss", "1",
         "The policy's loss: the surrogate plus the weighted positive NLL and KL terms, minus the weighted entropy; "
