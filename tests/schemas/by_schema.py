@@ -149,8 +149,10 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
         return run
 
-    def compared_sweep(validate: Callable[[sweep._Place], Validated]) -> Callable[[sweep._Place], Validated]:
-        def run(place: sweep._Place) -> Validated:
+    def compared_sweep(
+        validate: Callable[[sweep._SweepFile], Validated],
+    ) -> Callable[[sweep._SweepFile], Validated]:
+        def run(place: sweep._SweepFile) -> Validated:
             value, problems = validate(place)
             compare(Sweep, place.reading.value, loads=not problems)
             return value, problems
