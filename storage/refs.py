@@ -2,12 +2,17 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter
 
 from schemas.frozen import Frozen
 from schemas.records.artifacts import Artifact
+from schemas.records.stage_key import canonical_json
+from schemas.records.stage_key import stage_key as hash_key_parts
+from storage.measured_file import read_sealed, write_measured
+from storage.sealed_folders import seal
 
 _ARTIFACT: TypeAdapter[Artifact] = TypeAdapter(Artifact)
 _STORE_FIELDS = {"uri", "digest", "files_digest", "stage_key"}
@@ -43,6 +48,62 @@ class Lookup:
 def uri_of(digest: str) -> str:
     """Path of an object, relative to the store."""
     return f"objects/{digest}"
+
+
+def check_ref(ref: Ref, *, stage_key: str, where: str) -> Ref:
+    """The ref, if it belongs to the stage key and to the object that it names.
+
+    Args:
+        where: the ref's path, for the message.
+
+    Raises:
+        DamagedRef: it does not.
+    """
+    artifact = ref.artifact
+    try:
+        key_of_parts = hash_key_parts(ref.key_parts)
+    except ValueError as error:
+        raise DamagedRef(f"{where}: cannot be read as a ref") from error
+    if artifact.stage_key != stage_key or key_of_parts != stage_key:
+        raise DamagedRef(f"{where}: holds the ref of another stage key")
+    if artifact.uri != uri_of(artifact.digest):
+        raise DamagedRef(f"{where}: artifact.uri={artifact.uri!r} is not {uri_of(artifact.digest)!r}")
+    return ref
+
+
+def seal_as(
+    folder: Path,
+    *,
+    stage_key: str,
+    attempt: int,
+    run_id: str,
+    description: Mapping[str, Any],
+    key_parts: Mapping[str, Any],
+    provenance: Mapping[str, Any],
+) -> Ref:
+    """Seal the files of a stage together with what was measured, and return the ref that would point to them.
+
+    Raises:
+        ValueError: folder, key or description is invalid (``UnsafePath``: a file is).
+        FileNotFoundError: the folder is gone.
+    """
+    if hash_key_parts(key_parts) != stage_key:
+        raise ValueError(
+            f"key_parts do not hash to stage_key={stage_key[:12]}…; use schemas.records.stage_key.stage_key"
+        )
+    canonical_json(provenance)
+    placeholder = "0" * 64
+    described = describe(description, stage_key=stage_key, digest=placeholder, files_digest=placeholder)
+    write_measured(folder, described)
+    digest = seal(folder)
+    files_digest = read_sealed(folder, digest=digest).files_digest
+    return Ref(
+        artifact=describe(description, stage_key=stage_key, digest=digest, files_digest=files_digest),
+        attempt=attempt,
+        run_id=run_id,
+        key_parts=dict(key_parts),
+        provenance=dict(provenance),
+    )
 
 
 def describe(description: Mapping[str, Any], *, stage_key: str, digest: str, files_digest: str) -> Artifact:

@@ -1,10 +1,13 @@
 """The interface of a storage: objects, refs, leases and scratch folders are four separate protocols.
 
-The only implementation keeps all four in one folder of a file system (``storage.store.Store``).
+One folder of a file system holds all four (``storage.store.Store``). A bucket holds the first three, and a copy of the
+scratch folders of attempts that go on (``storage.object_storage.ObjectStorage``).
 """
 
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -69,6 +72,9 @@ class Scratch(Protocol):
     def has_scratch(self, stage_key: str) -> bool:
         """Whether the scratch folder exists."""
 
+    def keep_copy(self, stage_key: str, names: Collection[str]) -> AbstractContextManager[None]:
+        """While the block runs, keep a copy of these files and folders of the scratch folder for other machines."""
+
     def discard_scratch(self, stage_key: str) -> None:
         """Remove the scratch folder."""
 
@@ -78,5 +84,18 @@ class Storage(Objects, Refs, Leases, Scratch, Protocol):
 
 
 def open_storage(address: str) -> Storage:
-    """The storage at an address: a folder's path."""
-    return Store(Path(address))
+    """The storage at an address: a folder's path, or ``s3://…``, ``gs://…``, ``az://…``.
+
+    A bucket's objects are cached in ``$VANTAGE_CACHE``, or else ``~/.cache/vantage``. Credentials, region and endpoint are
+    those of the environment (``AWS_…``, ``GOOGLE_…``, ``AZURE_…``).
+
+    Raises:
+        ValueError: the address is none of these.
+    """
+    if "://" not in address:
+        return Store(Path(address))
+    from storage.bucket import open_bucket
+    from storage.object_storage import ObjectStorage
+
+    root = Path(os.environ.get("VANTAGE_CACHE") or Path.home() / ".cache" / "vantage")
+    return ObjectStorage(open_bucket(address), root / sha256(address.encode()).hexdigest()[:16])

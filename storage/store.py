@@ -29,14 +29,12 @@ import secrets
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 from schemas.records.artifacts import Artifact
-from schemas.records.stage_key import canonical_json
-from schemas.records.stage_key import stage_key as hash_key_parts
 from storage.attempt_counter import increment_count, read_count
 from storage.durable_files import (
     free_path,
@@ -48,20 +46,16 @@ from storage.durable_files import (
     sync_folder,
     try_lock,
 )
-from storage.measured_file import (
-    Sealed,
-    contradictions,
-    read_sealed,
-    write_measured,
-)
+from storage.measured_file import Sealed, contradictions, read_sealed
 from storage.refs import (
     DamagedRef,
     Lookup,
     Ref,
-    describe,
-    uri_of,
+    check_ref,
+    seal_as,
 )
-from storage.sealed_folders import find_problems, folder_stamp, seal
+from storage.sealed_folders import find_problems
+from storage.verified_folders import VerifiedFolders
 
 _SECONDS_BETWEEN_TRIES = 0.1
 _log = logging.getLogger(__name__)
@@ -93,8 +87,7 @@ class Store:
             self._scratch,
         ):
             make_folder(folder)
-        self._intact: dict[str, object] = {}
-        """Digest → stamp of the object's folder when it was last verified."""
+        self._verified = VerifiedFolders()
 
     # Reading
 
@@ -107,35 +100,18 @@ class Store:
         path = self._ref_path(stage_key)
         try:
             ref = Ref.model_validate_json(path.read_bytes())
-            key_of_parts = hash_key_parts(ref.key_parts)
         except FileNotFoundError:
             return None
         except (ValueError, IsADirectoryError) as error:
             raise DamagedRef(f"{path}: cannot be read as a ref") from error
-        artifact = ref.artifact
-        if artifact.stage_key != stage_key or key_of_parts != stage_key:
-            raise DamagedRef(f"{path}: holds the ref of another stage key")
-        if artifact.uri != uri_of(artifact.digest):
-            raise DamagedRef(f"{path}: artifact.uri={artifact.uri!r} is not {uri_of(artifact.digest)!r}")
-        return ref
+        return check_ref(ref, stage_key=stage_key, where=str(path))
 
     def verify(self, artifact: Artifact) -> list[str]:
         """Problems of the artifact's files (set of files, sizes, sha256, links); empty: intact.
 
-        A verified artifact is not read again while no inode, size or time in its folder has changed, because a sweep
-        verifies the same artifacts for each of its runs.
+        See ``VerifiedFolders``: what was intact and has not changed is not read again.
         """
-        folder, digest = self._object_path(artifact.digest), artifact.digest
-        try:
-            before = folder_stamp(folder)
-        except OSError:
-            before = None  # find_problems reports the reason
-        if before is not None and self._intact.get(digest) == before:
-            return []
-        problems = find_problems(folder, digest=digest)
-        if before is not None and not problems:
-            self._intact[digest] = before
-        return problems
+        return self._verified.problems(self._object_path(artifact.digest), digest=artifact.digest)
 
     def check_sizes(self, artifact: Artifact) -> list[str]:
         """Problems of the artifact's files that names and sizes show; only the manifest is read."""
@@ -260,17 +236,21 @@ class Store:
 
     def scratch_folder(self, stage_key: str) -> Path:
         """The folder that all attempts at a stage key share (checkpoints, journal, progress)."""
-        folder = self._scratch / _checked(stage_key)
+        folder = self._scratch / checked_digest(stage_key)
         make_folder(folder)
         return folder
 
     def has_scratch(self, stage_key: str) -> bool:
         """Whether the scratch folder of the key exists."""
-        return (self._scratch / _checked(stage_key)).is_dir()
+        return (self._scratch / checked_digest(stage_key)).is_dir()
+
+    def keep_copy(self, stage_key: str, names: Collection[str]) -> AbstractContextManager[None]:
+        """Does nothing: every process that reaches the store reaches its scratch folders."""
+        return nullcontext()
 
     def discard_scratch(self, stage_key: str) -> None:
         """Remove the scratch folder, after the artifact is committed and its journal is in the ledger."""
-        self._discard(self._scratch / _checked(stage_key))
+        self._discard(self._scratch / checked_digest(stage_key))
 
     def commit(
         self,
@@ -307,31 +287,22 @@ class Store:
             raise ValueError(
                 f"folder={folder} is not this attempt's; use staging_folder({stage_key[:12]}…, {attempt})"
             )
-        if hash_key_parts(key_parts) != stage_key:
-            raise ValueError(
-                f"key_parts do not hash to stage_key={stage_key[:12]}…; use schemas.records.stage_key.stage_key"
-            )
-        canonical_json(provenance)
-        placeholder = "0" * 64
-        described = describe(description, stage_key=stage_key, digest=placeholder, files_digest=placeholder)
         self._require_newest(stage_key, attempt)
-
         try:
-            write_measured(folder, described)
-            digest = seal(folder)
-            files_digest = read_sealed(folder, digest=digest).files_digest
+            ref = seal_as(
+                folder,
+                stage_key=stage_key,
+                attempt=attempt,
+                run_id=run_id,
+                description=description,
+                key_parts=key_parts,
+                provenance=provenance,
+            )
             self._require_newest(stage_key, attempt)
-            self._place_object(folder, digest)
+            self._place_object(folder, ref.artifact.digest)
         except FileNotFoundError:
             self._require_newest(stage_key, attempt)  # a newer attempt removes the folders of older ones
             raise
-        ref = Ref(
-            artifact=describe(description, stage_key=stage_key, digest=digest, files_digest=files_digest),
-            attempt=attempt,
-            run_id=run_id,
-            key_parts=dict(key_parts),
-            provenance=dict(provenance),
-        )
         return self._swap_ref(ref).artifact
 
     # Implementation
@@ -428,25 +399,30 @@ class Store:
             )
 
     def _object_path(self, digest: str) -> Path:
-        return self._objects / _checked(digest)
+        return self._objects / checked_digest(digest)
 
     def _ref_path(self, stage_key: str) -> Path:
-        return self._refs / f"{_checked(stage_key)}.json"
+        return self._refs / f"{checked_digest(stage_key)}.json"
 
     def _staging_path(self, stage_key: str, attempt: int) -> Path:
-        return self._staging / f"{_checked(stage_key)}.{attempt}"
+        return self._staging / f"{checked_digest(stage_key)}.{attempt}"
 
     def _lock_path(self, stage_key: str, suffix: str) -> Path:
-        return self._locks / f"{_checked(stage_key)}.{suffix}"
+        return self._locks / f"{checked_digest(stage_key)}.{suffix}"
 
     def _swap_lock(self, stage_key: str) -> Path:
         return self._lock_path(stage_key, "swap")
 
     def _object_lock(self, digest: str) -> AbstractContextManager[None]:
-        return locked(self._locks / f"object-{_checked(digest)}")
+        return locked(self._locks / f"object-{checked_digest(digest)}")
 
 
-def _checked(digest: str) -> str:
+def checked_digest(digest: str) -> str:
+    """The digest, if it is one: it becomes part of a path.
+
+    Raises:
+        ValueError: it is not.
+    """
     if not _DIGEST.fullmatch(digest):
         raise ValueError(f"{digest!r} is not a sha256 in lower-case hexadecimal")
     return digest

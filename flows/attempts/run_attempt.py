@@ -29,7 +29,7 @@ from schemas.records.job import StageJob, StageResult
 from schemas.safe_text import without_secrets
 from storage.storage import Storage, open_storage
 from storage.store import Locked
-from tasks.training.scratch import read_committed
+from tasks.training.scratch import RESUMED_FROM, read_committed
 
 _PATIENCE_SECONDS = 1.0
 """How long another holder of the stage key is waited for before asking whether a stop was requested."""
@@ -94,15 +94,16 @@ def run_attempt(
             outcome = attempt.reuse()
             if outcome is None:
                 begun, job = attempt.begin()
-                result = attempt.launcher.launch(
-                    job,
-                    log=request.log,
-                    share=request.share,
-                    stop=attempt.stop,
-                    on_poll=attempt.observer.polled,
-                    function=request.function,
-                    hang_seconds=request.hang_seconds,
-                )
+                with attempt.storage.keep_copy(request.stage_key, RESUMED_FROM):
+                    result = attempt.launcher.launch(
+                        job,
+                        log=request.log,
+                        share=request.share,
+                        stop=attempt.stop,
+                        on_poll=attempt.observer.polled,
+                        function=request.function,
+                        hang_seconds=request.hang_seconds,
+                    )
                 outcome = attempt.commit(begun, job, result)
     except _Stopped:
         outcome = AttemptOutcome(status="stopped")

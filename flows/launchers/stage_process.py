@@ -26,7 +26,7 @@ from typing import (
 
 from flows.exit_codes import ExitCode
 from flows.launchers.descendants import adopt_descendants, end_descendants
-from flows.launchers.disk_faults import is_disk_fault
+from flows.launchers.disk_faults import is_bucket_fault, is_disk_fault
 from flows.launchers.safe_stream import SafeStream
 from schemas.records.attempt import Failure
 from schemas.records.job import StageJob, StageResult
@@ -111,6 +111,13 @@ def explain(error: BaseException) -> Failure:
             cause="storage",
             message=message,
             remedy=MAKE_ROOM,
+        )
+    if is_bucket_fault(error):
+        return Failure(
+            exit_code=ExitCode.STORAGE,
+            cause="storage",
+            message=_first_sentences(message),
+            remedy="look at the bucket's address, its login and the network, and run the same command again",
         )
     if kind in ("TrainingDiverged", "FloatingPointError"):
         return Failure(

@@ -19,11 +19,10 @@ from storage.durable_files import make_folder, replace_file
 from tasks.training import preemption
 from tasks.training.attempt import Speed
 from tasks.training.progress import Progress
-from tasks.training.scratch import JOURNAL, PROGRESS, write_committed
+from tasks.training.scratch import BATCHES, JOURNAL, PROGRESS, write_committed
 
 log = logging.getLogger(__name__)
 
-BATCHES = "batches"
 """The folder in scratch that holds them."""
 
 

@@ -9,9 +9,13 @@ from schemas.frozen import Frozen
 from storage.durable_files import replace_file_unsynced
 
 CHECKPOINTS = "checkpoints"
+BATCHES = "batches"
 JOURNAL = "journal.jsonl"
 PROGRESS = "progress.json"
 _COMMITTED = "committed.json"
+
+RESUMED_FROM = (CHECKPOINTS, BATCHES, JOURNAL, _COMMITTED)
+"""What the next attempt goes on from, on whichever machine."""
 
 _Count = Annotated[int, Field(ge=0, le=2**62, strict=True)]
 

@@ -25,7 +25,7 @@ from storage.durable_files import replace_file
 from tasks import import_verifier
 from tasks.training import preemption
 from tasks.training.progress import Progress
-from tasks.training.scratch import JOURNAL, PROGRESS, write_committed
+from tasks.training.scratch import CHECKPOINTS, JOURNAL, PROGRESS, write_committed
 
 STEPS = 12
 CHECKPOINT_EVERY = 4
@@ -88,7 +88,8 @@ def leak() -> None:
 
 def train(job: StageJob, seconds: float) -> str:
     """The chain over configuration, inputs and steps, from the newest checkpoint on."""
-    checkpoint = job.scratch / "checkpoint.json"
+    checkpoint = job.scratch / CHECKPOINTS / "checkpoint.json"
+    checkpoint.parent.mkdir(exist_ok=True)
     journal = Journal(job.scratch / JOURNAL)
     if checkpoint.exists():
         saved = json.loads(checkpoint.read_bytes())

@@ -1,0 +1,366 @@
+"""Storage in a bucket (S3, Google Cloud Storage, Azure), for attempts on several machines.
+
+    objects/<digest>/…          an artifact's files; ``manifest.json`` is written last, so an object with one is whole
+    keys/<stage key>.json       number of the newest attempt, and the ref: one record, replaced by conditional writes alone
+    leases/<stage key>.json     who works on the stage key (``storage.leases``)
+    scratch/<stage key>/…       checkpoints and journal of an attempt that has not ended (``storage.scratch_copy``)
+    quarantine/…                damaged records and manifests, kept for inspection
+
+Each machine has a cache: a folder with the objects that it has fetched and verified, and its own scratch and staging
+folders. Nothing is computed on from the bucket itself.
+
+The attempt's number and the ref are one record, so a writer that was stopped, and wakes up after its successor began,
+finds another version of the record and cannot commit.
+"""
+
+import logging
+import secrets
+import shutil
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, suppress
+from pathlib import Path
+from typing import Any
+
+import obstore
+from obstore.exceptions import NotFoundError
+from obstore.store import ObjectStore as Remote
+from pydantic import Field, ValidationError
+
+from schemas.frozen import Frozen
+from schemas.records.artifacts import Artifact
+from storage.attempt_counter import SKIPPED_ATTEMPTS
+from storage.durable_files import locked, make_folder, move_folder, sync_file
+from storage.leases import LEASE_SECONDS, RemoteLeases
+from storage.measured_file import contradictions, read_sealed
+from storage.records import Conflict, Version, read_record, replace_record
+from storage.refs import DamagedRef, Lookup, Ref, check_ref, seal_as, uri_of
+from storage.scratch_copy import ScratchCopy
+from storage.sealed_folders import MANIFEST, find_problems, read_manifest
+from storage.store import Fenced, checked_digest
+from storage.verified_folders import VerifiedFolders
+
+_TRANSFERS = 8
+"""Files that go up or down at once; each large one goes in parts of its own."""
+
+_log = logging.getLogger(__name__)
+
+
+class KeyRecord(Frozen):
+    """What the bucket knows of a stage key."""
+
+    newest_attempt: int = Field(0, ge=0, strict=True)
+    ref: Ref | None = None
+
+
+class ObjectStorage:
+    """A ``Storage`` in a bucket, with a cache on this machine."""
+
+    def __init__(self, remote: Remote, cache: Path, *, lease_seconds: float = LEASE_SECONDS) -> None:
+        """``remote`` begins at the workspace's prefix; ``cache`` may be shared by processes of this machine."""
+        self._remote = remote
+        self._leases = RemoteLeases(remote, seconds=lease_seconds)
+        self._cache = cache.absolute()
+        self._verified = VerifiedFolders()
+        for name in ("objects", "staging", "scratch", "locks"):
+            make_folder(self._cache / name)
+
+    # Objects
+
+    def folder(self, artifact: Artifact) -> Path:
+        """A local folder with the artifact's files, fetched and verified.
+
+        Raises:
+            ValueError: the object is missing or damaged.
+        """
+        target = self._cached(artifact.digest)
+        with locked(self._cache / "locks" / f"object-{artifact.digest}"):
+            if not self._verified.problems(target, digest=artifact.digest):
+                return target
+            shutil.rmtree(target, ignore_errors=True)
+            fetched = self._cache / "staging" / f"fetched-{artifact.digest}-{secrets.token_hex(4)}"
+            try:
+                if problems := self._fetch(artifact.digest, fetched):
+                    raise ValueError(f"{artifact.uri} is damaged: {'; '.join(problems)}")
+                move_folder(fetched, target)
+            finally:
+                shutil.rmtree(fetched, ignore_errors=True)
+        return target
+
+    # Refs
+
+    def find(self, stage_key: str) -> Ref | None:
+        """The ref of a stage key, or None; the artifact's files are not looked at.
+
+        Raises:
+            DamagedRef: the record cannot be read, or belongs to another stage key.
+        """
+        record, _ = self._read_key(stage_key)
+        if record.ref is None:
+            return None
+        return check_ref(record.ref, stage_key=stage_key, where=_key_path(stage_key))
+
+    def lookup(self, stage_key: str) -> Lookup:
+        """Find, fetch and verify; what is damaged is moved to ``quarantine/``, so that the stage can run again."""
+        try:
+            ref = self.find(stage_key)
+        except DamagedRef as error:
+            self._quarantine_ref(stage_key)
+            return Lookup(None, (str(error),))
+        if ref is None:
+            return Lookup(None)
+        try:
+            folder = self.folder(ref.artifact)
+        except ValueError as error:
+            self._quarantine_manifest(ref.artifact.digest)
+            return Lookup(None, (str(error),))
+        differing = contradictions(ref.artifact, read_sealed(folder, digest=ref.artifact.digest))
+        if differing:
+            self._quarantine_ref(stage_key)
+            return Lookup(None, tuple(f"{_key_path(stage_key)}: {each}" for each in differing))
+        return Lookup(ref)
+
+    def commit(
+        self,
+        folder: Path,
+        *,
+        stage_key: str,
+        attempt: int,
+        run_id: str,
+        description: Mapping[str, Any],
+        key_parts: Mapping[str, Any],
+        provenance: Mapping[str, Any],
+    ) -> Artifact:
+        """Make the files of ``staging_folder`` an artifact, and point the stage key to it.
+
+        Seal → upload the files, then the manifest → replace the key's record, if no newer attempt has started. It can
+        be repeated after a crash at any point.
+
+        Raises:
+            Fenced: a newer attempt has started, or this one has already committed other content.
+            ValueError: folder, key or description is invalid (``UnsafePath``: a file is).
+        """
+        self._require_newest(stage_key, attempt)
+        ref = seal_as(
+            folder,
+            stage_key=stage_key,
+            attempt=attempt,
+            run_id=run_id,
+            description=description,
+            key_parts=key_parts,
+            provenance=provenance,
+        )
+        self._upload(folder, ref.artifact.digest)
+        self._point(stage_key, ref)
+        self._keep_in_cache(folder, ref.artifact.digest)
+        return ref.artifact
+
+    # Leases
+
+    def exclusive(
+        self,
+        stage_key: str,
+        *,
+        holder: str,
+        on_wait: Callable[[str], None] | None = None,
+        timeout: float | None = None,
+    ) -> AbstractContextManager[None]:
+        """Be the only one, among all machines, who works on the key; see ``RemoteLeases.hold``."""
+        path = f"leases/{checked_digest(stage_key)}.json"
+        return self._leases.hold(path, holder=holder, on_wait=on_wait, timeout=timeout)
+
+    def next_attempt(self, stage_key: str) -> int:
+        """Count a new attempt, 1 at first, and fence off every earlier one for good."""
+        while True:
+            try:
+                record, version = self._read_key(stage_key)
+            except DamagedRef:
+                self._quarantine_ref(stage_key)
+                continue
+            number = record.newest_attempt + 1
+            try:
+                self._write_key(stage_key, record.model_copy(update={"newest_attempt": number}), version)
+            except Conflict:
+                continue
+            return number
+
+    # Scratch
+
+    def staging_folder(self, stage_key: str, attempt: int) -> Path:
+        """An empty local folder for the attempt's files.
+
+        Raises:
+            Fenced: a newer attempt has begun.
+        """
+        self._require_newest(stage_key, attempt)
+        for left in (self._cache / "staging").glob(f"{stage_key}.*"):
+            shutil.rmtree(left, ignore_errors=True)
+        folder = self._cache / "staging" / f"{checked_digest(stage_key)}.{attempt}"
+        make_folder(folder)
+        return folder
+
+    def scratch_folder(self, stage_key: str) -> Path:
+        """The local scratch folder; on a machine that has none, with the copy of another machine's."""
+        folder = self._scratch(stage_key)
+        if not folder.is_dir():
+            self._copy(stage_key).fetch()
+        make_folder(folder)
+        return folder
+
+    def has_scratch(self, stage_key: str) -> bool:
+        """Whether an attempt has left something on this machine, or in the bucket."""
+        return self._scratch(stage_key).is_dir() or self._copy(stage_key).exists()
+
+    def keep_copy(self, stage_key: str, names: Collection[str]) -> AbstractContextManager[None]:
+        """While the block runs, keep what has these names in the scratch folder in the bucket as well."""
+        return self._copy(stage_key).kept_up(names)
+
+    def discard_scratch(self, stage_key: str) -> None:
+        """Remove it here and in the bucket."""
+        shutil.rmtree(self._scratch(stage_key), ignore_errors=True)
+        self._copy(stage_key).remove()
+
+    # Implementation
+
+    def _cached(self, digest: str) -> Path:
+        return self._cache / "objects" / checked_digest(digest)
+
+    def _scratch(self, stage_key: str) -> Path:
+        return self._cache / "scratch" / checked_digest(stage_key)
+
+    def _copy(self, stage_key: str) -> ScratchCopy:
+        return ScratchCopy(self._remote, f"scratch/{checked_digest(stage_key)}", self._scratch(stage_key))
+
+    def _fetch(self, digest: str, folder: Path) -> list[str]:
+        """Download an object; what is wrong with it."""
+        make_folder(folder)
+        try:
+            self._download(f"{uri_of(digest)}/{MANIFEST}", folder / MANIFEST)
+            paths = list(read_manifest(folder, digest=digest))
+            with ThreadPoolExecutor(_TRANSFERS) as transfers:
+                list(
+                    transfers.map(
+                        lambda path: self._download(f"{uri_of(digest)}/{path}", folder / path), paths
+                    )
+                )
+        except (NotFoundError, FileNotFoundError):
+            return ["a file, or the manifest, is missing"]
+        except ValueError as error:
+            return [str(error)]
+        return find_problems(folder, digest=digest)
+
+    def _download(self, path: str, target: Path) -> None:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with target.open("wb") as file:
+            for part in obstore.get(self._remote, path).stream():
+                file.write(part)
+        target.chmod(0o444)
+        sync_file(target)
+
+    def _upload(self, folder: Path, digest: str) -> None:
+        """Files first, the manifest last; an object that has its manifest and all its files is left alone."""
+        records = read_manifest(folder, digest=digest)
+        prefix = uri_of(digest)
+        there = {
+            str(each["path"]).rpartition(f"{prefix}/")[2]: each["size"]
+            for batch in obstore.list(self._remote, f"{prefix}/")
+            for each in batch
+        }
+        missing = [path for path, record in records.items() if there.get(path) != record["size"]]
+        if MANIFEST not in there:
+            missing = list(records)  # never finished, or found damaged: sizes prove nothing
+        with ThreadPoolExecutor(_TRANSFERS) as transfers:
+            list(
+                transfers.map(
+                    lambda path: obstore.put(self._remote, f"{prefix}/{path}", folder / path), missing
+                )
+            )
+        obstore.put(self._remote, f"{prefix}/{MANIFEST}", folder / MANIFEST)
+
+    def _keep_in_cache(self, folder: Path, digest: str) -> None:
+        with locked(self._cache / "locks" / f"object-{digest}"):
+            if not self._cached(digest).is_dir():
+                move_folder(folder, self._cached(digest))
+
+    def _point(self, stage_key: str, ref: Ref) -> None:
+        while True:
+            self._require_newest(stage_key, ref.attempt)
+            record, version = self._read_key(stage_key)
+            if record.ref is not None and record.ref.attempt >= ref.attempt:
+                if record.ref.artifact.digest != ref.artifact.digest:
+                    raise Fenced(
+                        f"attempt {ref.attempt} of stage key {stage_key[:12]} has already committed "
+                        f"{record.ref.artifact.digest[:12]}; {ref.artifact.digest[:12]} is not committed"
+                    )
+                return
+            if record.newest_attempt != ref.attempt:
+                continue
+            try:
+                self._write_key(stage_key, record.model_copy(update={"ref": ref}), version)
+            except Conflict:
+                continue
+            return
+
+    def _require_newest(self, stage_key: str, attempt: int) -> None:
+        record, _ = self._read_key(stage_key)
+        if attempt > record.newest_attempt or attempt < 1:
+            raise ValueError(
+                f"attempt={attempt} of stage key {stage_key[:12]} was never begun; use next_attempt"
+            )
+        if attempt < record.newest_attempt:
+            raise Fenced(
+                f"attempt {attempt} of stage key {stage_key[:12]} was superseded by attempt "
+                f"{record.newest_attempt}; its result is not committed"
+            )
+
+    def _read_key(self, stage_key: str) -> tuple[KeyRecord, Version | None]:
+        data, version = read_record(self._remote, _key_path(stage_key))
+        if data is None:
+            return KeyRecord(), None
+        try:
+            return KeyRecord.model_validate_json(data), version
+        except ValidationError as error:
+            raise DamagedRef(
+                f"{_key_path(stage_key)}: cannot be read as the record of a stage key"
+            ) from error
+
+    def _write_key(self, stage_key: str, record: KeyRecord, version: Version | None) -> None:
+        replace_record(self._remote, _key_path(stage_key), record.model_dump_json().encode(), version)
+
+    def _quarantine_manifest(self, digest: str) -> None:
+        """Make a damaged object count as unfinished, so that the next commit uploads all of its files."""
+        path = f"{uri_of(digest)}/{MANIFEST}"
+        try:
+            aside = self._copy_aside(path)
+            obstore.delete(self._remote, path)
+        except (NotFoundError, FileNotFoundError):
+            return  # another machine was faster, or there was none
+        _log.warning("%s is damaged and not used (manifest kept as %s)", uri_of(digest), aside)
+
+    def _quarantine_ref(self, stage_key: str) -> None:
+        """Take a wrong ref out of the key's record; attempts go on above every earlier number."""
+        path = _key_path(stage_key)
+        data, version = read_record(self._remote, path)
+        if data is None:
+            return
+        try:
+            newest = KeyRecord.model_validate_json(data).newest_attempt
+        except ValidationError:
+            newest = SKIPPED_ATTEMPTS * (1 + len(self._copies_aside(path)))
+        aside = self._copy_aside(path)
+        with suppress(Conflict):  # another machine was faster
+            self._write_key(stage_key, KeyRecord(newest_attempt=newest), version)
+            _log.warning("%s is damaged and not used (kept as %s)", path, aside)
+
+    def _copy_aside(self, path: str) -> str:
+        aside = f"quarantine/{path.replace('/', '-')}/{secrets.token_hex(4)}"
+        obstore.copy(self._remote, path, aside)
+        return aside
+
+    def _copies_aside(self, path: str) -> list[str]:
+        listed = obstore.list(self._remote, f"quarantine/{path.replace('/', '-')}/")
+        return [str(each["path"]) for batch in listed for each in batch]
+
+
+def _key_path(stage_key: str) -> str:
+    return f"keys/{checked_digest(stage_key)}.json"

@@ -1,0 +1,29 @@
+"""Which sealed folders this process has read and found intact."""
+
+from pathlib import Path
+
+from storage.sealed_folders import find_problems, folder_stamp
+
+
+class VerifiedFolders:
+    """Sealed folders, each read again only if an inode, size or time in it has changed since it was found intact.
+
+    A sweep asks for the same gigabytes once for each of its runs.
+    """
+
+    def __init__(self) -> None:
+        self._intact: dict[Path, object] = {}
+        """Folder → its stamp when every byte of it was last read and right."""
+
+    def problems(self, folder: Path, *, digest: str) -> list[str]:
+        """What is wrong with the folder's files (set of files, sizes, sha256, links); empty: intact."""
+        try:
+            before = folder_stamp(folder)
+        except OSError:
+            before = None  # the reason comes with the problems
+        if before is not None and self._intact.get(folder) == before:
+            return []
+        problems = find_problems(folder, digest=digest)
+        if before is not None and not problems:
+            self._intact[folder] = before
+        return problems

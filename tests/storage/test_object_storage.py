@@ -1,0 +1,364 @@
+"""Storage in a bucket, against an S3 server: reuse, damage, fencing, leases, and what a kill leaves behind."""
+
+import logging
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import obstore
+import pytest
+
+from schemas.records.artifacts import Artifact
+from schemas.records.stage_key import stage_key
+from storage import object_storage, records, scratch_copy
+from storage.bucket import open_bucket
+from storage.object_storage import ObjectStorage
+from storage.scratch_copy import ScratchCopy
+from storage.sealed_folders import MANIFEST, seal
+from storage.storage import Storage, open_storage
+from storage.store import Fenced, Locked, Store
+
+PARTS = {"kind": "sft", "seed": 1}
+KEY = stage_key(PARTS)
+
+
+class Machines:
+    """Machines that reach the same bucket, each with a cache of its own."""
+
+    def __init__(self, address: str, folder: Path) -> None:
+        self.remote = open_bucket(address)
+        self._folder = folder
+        self._count = 0
+
+    def new(self, *, lease_seconds: float = 30.0) -> ObjectStorage:
+        self._count += 1
+        cache = self._folder / f"machine-{self._count}"
+        return ObjectStorage(self.remote, cache, lease_seconds=lease_seconds)
+
+    def paths(self, prefix: str = "") -> set[str]:
+        return {str(each["path"]) for batch in obstore.list(self.remote, prefix or None) for each in batch}
+
+
+@pytest.fixture
+def machines(bucket: str, tmp_path: Path) -> Machines:
+    return Machines(bucket, tmp_path)
+
+
+def stage(storage: Storage, content: bytes) -> tuple[Path, int]:
+    attempt = storage.next_attempt(KEY)
+    folder = storage.staging_folder(KEY, attempt)
+    (folder / "tokenizer").mkdir()
+    (folder / "tokenizer" / "tokenizer.json").write_bytes(b"{}")
+    (folder / "weights.bin").write_bytes(content)
+    return folder, attempt
+
+
+def commit(storage: Storage, folder: Path, attempt: int) -> Artifact:
+    return storage.commit(
+        folder,
+        stage_key=KEY,
+        attempt=attempt,
+        run_id="run-1",
+        description={
+            "kind": "policy",
+            "parents": {"init": "a" * 64},
+            "metrics": {"loss": 0.1, "accuracy": None},
+            "tokenizer_digest": "b" * 64,
+        },
+        key_parts=PARTS,
+        provenance={"torch": "2.13.0"},
+    )
+
+
+def content_of(storage: ObjectStorage) -> bytes | None:
+    """What a reader finds under the stage key; fails on anything damaged."""
+    found = storage.lookup(KEY)
+    assert found.damage == ()
+    return None if found.ref is None else (storage.folder(found.ref.artifact) / "weights.bin").read_bytes()
+
+
+def test_another_machine_finds_what_was_committed_and_it_is_the_artifact_of_a_folder(
+    machines: Machines, tmp_path: Path
+) -> None:
+    here = machines.new()
+    assert content_of(here) is None
+    artifact = commit(here, *stage(here, b"weights"))
+    folder = Store(tmp_path / "store")
+    assert artifact == commit(folder, *stage(folder, b"weights"))
+
+    there = machines.new()
+    ref = there.lookup(KEY).ref
+    assert ref is not None
+    assert (ref.artifact, ref.attempt, ref.run_id) == (artifact, 1, "run-1")
+    assert (ref.key_parts, ref.provenance) == (PARTS, {"torch": "2.13.0"})
+    assert content_of(there) == content_of(here) == b"weights"
+
+
+def test_numbers_of_attempts_that_begin_at_once_are_all_different(machines: Machines) -> None:
+    with ThreadPoolExecutor(12) as threads:
+        numbers = list(
+            threads.map(lambda machine: machine.next_attempt(KEY), [machines.new() for _ in range(12)])
+        )
+    assert sorted(numbers) == list(range(1, 13))
+
+
+def test_a_writer_that_wakes_up_after_its_successor_began_is_fenced(machines: Machines) -> None:
+    first, second = machines.new(), machines.new()
+    folder, attempt = stage(first, b"late")
+    successor = stage(second, b"new")
+    with pytest.raises(Fenced, match="superseded by attempt 2"):
+        commit(first, folder, attempt)
+    commit(second, *successor)
+    assert content_of(machines.new()) == b"new"
+    with pytest.raises(ValueError, match="never begun"):
+        first.staging_folder(KEY, 7)
+
+
+def test_a_writer_that_is_superseded_while_it_commits_is_fenced(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = machines.new(), machines.new()
+    folder, attempt = stage(first, b"late")
+    write = ObjectStorage._write_key
+
+    def slow(storage: ObjectStorage, *arguments: Any) -> None:
+        if storage is first:
+            second.next_attempt(KEY)  # after the first has read the record
+        write(storage, *arguments)
+
+    monkeypatch.setattr(ObjectStorage, "_write_key", slow)
+    with pytest.raises(Fenced):
+        commit(first, folder, attempt)
+    assert content_of(machines.new()) is None
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+def test_a_kill_before_any_request_of_a_commit_leaves_nothing_or_the_whole(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put, allowed = obstore.put, 0
+    states: list[bytes | None] = []
+    lock = threading.Lock()
+
+    def put_some(*arguments: Any, **options: Any) -> Any:
+        nonlocal allowed
+        with lock:
+            if allowed == 0:
+                raise Killed
+            allowed -= 1
+        return put(*arguments, **options)
+
+    for requests in range(20):
+        writer = machines.new()
+        folder, attempt = stage(writer, b"weights")
+        with monkeypatch.context() as patched:
+            for module in (object_storage, records):
+                patched.setattr(module.obstore, "put", put_some)
+            allowed = requests
+            try:
+                commit(writer, folder, attempt)
+                survived = True
+            except Killed:
+                survived = False
+        states.append(content_of(machines.new()))
+        if survived:
+            break
+    assert states[-1] == b"weights"
+    assert set(states[:-1]) == {None}
+    assert len(states) > 4, "files, manifest and record are separate requests"
+
+
+@pytest.mark.parametrize("file", ["weights.bin", "tokenizer/tokenizer.json", "metrics.json", MANIFEST])
+@pytest.mark.parametrize("how", ["changed", "removed"])
+def test_a_damaged_object_is_not_used_and_the_next_commit_mends_it(
+    machines: Machines, file: str, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    writer = machines.new()
+    artifact = commit(writer, *stage(writer, b"weights"))
+    path = f"{artifact.uri}/{file}"
+    if how == "removed":
+        obstore.delete(machines.remote, path)
+    else:
+        obstore.put(
+            machines.remote,
+            path,
+            bytes(obstore.get(machines.remote, path).bytes()).replace(b"e", b"E") + b" ",
+        )
+    reader = machines.new()
+    with caplog.at_level(logging.ERROR):
+        found = reader.lookup(KEY)
+    assert found.ref is None
+    assert artifact.uri in found.damage[0]
+    other = machines.new()
+    assert commit(other, *stage(other, b"weights")).digest == artifact.digest
+    assert content_of(machines.new()) == b"weights"
+
+
+def test_a_damaged_copy_in_the_cache_is_fetched_again(machines: Machines) -> None:
+    storage = machines.new()
+    artifact = commit(storage, *stage(storage, b"weights"))
+    file = storage.folder(artifact) / "weights.bin"
+    file.chmod(0o644)
+    file.write_bytes(b"wEights")
+    assert content_of(storage) == b"weights"
+
+
+def test_a_record_that_cannot_be_read_costs_no_attempt_number_twice(machines: Machines) -> None:
+    storage = machines.new()
+    late = stage(storage, b"late")
+    obstore.put(machines.remote, f"keys/{KEY}.json", b"garbage")
+    found = machines.new().lookup(KEY)
+    assert found.ref is None
+    assert "cannot be read" in found.damage[0]
+    assert machines.new().next_attempt(KEY) == 1001
+    with pytest.raises(Fenced):
+        commit(storage, *late)
+
+
+def test_an_edited_metric_in_the_record_is_not_believed(machines: Machines) -> None:
+    storage = machines.new()
+    commit(storage, *stage(storage, b"weights"))
+    path = f"keys/{KEY}.json"
+    text = bytes(obstore.get(machines.remote, path).bytes())
+    assert b'"loss":0.1' in text
+    obstore.put(machines.remote, path, text.replace(b'"loss":0.1', b'"loss":0.01'))
+    found = machines.new().lookup(KEY)
+    assert found.ref is None
+    assert "loss" in found.damage[0]
+    assert machines.new().next_attempt(KEY) == 2
+
+
+# Leases
+
+
+def test_one_works_on_a_key_the_other_waits_and_is_told_for_whom(machines: Machines) -> None:
+    first, second, seen = machines.new(), machines.new(), []
+    waiting = second.exclusive(KEY, holder="run b", on_wait=seen.append, timeout=0.3)
+    with first.exclusive(KEY, holder="run a"), pytest.raises(Locked, match="held by run a"), waiting:
+        pass
+    assert seen == ["run a"]
+    began = time.monotonic()
+    with second.exclusive(KEY, holder="run b", timeout=5):
+        assert time.monotonic() - began < 3, "a lease that was given back is free at once"
+
+
+def test_a_lease_outlives_its_seconds_as_long_as_its_holder_does(machines: Machines) -> None:
+    first, second = machines.new(lease_seconds=0.4), machines.new(lease_seconds=0.4)
+    waiting = second.exclusive(KEY, holder="run b", timeout=2.0)
+    with first.exclusive(KEY, holder="run a"), pytest.raises(Locked), waiting:
+        pass
+
+
+def test_a_silent_holder_loses_the_lease_and_its_commit(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = machines.new(lease_seconds=0.5), machines.new(lease_seconds=0.5)
+    monkeypatch.setattr("storage.leases._Heart._run", lambda self: None)  # a machine that sleeps
+    with first.exclusive(KEY, holder="run a"):
+        folder, attempt = stage(first, b"late")
+        for _ in range(40):  # as an attempt waits: in short turns
+            try:
+                with second.exclusive(KEY, holder="run b", timeout=0.1):
+                    commit(second, *stage(second, b"new"))
+            except Locked:
+                continue
+            break
+        with pytest.raises(Fenced):
+            commit(first, folder, attempt)
+    with machines.new().exclusive(KEY, holder="run c", timeout=1):
+        assert content_of(machines.new()) == b"new"
+
+
+# Scratch
+
+
+def test_another_machine_goes_on_from_the_last_whole_checkpoint(machines: Machines) -> None:
+    here, there = machines.new(), machines.new()
+    scratch = here.scratch_folder(KEY)
+    copy = here._copy(KEY)
+    names = ("checkpoints", "journal.jsonl")
+    (scratch / "journal.jsonl").write_text("1\n")
+    checkpoint(scratch, 4)
+    copy.send(names)
+    checkpoint(scratch, 8)
+    (scratch / "journal.jsonl").write_text("1\n2\n")
+    (scratch / "checkpoints" / "saving").mkdir()
+    (scratch / "checkpoints" / "saving" / "tensors.safetensors").write_bytes(b"half")
+    (scratch / "progress.json").write_text("{}")
+    copy.send(names)
+    obstore.delete(machines.remote, f"scratch/{KEY}/checkpoints/checkpoint-00000004/{MANIFEST}")
+
+    assert there.has_scratch(KEY)
+    found = there.scratch_folder(KEY)
+    assert sorted(path.relative_to(found).as_posix() for path in found.rglob("*") if path.is_file()) == [
+        f"checkpoints/checkpoint-00000008/{MANIFEST}",
+        "checkpoints/checkpoint-00000008/tensors.safetensors",
+        "journal.jsonl",
+    ]
+    assert (found / "journal.jsonl").read_text() == "1\n2\n"
+    there.discard_scratch(KEY)
+    assert not machines.new().has_scratch(KEY)
+    assert machines.paths("scratch/") == set()
+
+
+def test_only_what_has_changed_is_sent_and_what_is_gone_is_removed(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scratch = machines.new().scratch_folder(KEY)
+    copy = ScratchCopy(machines.remote, f"scratch/{KEY}", scratch)
+    sent: list[str] = []
+    put = obstore.put
+
+    def counted(remote: Any, path: str, file: Path) -> Any:
+        sent.append(path.partition(f"{KEY}/")[2])
+        return put(remote, path, file)
+
+    monkeypatch.setattr(scratch_copy.obstore, "put", counted)
+    checkpoint(scratch, 4)
+    (scratch / "journal.jsonl").write_text("1\n")
+    copy.send(("checkpoints", "journal.jsonl"))
+    first = "checkpoints/checkpoint-00000004"
+    assert sent == ["journal.jsonl", f"{first}/tensors.safetensors", f"{first}/{MANIFEST}"]
+    sent.clear()
+    copy.send(("checkpoints", "journal.jsonl"))
+    assert sent == []
+    for file in (scratch / first).iterdir():
+        file.unlink()
+    (scratch / first).rmdir()
+    copy.send(("checkpoints", "journal.jsonl"))
+    assert {path.partition(f"{KEY}/")[2] for path in machines.paths("scratch/")} == {"journal.jsonl"}
+
+
+def checkpoint(scratch: Path, step: int) -> None:
+    folder = scratch / "checkpoints" / f"checkpoint-{step:08d}"
+    folder.mkdir(parents=True)
+    (folder / "tensors.safetensors").write_bytes(b"tensors of %d" % step)
+    seal(folder)
+
+
+# Addresses
+
+
+def test_a_bucket_is_opened_by_its_address(
+    bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VANTAGE_CACHE", str(tmp_path / "cache"))
+    storage = open_storage(bucket)
+    assert isinstance(storage, ObjectStorage)
+    commit(storage, *stage(storage, b"weights"))
+    assert open_storage(bucket).lookup(KEY).ref is not None
+    assert open_storage(f"{bucket}-of-another-team").lookup(KEY).ref is None
+    assert isinstance(open_storage(str(tmp_path / "store")), Store)
+
+
+@pytest.mark.parametrize(
+    "address", ["ftp://host/x", "s3://", "s3://user:word@bucket/x", "s3://bucket/x?region=y"]
+)
+def test_what_is_no_buckets_address_is_refused(address: str) -> None:
+    with pytest.raises(ValueError, match="write s3://BUCKET/PREFIX"):
+        open_storage(address)
