@@ -14,7 +14,7 @@ TENSORS = {"torch", "transformers", "accelerate", "peft"}
 SERVERS = {"prefect", "mlflow"}
 
 TO_MLFLOW = (
-    "book",
+    "run_writer",
     "copies",
     "delivery",
     "lineage",

@@ -19,6 +19,7 @@ import pytest
 
 from schemas.records.artifacts import Artifact
 from schemas.records.stage_key import stage_key
+from storage import refs
 from storage import store as store_module
 from storage.attempt_counter import read_count
 from storage.durable_files import move_folder
@@ -262,7 +263,7 @@ def test_what_was_found_intact_is_read_again_only_after_a_change(
         read.append(digest)
         return find_problems(folder, digest=digest)
 
-    monkeypatch.setattr("storage.store.find_problems", find_and_count)
+    monkeypatch.setattr("storage.verified_folders.find_problems", find_and_count)
     for _ in range(3):
         assert store.verify(artifact) == []
     assert len(read) == 1
@@ -384,7 +385,7 @@ def test_a_stopped_writer_that_wakes_up_after_its_successor_is_fenced(store: Sto
             os.kill(os.getpid(), signal.SIGSTOP)
             return digest
 
-        setattr(store_module, "seal", seal_and_stop)  # noqa: B010 - in the child alone
+        setattr(refs, "seal", seal_and_stop)  # noqa: B010 - in the child alone
         try:
             commit(store, folder, attempt)
         except Fenced as error:
