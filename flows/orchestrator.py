@@ -1,6 +1,6 @@
-"""One run's steps, one attempt at a time: which can start, what an attempt is asked, what follows from its outcome.
+"""The orchestrator of one run: which steps can start, the request of each attempt, and what its outcome leads to.
 
-Nothing here knows who orders the steps (``flows.pipeline`` has Prefect do it).
+It knows nothing of Prefect; ``flows.pipeline`` calls it from Prefect's tasks.
 """
 
 import threading
@@ -35,11 +35,11 @@ from tasks.training.progress import StageProgress, read_progress
 from tasks.training.scratch import PROGRESS
 
 DIED = "the run's process died"
-"""What the next run that begins in the workspace records of one that nobody drives, and of its running stages."""
+"""Reason that the next run in the workspace records for a run whose process is gone, and for its running stages."""
 
 
 class Orchestrator:
-    """The steps of one run that this process drives."""
+    """The steps of one run of this process."""
 
     def __init__(
         self,
@@ -54,19 +54,18 @@ class Orchestrator:
         stage_function: str = RUN_STAGE,
         launcher: Launcher | None = None,
     ) -> None:
-        """Every step of the run waits, until ``attempt`` or ``block``.
+        """All steps start as ``waiting``; ``attempt`` and ``block`` change that.
 
         Args:
-            run: what is driven; held by this process.
-            store: where artifacts lie.
-            ledger: what MLflow is told goes here.
-            watcher: who looks at the run.
-            machine: where steps compute; other runs of this process may share it. None: this one, alone.
-            in_store: steps whose artifact is there; they ask the machine for nothing, or they would wait for all who
-                compute.
-            ended: told of every step that is over, however it ended.
+            run: the run; this process holds its lock.
+            store: of the artifacts.
+            ledger: receives what MLflow records.
+            watcher: shows progress.
+            machine: resources for the steps, may be shared with other runs of this process; None: this machine's own.
+            in_store: steps whose artifact exists; they reserve no resources, so they do not wait for computing stages.
+            ended: called with each step that is over.
             stage_function: dotted name of the function ``StageJob -> StageResult``.
-            launcher: where attempts compute; None: in child processes of this machine.
+            launcher: of the computations; None: child processes on this machine.
         """
         self.run = run
         self.recipe = run.record.recipe
@@ -77,13 +76,13 @@ class Orchestrator:
         self.in_store = in_store
         self.ended = ended
         self.stop = threading.Event()
-        """Once set, running stages save their state and end, and no other begins."""
+        """When set, running stages save their state and stop, and no new stage starts."""
         self.cancelled = False
-        """Whether it was Prefect that asked."""
+        """Whether the stop was requested in Prefect."""
         self.inputs = {step: dependencies(self.recipe)[step] for step in ordered_steps(self.recipe)}
-        """Step → role → step that it reads; every step comes after all that it reads."""
+        """Step → role → input step, in topological order."""
         self.artifacts: dict[str, Artifact] = {}
-        """What the steps that went well have made."""
+        """Step → artifact, of the steps that succeeded."""
         self.stage_function = stage_function
         self._launcher = launcher
         self._retries = Retries(self.recipe)
@@ -100,7 +99,7 @@ class Orchestrator:
     # The run
 
     def begin(self) -> None:
-        """Open the run in the ledger, and close what other runs left open when their processes died."""
+        """Open the run in the ledger, and close runs that dead processes left open."""
         recipe = self.recipe.model_dump(mode="json")
         self.ledger.open_run(self.run.record.run_id, self.recipe.recipe, recipe, origin=origin())
         for dead in dead_runs(self.run.workspace):
@@ -111,7 +110,7 @@ class Orchestrator:
             dead.update(status="resumable")
 
     def end(self) -> None:
-        """Record how the run came out, and wait a while for MLflow to have heard of it."""
+        """Record the run's outcome, and wait a limited time until MLflow has received it."""
         outcome = self.run.outcome()
         self.run.update(status=outcome)
         self.ledger.finish_run(outcome)
@@ -119,7 +118,7 @@ class Orchestrator:
         self.run.update(mlflow_run_id=self.ledger.mlflow_run_id())
 
     def request_stop(self) -> None:
-        """Ask running stages to save their state and end."""
+        """Ask running stages to save their state and stop."""
         self.watcher.say("  stopping: running stages save their state", "yellow")
         self.stop.set()
 
@@ -132,7 +131,7 @@ class Orchestrator:
     # The order
 
     def obstacle(self, step: str) -> str | None:
-        """Why the step cannot start, now that everything it reads is over; None where it can."""
+        """Why the step cannot start, once its inputs are over; None: it can."""
         if self.stop.is_set():
             return "the run was stopped"
         for read in self.inputs[step].values():
@@ -146,7 +145,7 @@ class Orchestrator:
         return None
 
     def before_any_stage(self) -> list[str]:
-        """The implicit steps: what is refused is refused before anything trains."""
+        """The implicit steps; all of them run before any stage, so that bad input is refused before anything trains."""
         return [step for step in self.inputs if step not in self.recipe.stages]
 
     def block(self, step: str, reason: str) -> StageRecord:
@@ -158,19 +157,19 @@ class Orchestrator:
     # One attempt
 
     def next_attempt(self, step: str) -> int:
-        """The number of the attempt that this run would begin at the step, or that made its artifact."""
+        """Number of the attempt that made the step's artifact, or of the next attempt."""
         known = self.run.record.stages[step]
         return (known.attempt or 0) + (known.digest is None) or 1
 
     def request(
         self, step: str, share: Share | None = None, *, only_reuse: bool = False
     ) -> AttemptRequest | None:
-        """What an attempt at the step is asked; None where that fails, which is then in the step's record.
+        """The request for an attempt at the step; None if it cannot be made, with the reason in the step's record.
 
         Args:
-            step: what everything that it reads is there for.
-            share: of the machine, to compute on; None: all of it.
-            only_reuse: compute nothing.
+            step: all of its inputs exist.
+            share: resources to compute on; None: the whole machine.
+            only_reuse: do not compute.
         """
         began = time.monotonic()
         try:
@@ -189,7 +188,7 @@ class Orchestrator:
             if not self.store.has_scratch(request.stage_key):
                 return request
             return request.model_copy(update={"made_with": self._last_made_with(request.stage_key)})
-        except Exception as error:  # a source that cannot be read must not take the stages beside it along
+        except Exception as error:  # a source that cannot be read must not fail the stages that run beside it
             self._log_traceback(step, error)
             outcome = AttemptOutcome(
                 status="failed", failure=explain(error), seconds=time.monotonic() - began
@@ -198,7 +197,7 @@ class Orchestrator:
             return None
 
     def attempt(self, request: AttemptRequest) -> StageRecord:
-        """Make the attempt, and record everything that comes of it; whatever goes wrong is in the record."""
+        """Make the attempt and record its outcome; errors are recorded, never raised."""
         step = request.step
         began = time.monotonic()
         try:
@@ -212,7 +211,7 @@ class Orchestrator:
             if outcome.artifact is not None:
                 self.artifacts[step] = outcome.artifact
                 return self._recording.succeeded(request, outcome, outcome.artifact)
-        except Exception as error:  # of ours, or of a disk that takes no record
+        except Exception as error:  # a fault of ours, or a full disk
             self._log_traceback(step, error)
             outcome = AttemptOutcome(
                 status="failed", failure=explain(error), seconds=time.monotonic() - began
@@ -228,35 +227,35 @@ class Orchestrator:
         return self._failed(step, outcome)
 
     def log_of(self, step: str) -> Path:
-        """Where everything that the step's process prints goes."""
+        """File that receives all output of the step's process."""
         return self.run.folder / "logs" / f"{step}.log"
 
     def progress(self, step: str) -> StageProgress | None:
-        """How far the running step is."""
+        """Progress of the running step."""
         key = self.run.record.stages[step].stage_key
         return read_progress(self.store.root / "scratch" / key / PROGRESS) if key else None
 
     def _failed(self, step: str, outcome: AttemptOutcome) -> StageRecord:
-        """Record why the step has no result, and what is tried next."""
+        """Record why the step failed, and how it is retried."""
         size = self.run.record.stages[step].microbatch_size
         retry = self._retries.after(step, outcome, microbatch_size=size, inputs=self._read(step))
         return self._recording.failed(step, outcome, retry, log=self.log_of(step))
 
     def _read(self, step: str) -> dict[str, Artifact]:
-        """Role → artifact that the step reads, as far as they are there."""
+        """Role → input artifact, of those that exist."""
         return {
             role: self.artifacts[read] for role, read in self.inputs[step].items() if read in self.artifacts
         }
 
     def _last_made_with(self, key: str) -> Mapping[str, str]:
-        """What the newest run that began to compute the key, this one first, recorded of how."""
+        """Provenance that the newest run computing this key recorded; this run comes first."""
         records = [self.run.record, *read_runs(self.run.workspace)]
         stages = (stage for record in records for stage in record.stages.values())
         return next((stage.provenance for stage in stages if stage.stage_key == key and stage.provenance), {})
 
     def _log_traceback(self, step: str, error: Exception) -> None:
         log = self.log_of(step)
-        with suppress(OSError):  # a disk that is full holds up nothing here
+        with suppress(OSError):  # a full disk must not hide the error
             log.parent.mkdir(parents=True, exist_ok=True)
             with log.open("a") as file:
                 file.write(without_secrets("".join(traceback.format_exception(error))))

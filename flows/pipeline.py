@@ -1,4 +1,4 @@
-"""The order of work: every step as soon as all that it reads is there, one Prefect task run for each attempt."""
+"""The Prefect flow: each step starts when its inputs are ready; each attempt is one task run."""
 
 import asyncio
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ from schemas.safe_text import without_secrets
 
 
 async def order(orchestrator: Orchestrator, *, recipe: str, overrides: Sequence[str], strict: bool) -> None:
-    """Have Prefect order the steps of a run that is open in this process."""
+    """Run the flow for a run that is open in this process."""
     run = orchestrator.run
     with tags(*tags_of(orchestrator)):
         state: State[State[None]] = await pipeline(
@@ -54,12 +54,12 @@ async def order(orchestrator: Orchestrator, *, recipe: str, overrides: Sequence[
 
 
 def tags_of(orchestrator: Orchestrator) -> list[str]:
-    """By which a flow run is found: its recipe and its run."""
+    """Tags of a flow run: its recipe and its run."""
     return [f"recipe:{orchestrator.recipe.recipe}", f"run:{orchestrator.run.record.run_id}"]
 
 
 def _flow_run_name() -> str:
-    """The run's id, or the recipe where the run is still to be opened."""
+    """The run's id; the recipe's name if the run is not open yet."""
     parameters: dict[str, Any] = runtime.flow_run.parameters
     return parameters["run_id"] or Path(parameters["recipe"].splitlines()[0]).stem
 
@@ -72,14 +72,14 @@ async def pipeline(
     run_id: str | None = None,
     strict: bool = False,
 ) -> State[None]:
-    """All steps, side by side where the machine suffices, then what is published.
+    """Run all steps, side by side as far as the machine has resources, then publish.
 
     Args:
         recipe: a recipe's file, the name of a built-in one, or a recipe's text.
         overrides: ``KEY=VALUE``, as after ``--set``.
         workspace: the folder that holds runs, artifacts and ledger.
-        run_id: of the run to go on with; None: as ``vantage run`` chooses it.
-        strict: refuse to reuse what was made with other code or libraries.
+        run_id: the run to resume; None: chosen as ``vantage run`` does.
+        strict: refuse to reuse artifacts made with other code or libraries.
     """
     flow_run_id = str(runtime.flow_run.id)
     with ExitStack() as held:
@@ -94,7 +94,7 @@ async def pipeline(
             await _name_flow_run(flow_run_id, orchestrator)
         await _begin(flow_run_id, orchestrator)
         steps: dict[str, asyncio.Task[State[None] | None]] = {}
-        # Task runs get no tags: for each of them Prefect would ask its server for a place, and end the run if it is busy.
+        # Task runs get no tags: for tagged ones Prefect asks its server for a slot, and fails the run if the server is busy.
         with TagsContext(current_tags=set()), stopping(orchestrator.request_stop), first_error():
             async with (
                 watch_cancellation(flow_run_id, orchestrator.cancel),
@@ -109,7 +109,7 @@ async def pipeline(
 
 
 async def _name_flow_run(flow_run_id: str, orchestrator: Orchestrator) -> None:
-    """Give a flow run that Prefect started the name and the tags of the run that it opened."""
+    """Give a flow run that Prefect started the name and tags of its run."""
     async with get_client() as client:
         await client.update_flow_run(
             UUID(flow_run_id), name=orchestrator.run.record.run_id, tags=tags_of(orchestrator)
@@ -117,7 +117,7 @@ async def _name_flow_run(flow_run_id: str, orchestrator: Orchestrator) -> None:
 
 
 async def _begin(flow_run_id: str, orchestrator: Orchestrator) -> None:
-    """Record the flow run, after closing those that dead processes left open."""
+    """Close flow runs that dead processes left open, then record this one."""
     server = server_name(orchestrator.run.workspace.root)
     await close_open_flow_runs(orchestrator.run, server=server)
     orchestrator.run.add_flow_run(flow_run_id, server=server)
@@ -125,7 +125,7 @@ async def _begin(flow_run_id: str, orchestrator: Orchestrator) -> None:
 
 
 async def _finish(flow_run_id: str, orchestrator: Orchestrator) -> State[None]:
-    """Publish, and say in Prefect how the run ended."""
+    """Publish, then report the result to Prefect."""
     run = orchestrator.run
     for publication in orchestrator.recipe.publish:
         await asyncio.to_thread(publish, publication, orchestrator)
@@ -142,7 +142,7 @@ def _ended(orchestrator: Orchestrator, step: str, _: object) -> None:
 async def when_ready(
     step: str, before: list[asyncio.Task[State[None] | None]], orchestrator: Orchestrator
 ) -> State[None] | None:
-    """A step after all that it reads: not at all where something is in its way, again where that can help."""
+    """Wait for the step's inputs, then attempt it; retry while its outcome allows, and skip it if it is blocked."""
     states = [await each for each in before]
     state = None
     if obstacle := orchestrator.obstacle(step):
@@ -166,14 +166,14 @@ async def when_ready(
 
 @task(name="stage", cache_policy=NO_CACHE, persist_result=False)
 async def stage(request: AttemptRequest) -> State[None]:
-    """One attempt at a step of a run that is open in this process, in a thread that waits for the computation."""
+    """One attempt at a step of a run that is open in this process; a thread waits for the computation."""
     orchestrator = orchestrator_of(request.run_id)
-    assert orchestrator is not None, "the flow that orders the steps has it open"
+    assert orchestrator is not None, "the flow opened it"
     async with progress_page(request.step, lambda: orchestrator.progress(request.step)):
         record = await asyncio.to_thread(orchestrator.attempt, request)
     return state_of(seen_by_prefect(orchestrator, record.status), stage_message(record))
 
 
 def seen_by_prefect(orchestrator: Orchestrator, status: str) -> str:
-    """What was cancelled in Prefect is shown there as cancelled; to us it is a run to go on with, like any other."""
+    """The status to show in Prefect: a run cancelled there is shown as cancelled; to Vantage it is resumable."""
     return "cancelled" if orchestrator.cancelled and status == "resumable" else status

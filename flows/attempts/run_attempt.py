@@ -1,8 +1,8 @@
-"""One attempt at a step: hold its stage key, find its artifact or compute it, commit it, say how it ended.
+"""One attempt at a step: lock its stage key, reuse its artifact or compute and commit it, return the outcome.
 
-The same wherever it is called: in the orchestrator's process, in another, on another machine that reaches the same
-storage. It knows neither Prefect nor MLflow, no gate and no run. Every line may be the last one before a kill: what the
-storage holds then is whole, and the same request goes on from it.
+It works the same in the orchestrator's process, in another process, and on another machine that reaches the same
+storage. It knows nothing of Prefect, MLflow, gates and runs. The process may be killed at any line: the storage stays
+consistent, and the same request resumes from it.
 """
 
 import json
@@ -32,23 +32,23 @@ from storage.store import Locked
 from tasks.training.scratch import RESUMED_FROM, read_committed
 
 _PATIENCE_SECONDS = 1.0
-"""How long another holder of the stage key is waited for before asking whether a stop was requested."""
+"""How long to wait for the stage key before checking whether a stop was requested."""
 
 
 class Observer(Protocol):
-    """Whoever follows an attempt while it goes on; called in the thread of ``run_attempt``."""
+    """Callbacks during an attempt, called in the thread of ``run_attempt``."""
 
     def waits(self, holder: str) -> None:
-        """Somebody else works on the stage key."""
+        """Another process holds the stage key."""
 
     def damaged(self, problem: str) -> None:
-        """A stored artifact is damaged, and is made again."""
+        """A stored artifact is damaged and will be made again."""
 
     def begun(self, begun: AttemptBegun) -> None:
-        """A computation begins; it does not before this returns."""
+        """A computation is about to begin; it waits until this returns."""
 
     def polled(self) -> None:
-        """The computation goes on; called a few times a second."""
+        """The computation is running; called a few times a second."""
 
 
 class Unobserved:
@@ -61,7 +61,7 @@ class Unobserved:
 
 
 class _Stopped(Exception):
-    """A stop was requested before anything began."""
+    """A stop was requested before the attempt began."""
 
 
 def run_attempt(
@@ -72,14 +72,14 @@ def run_attempt(
     storage: Storage | None = None,
     launcher: Launcher | None = None,
 ) -> AttemptOutcome:
-    """Make one attempt; whatever goes wrong is in the outcome.
+    """Make one attempt; errors are in the outcome, never raised.
 
     Args:
-        request: what to do.
-        observer: told of what happens meanwhile; None: nobody.
-        stop: when set, a computation saves its state and ends, and none begins.
-        storage: what ``request.storage`` names, where the caller has it open already.
-        launcher: where to compute; None: in a child process of this machine.
+        request: the work.
+        observer: called during the attempt; None: nobody.
+        stop: when set, a computation saves its state and stops, and none starts.
+        storage: the opened ``request.storage``; None: open it.
+        launcher: of the computation; None: a child process on this machine.
     """
     attempt = _Attempt(
         request,
@@ -107,13 +107,13 @@ def run_attempt(
                 outcome = attempt.commit(begun, job, result)
     except _Stopped:
         outcome = AttemptOutcome(status="stopped")
-    except Exception as error:  # one attempt that fails must not take those beside it along
+    except Exception as error:  # a failed attempt must not stop those that run beside it
         outcome = attempt.failed(error)
     return outcome.model_copy(update={"seconds": time.monotonic() - began})
 
 
 class _Attempt:
-    """The parts of ``run_attempt``, which share the request and what is known of the computation so far."""
+    """The parts of ``run_attempt``; they share the request and the state of the computation."""
 
     def __init__(
         self,
@@ -132,7 +132,7 @@ class _Attempt:
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
-        """Be the only one who works on the key; _Stopped if a stop is requested while another does."""
+        """Hold the stage key; _Stopped if a stop is requested while another process holds it."""
         told: set[str] = set()
 
         def tell(holder: str) -> None:
@@ -153,7 +153,7 @@ class _Attempt:
             raise _Stopped
 
     def reuse(self) -> AttemptOutcome | None:
-        """The artifact that the storage has for the key, every file of it checked; damage is told, never used."""
+        """The stored artifact of the key, with every file verified; a damaged one is reported and not used."""
         key = self.request.stage_key
         found = self.storage.lookup(key)
         for problem in found.damage:
@@ -175,7 +175,7 @@ class _Attempt:
         )
 
     def begin(self) -> tuple[AttemptBegun, StageJob]:
-        """Take a number and a scratch folder for the computation, and say what it is to do."""
+        """Begin an attempt: its number, scratch folder, provenance and job."""
         key = self.request.stage_key
         number = self.storage.next_attempt(key)
         scratch = self.storage.scratch_folder(key)
@@ -185,7 +185,7 @@ class _Attempt:
         return begun, self._job(number, scratch)
 
     def commit(self, begun: AttemptBegun, job: StageJob, result: StageResult) -> AttemptOutcome:
-        """Check what the computation left in ``job.output``, and make it the artifact of the stage key."""
+        """Check the files in ``job.output`` and commit them as the artifact of the stage key."""
         request = self.request
         if (content := KINDS[job.work.kind].content) is not None:
             check_dataset(job.output, content, step=request.step)
@@ -209,7 +209,7 @@ class _Attempt:
         )
 
     def failed(self, error: Exception) -> AttemptOutcome:
-        """Why there is no result; an error of ours leaves its traceback in the log."""
+        """The outcome of an error; an error of Vantage itself leaves its traceback in the log."""
         if isinstance(error, StageFailed):
             failure = error.failure
         else:
@@ -247,7 +247,7 @@ class _Attempt:
         )
 
     def _provenance(self, scratch: Path) -> dict[str, str]:
-        """What the computation is about to be made with, and how that differs from the one that it goes on from."""
+        """Provenance of the computation, and how it differs from that of the checkpoint that it resumes from."""
         request = self.request
         present = provenance(request.work.kind, threads=threads_of(request.share))
         committed_step, _ = read_committed(scratch)
@@ -275,7 +275,7 @@ class _Attempt:
 
 
 def _description(request: AttemptRequest, result: StageResult) -> dict[str, Any]:
-    """What the artifact says of itself, by the kind of work that made it."""
+    """Fields of the artifact's description, by kind of work."""
     row = KINDS[request.work.kind]
     own: dict[str, Any] = {}
     if isinstance(request.work, PrepareData):

@@ -1,4 +1,4 @@
-"""``vantage run``: a recipe from its start, or from where its run was left."""
+"""``vantage run``: run a recipe, or resume its unfinished run."""
 
 import sys
 from typing import TYPE_CHECKING, Any
@@ -36,14 +36,14 @@ def run(
 
 
 def screen_of(as_json: bool) -> "Screen":
-    """Where people read: standard error, where programs read standard output."""
+    """Console output: standard error with ``--json``, else standard output."""
     from flows.commands.console import Screen, open_console
 
     return Screen(open_console(sys.stderr if as_json else sys.stdout))
 
 
 def finish(record: "RunRecord", *, as_json: bool) -> None:
-    """End the process with the code that says how the run ended; with ``--json``, print what it made."""
+    """Exit with the code of the run's outcome; with ``--json``, print a summary."""
     from flows.runs.execution import exit_code
 
     if as_json:

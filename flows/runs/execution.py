@@ -1,4 +1,4 @@
-"""`vantage run` from a resolved recipe to its end: plan, then either verify and record, or order the stages."""
+"""`vantage run` of an open run: plan, then run the stages by Prefect, or only verify if all artifacts exist."""
 
 import asyncio
 import os
@@ -37,14 +37,14 @@ QUIET = {
     "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
     "PYTHONWARNINGS": "ignore",
 }
-"""What Prefect, MLflow and children are told where nobody asked for their logs, unless the user's environment says otherwise."""
+"""Environment of Prefect, MLflow and children without ``--verbose``; the user's own values win."""
 
 SETTINGS = {
     "DO_NOT_TRACK": "1",
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "PREFECT_CLIENT_MAX_RETRIES": "3",  # a server that has gone is given up after seconds, not minutes
 }
-"""What they are told in any case, unless the user's environment says otherwise."""
+"""Environment of Prefect, MLflow and children in any case; the user's own values win."""
 
 
 def execute(
@@ -56,9 +56,9 @@ def execute(
     verbose: bool = False,
     chosen: ChosenRates | None = None,
 ) -> RunRecord:
-    """Drive the run to its end, whatever that is; the record says which.
+    """Run all stages, and return the record with the outcome.
 
-    ``chosen`` are the learning rates that the recipe left open, to be shown with the plan.
+    ``chosen``: learning rates that the recipe left open, shown with the plan.
 
     Raises:
         flows.runs.planning.DriftError: ``strict``, and something that would be reused was made with other code or libraries.
@@ -104,7 +104,7 @@ def execute(
 
 
 def planned(run: Run, screen: Screen, *, strict: bool, chosen: ChosenRates | None) -> list[PlannedStep]:
-    """What the run would do with each step, shown; see ``execute``."""
+    """Plan the run and show the plan; see ``execute``."""
     recipe = run.record.recipe
     steps = plan(recipe, Store(run.workspace.store), read_runs(run.workspace))
     heading = f"{recipe.recipe} · run {run.record.run_id}"
@@ -115,7 +115,7 @@ def planned(run: Run, screen: Screen, *, strict: bool, chosen: ChosenRates | Non
 
 
 def exit_code(record: RunRecord) -> int:
-    """The code that the command line ends with: that of the first stage that failed, or the run's own."""
+    """Exit code of the command: that of the first failed stage, or of the run's status."""
     if record.status == "failed":
         codes = [stage.exit_code for stage in record.stages.values() if stage.status == "failed"]
         return next((code for code in codes if code is not None), ExitCode.INTERNAL)
@@ -130,7 +130,7 @@ def exit_code(record: RunRecord) -> int:
 
 
 def _verify(orchestrator: Orchestrator) -> None:
-    """Everything is in the store: check it again, judge it, record it. Neither Prefect nor a child is started."""
+    """All artifacts exist: verify them, check the gates and record, without starting Prefect or a child process."""
     for step in orchestrator.inputs:
         if obstacle := orchestrator.obstacle(step):
             orchestrator.block(step, obstacle)
@@ -143,7 +143,7 @@ def _verify(orchestrator: Orchestrator) -> None:
 
 
 def _order(orchestrator: Orchestrator, *, strict: bool, verbose: bool) -> servers.ServerUnavailable | None:
-    """Have Prefect order the stages; what is returned is why Prefect does not know yet how the run ended."""
+    """Run the stages by Prefect; returns an error if the run has ended but Prefect could not record it."""
     check_resources(orchestrator.recipe)
     earlier = orchestrator.run.record.prefect_flow_run_ids
     try:
@@ -152,7 +152,7 @@ def _order(orchestrator: Orchestrator, *, strict: bool, verbose: bool) -> server
 
             record = orchestrator.run.record
             asyncio.run(order(orchestrator, recipe=record.source, overrides=record.overrides, strict=strict))
-    except Exception as error:  # whatever it is: once the run has ended, it concerns Prefect's page alone
+    except Exception as error:  # once the run has ended, an error concerns only Prefect's page
         if not _has_ended(orchestrator.run, earlier):
             raise
         if _close_open_flow_runs(orchestrator):
@@ -168,15 +168,15 @@ def _order(orchestrator: Orchestrator, *, strict: bool, verbose: bool) -> server
 
 
 def _has_ended(run: Run, earlier: Collection[str]) -> bool:
-    """Whether a flow run that is none of the earlier ones came to its end, of which Prefect has not heard."""
+    """Whether a new flow run has ended without Prefect having recorded it."""
     open_runs = run.record.open_flow_runs
     return any(each.status is not None and each.flow_run_id not in earlier for each in open_runs)
 
 
 def _close_open_flow_runs(orchestrator: Orchestrator) -> bool:
-    """Tell Prefect how earlier flow runs of the workspace ended, where it would show them as running for ever.
+    """Record in Prefect how earlier flow runs of the workspace ended, which it would show as running for ever.
 
-    True where nothing of this run is left open. A server that does not answer within its patience is left alone.
+    Returns whether none of this run is left open. If the server does not answer in time, nothing is recorded.
     """
     workspace = orchestrator.run.workspace
     others = (record for record in read_runs(workspace) if not is_active(workspace, record.run_id))
@@ -199,7 +199,7 @@ def _close_open_flow_runs(orchestrator: Orchestrator) -> bool:
 
 @contextmanager
 def ordering(workspace: Path, *, verbose: bool) -> Iterator[str]:
-    """The URL of a Prefect server that answers, the fork server warm; both load side by side with Prefect itself.
+    """Start the Prefect server and the fork server while Prefect is imported; yields the server's URL.
 
     Raises:
         flows.prefect_server.server.ServerUnavailable: none answers, or the one that did has stopped.
