@@ -18,7 +18,8 @@ from flows.machine import Machine, this_machine
 from flows.recording import Recording
 from flows.retry import Retries
 from flows.runs.origin import origin
-from flows.runs.run import SUCCEEDED, Run, StageRecord, dead_runs, read_runs
+from flows.runs.record import SUCCEEDED, StageRecord
+from flows.runs.run import Run, dead_runs, read_runs
 from flows.watching import Watcher
 from ledger.run_ledger import Ledger
 from schemas.records.artifacts import Artifact

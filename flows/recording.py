@@ -7,7 +7,9 @@ from typing import Any
 from flows.attempts.jobs import work_of
 from flows.gates import are_closed, check_gates
 from flows.retry import Retry
-from flows.runs.run import Run, RunError, StageRecord, read_run
+from flows.runs.record import StageRecord
+from flows.runs.run import Run, read_run
+from flows.runs.workspace import RunError
 from flows.watching import Watcher, feed, journal_entries
 from ledger.operations import Input, StageOutcome
 from ledger.run_ledger import Ledger

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from flows.runs.run import StageRecord
+from flows.runs.record import StageRecord
 from ledger.journal import Entry, read
 from ledger.run_ledger import Ledger
 from tasks.training.progress import StageProgress, read_progress

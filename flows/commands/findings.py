@@ -17,7 +17,8 @@ from typing import Literal
 
 from flows.launchers.local_process import SOURCE_ROOT
 from flows.machine import available_cpus, available_gpus
-from flows.runs.run import RunError, Workspace, read_run
+from flows.runs.run import read_run
+from flows.runs.workspace import RunError, Workspace
 from storage.store import Store
 
 PACKAGES = ("schemas", "algorithms", "models", "storage", "ledger", "tasks", "flows", "recipes")

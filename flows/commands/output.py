@@ -16,7 +16,7 @@ from flows.launchers.disk_faults import is_disk_fault
 from schemas.safe_text import safe_text
 
 if TYPE_CHECKING:
-    from flows.runs.run import Workspace
+    from flows.runs.workspace import Workspace
 
 
 @contextmanager
@@ -80,7 +80,7 @@ def print_damage(run_id: str, what: str, problems: Iterable[str]) -> None:
 
 def workspace_at(folder: Path) -> "Workspace":
     """The workspace in a folder."""
-    from flows.runs.run import Workspace
+    from flows.runs.workspace import Workspace
 
     return Workspace(folder.absolute())
 

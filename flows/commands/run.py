@@ -10,7 +10,7 @@ from flows.commands.output import explained, print_json, workspace_at
 
 if TYPE_CHECKING:
     from flows.commands.console import Screen
-    from flows.runs.run import RunRecord
+    from flows.runs.record import RunRecord
 
 
 def run(

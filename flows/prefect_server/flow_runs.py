@@ -13,13 +13,8 @@ from prefect.exceptions import ObjectNotFound
 from prefect.states import Crashed
 from prefect.utilities.urls import url_for
 
-from flows.runs.run import (
-    OpenFlowRun,
-    Run,
-    RunRecord,
-    StageRecord,
-    inactive_runs,
-)
+from flows.runs.record import OpenFlowRun, RunRecord, StageRecord
+from flows.runs.run import Run, inactive_runs
 from ledger.tracking import without_password
 
 POLL_SECONDS = 2.0

@@ -16,7 +16,7 @@ from prefect.artifacts import (
     aupdate_progress_artifact,
 )
 
-from flows.runs.run import RunRecord
+from flows.runs.record import RunRecord
 from tasks.training.progress import StageProgress
 
 SECONDS_BETWEEN_UPDATES = 3.0

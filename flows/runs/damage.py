@@ -3,12 +3,8 @@
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from flows.runs.run import (
-    PublishedCopy,
-    RunRecord,
-    StageRecord,
-    Workspace,
-)
+from flows.runs.record import PublishedCopy, RunRecord, StageRecord
+from flows.runs.workspace import Workspace
 from ledger import tracking
 from ledger.published_copies import problems_in
 from storage.refs import DamagedRef

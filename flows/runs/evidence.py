@@ -7,7 +7,8 @@ the metrics and the gate.
 from collections.abc import Iterator
 
 from flows.attempts.jobs import gates_of
-from flows.runs.run import RunRecord, StageRecord, Workspace
+from flows.runs.record import RunRecord, StageRecord
+from flows.runs.workspace import Workspace
 from schemas.recipe.recipe import ResolvedRecipe
 from schemas.records.verdicts import Verdict, check_gate
 from schemas.steps import dependencies

@@ -19,13 +19,9 @@ from flows.prefect_server import server as servers
 from flows.runs.next_steps import after_closed_gates
 from flows.runs.planning import PlannedStep, check_drift, needs_work, plan, plan_warnings, steps_in_store
 from flows.runs.publishing import publish
+from flows.runs.record import RunRecord
 from flows.runs.resolving import ChosenRates
-from flows.runs.run import (
-    Run,
-    RunRecord,
-    is_active,
-    read_runs,
-)
+from flows.runs.run import Run, is_active, read_runs
 from flows.runs.summary import model_folders, samples_heading, snippet_for
 from ledger.run_ledger import Ledger
 from schemas.records.attempt import RUN_STAGE

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flows.commands.own_commands import run_command
-from flows.runs.run import SUCCEEDED, RunRecord
+from flows.runs.record import SUCCEEDED, RunRecord
 from schemas.recipe.recipe import ResolvedRecipe
 from schemas.recipe.stages import Gate, Rollouts, Training
 from schemas.records.verdicts import Verdict

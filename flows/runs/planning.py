@@ -17,7 +17,7 @@ from flows.attempts.jobs import (
 )
 from flows.attempts.provenance import drift, provenance
 from flows.machine import available_cpus
-from flows.runs.run import RunRecord, StageRecord
+from flows.runs.record import RunRecord, StageRecord
 from ledger.operations import Input
 from ledger.sameness import compared_with_itself, remark_on
 from schemas.checks.few_prompts import few_prompts

@@ -1,7 +1,7 @@
 """Publishing after the stages: registers models whose gates have passed."""
 
 from flows.orchestrator import Orchestrator
-from flows.runs.run import SUCCEEDED, PublishedCopy
+from flows.runs.record import SUCCEEDED, PublishedCopy
 from schemas.recipe.recipe import Publication
 from schemas.recipe.stages import PolicyEvaluation
 from schemas.records.artifacts import is_same

@@ -8,7 +8,6 @@ clocks are compared.
 import fcntl
 import hashlib
 import os
-import re
 import secrets
 import shutil
 import threading
@@ -20,148 +19,24 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 
+from flows.runs.record import (
+    UNFINISHED,
+    OpenFlowRun,
+    RunRecord,
+    StageRecord,
+)
+from flows.runs.workspace import RUN_ID, RunError, Workspace
 from ledger.operations import RunOutcome
-from schemas.frozen import Frozen
 from schemas.recipe.recipe import ResolvedRecipe
 from schemas.records.stage_key import canonical_json
-from schemas.records.verdicts import Verdict
 from storage.durable_files import make_folder, replace_file
 
-StageStatus = Literal[
-    "waiting", "running", "reused", "completed", "gate_closed", "blocked", "failed", "resumable"
-]
-RunStatus = Literal["running", "completed", "gate_closed", "failed", "resumable"]
-
-SUCCEEDED: frozenset[str] = frozenset({"reused", "completed"})
-"""Status of a stage after which dependent stages can start."""
-
-UNFINISHED: frozenset[str] = frozenset({"running", "failed", "resumable"})
-"""Status of a run that the same command resumes."""
-
-_RUN_ID = re.compile(r"(\d{4,})-[a-z0-9_-]+-[0-9a-f]{6}")
-_INVALID_IN_ADDRESS = re.compile(r"[?%#\x00-\x1f\x7f]")
-"""MLflow and Prefect use the path unescaped in the address of a database, where ``?`` starts options, ``%`` an encoded
-character and ``#`` a fragment: the database would be at another path."""
 _LOCK_WAIT_SECONDS = 0.5
-
-
-class RunError(ValueError):
-    """A run cannot be found, read or resumed; the message says what to do."""
-
-
-class StageRecord(Frozen):
-    """The record of one stage in a run."""
-
-    status: StageStatus = "waiting"
-    attempt: int | None = None
-    stage_key: str | None = None
-    digest: str | None = None
-    metrics: dict[str, float | None] = Field(default_factory=dict)
-    remark: str | None = None
-    """A remark on the artifact: nothing was learned, or a model was compared with itself."""
-    left_out: str | None = None
-    """Data that the stage dropped or truncated, by reason."""
-    warnings: tuple[str, ...] = ()
-    """Warnings about its headline metrics."""
-    verdicts: tuple[Verdict, ...] = ()
-    seconds: float = 0.0
-    """Wall time of the last attempt."""
-    reason: str | None = None
-    """Why the stage was blocked, failed or has to be resumed."""
-    exit_code: int | None = None
-    """For a stage that failed or has to be resumed: one of ``flows.exit_codes``."""
-    key_parts: dict[str, Any] = Field(default_factory=dict)
-    """The parts of the stage key, so that a later plan can show changes."""
-    provenance: dict[str, str] = Field(default_factory=dict)
-    """Provenance of the artifact or of the newest attempt."""
-    samples: tuple[dict[str, Any], ...] = ()
-    """A few before/after texts of an evaluation."""
-    microbatch_size: int | None = None
-    """The reduced size after memory ran out; None: the recipe's."""
-
-
-class OpenFlowRun(Frozen):
-    """A flow run whose end may not be recorded in Prefect, because its process or the server died."""
-
-    flow_run_id: str
-    server: str
-    """Its server: ``flows.prefect_server.server.server_name``."""
-    status: str | None = None
-    """Its final status, a key of ``flows.prefect_server.flow_runs.STATES``; None: running, or its process died."""
-    message: str = ""
-
-
-class PublishedCopy(Frozen):
-    """MLflow's copy of an artifact."""
-
-    location: str
-    digest: str
-
-
-class RunRecord(Frozen):
-    """The content of ``run.json``."""
-
-    run_id: str
-    number: int
-    recipe_digest: str
-    recipe: ResolvedRecipe
-    """The resolved recipe: defaults filled in, overrides applied."""
-    source: str
-    """The recipe as given on the command line."""
-    overrides: tuple[str, ...] = ()
-    """The values of ``--set``."""
-    status: RunStatus = "running"
-    stages: dict[str, StageRecord] = Field(default_factory=dict)
-    mlflow_run_id: str | None = None
-    prefect_flow_run_ids: tuple[str, ...] = ()
-    open_flow_runs: tuple[OpenFlowRun, ...] = ()
-    copies: dict[str, PublishedCopy] = Field(default_factory=dict)
-    """Registered model → MLflow's copy of the model that the run published."""
-    unpublished: dict[str, str] = Field(default_factory=dict)
-    """Registered model → why it was not published."""
-    started: str
-    """Local time, for display only."""
-
-
-@dataclass(frozen=True)
-class Workspace:
-    """The folder with runs, artifacts and ledger.
-
-    Raises:
-        RunError: its path cannot be part of a database's address.
-    """
-
-    root: Path
-
-    def __post_init__(self) -> None:
-        for path in (self.root, self.root.resolve()):
-            if unfit := _INVALID_IN_ADDRESS.search(str(path)):
-                raise RunError(
-                    f"workspace {str(path)!r} has {unfit[0]!r} in its path, which addresses of databases read as "
-                    "something else; name another with --workspace DIR"
-                )
-
-    @property
-    def store(self) -> Path:
-        """The folder of the artifact store."""
-        return self.root / "store"
-
-    @property
-    def runs(self) -> Path:
-        """The folder of all runs."""
-        return self.root / "runs"
-
-    def folder(self, run_id: str) -> Path:
-        """A run's folder; RunError if it is not a valid run id."""
-        if not _RUN_ID.fullmatch(run_id):
-            raise RunError(f"run id {run_id!r} is not one of Vantage's; `vantage status` lists the runs")
-        return self.runs / run_id
 
 
 class Run:
@@ -318,7 +193,7 @@ def damaged_runs(workspace: Workspace) -> list[str]:
 def run_ids(workspace: Workspace) -> list[str]:
     """The ids of all runs, readable or not, the oldest first."""
     folders = workspace.runs.iterdir() if workspace.runs.is_dir() else ()
-    found = [folder.name for folder in folders if _RUN_ID.fullmatch(folder.name)]
+    found = [folder.name for folder in folders if RUN_ID.fullmatch(folder.name)]
     return sorted(found, key=lambda run_id: (int(run_id.partition("-")[0]), run_id))
 
 
@@ -326,7 +201,7 @@ def _read_all(workspace: Workspace) -> tuple[list[RunRecord], list[str]]:
     """The runs that can be read, and why the others cannot."""
     records, damaged = [], []
     for folder in sorted(workspace.runs.iterdir()) if workspace.runs.is_dir() else ():
-        if _RUN_ID.fullmatch(folder.name):
+        if RUN_ID.fullmatch(folder.name):
             try:
                 records.append(read_run(workspace, folder.name))
             except RunError as error:
@@ -399,7 +274,7 @@ def _acquire_unfinished(workspace: Workspace, digest: str) -> Run | None:
 def _create(
     workspace: Workspace, recipe: ResolvedRecipe, digest: str, source: str, overrides: tuple[str, ...]
 ) -> Run:
-    numbers = (int(match[1]) for path in workspace.runs.iterdir() if (match := _RUN_ID.fullmatch(path.name)))
+    numbers = (int(match[1]) for path in workspace.runs.iterdir() if (match := RUN_ID.fullmatch(path.name)))
     number = max(numbers, default=0) + 1
     run_id = f"{number:04d}-{recipe.recipe}-{secrets.token_hex(3)}"
     record = RunRecord(

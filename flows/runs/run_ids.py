@@ -3,7 +3,8 @@
 import re
 
 from flows.commands.own_commands import program
-from flows.runs.run import RunError, Workspace, run_ids
+from flows.runs.run import run_ids
+from flows.runs.workspace import RunError, Workspace
 
 LATEST = "latest"
 

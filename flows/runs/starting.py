@@ -13,7 +13,8 @@ from flows.orchestrator import Orchestrator
 from flows.runs.execution import planned
 from flows.runs.planning import steps_in_store
 from flows.runs.resolving import ChosenRates, load_resolved, load_resolved_text
-from flows.runs.run import Workspace, acquire_run, acquire_run_by_id
+from flows.runs.run import acquire_run, acquire_run_by_id
+from flows.runs.workspace import Workspace
 from ledger.run_ledger import Ledger
 from storage.store import Store
 

@@ -6,7 +6,9 @@ from typing import Any
 from flows.attempts.jobs import gates_of
 from flows.runs.damage import damage_of
 from flows.runs.evidence import contradictions
-from flows.runs.run import RunRecord, Workspace, is_active
+from flows.runs.record import RunRecord
+from flows.runs.run import is_active
+from flows.runs.workspace import Workspace
 from tasks.training.progress import StageProgress, read_progress
 from tasks.training.scratch import PROGRESS
 

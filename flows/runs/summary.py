@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.commands.own_commands import python
-from flows.runs.run import SUCCEEDED, RunRecord, StageRecord
+from flows.runs.record import SUCCEEDED, RunRecord, StageRecord
 from schemas.kinds import KINDS, MODELS
 from schemas.recipe.stages import PolicyEvaluation
 

@@ -20,13 +20,9 @@ from flows.open_runs import opened
 from flows.orchestrator import Orchestrator
 from flows.runs.execution import execute, exit_code
 from flows.runs.planning import PlannedStep, plan, steps_in_store
-from flows.runs.run import (
-    RunRecord,
-    StageRecord,
-    Workspace,
-    acquire_run,
-    recipe_digest,
-)
+from flows.runs.record import RunRecord, StageRecord
+from flows.runs.run import acquire_run, recipe_digest
+from flows.runs.workspace import Workspace
 from flows.sweeps.report import (
     Comparison,
     Row,

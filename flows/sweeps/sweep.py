@@ -18,7 +18,8 @@ from flows.machine import Machine, this_machine
 from flows.runs.execution import ordering
 from flows.runs.planning import check_drift, needs_work, plan
 from flows.runs.resolving import resolve_sweep
-from flows.runs.run import Workspace, read_runs
+from flows.runs.run import read_runs
+from flows.runs.workspace import Workspace
 from flows.stopping import first_error
 from flows.sweeps.runs import SweepResult, SweepRuns, finished_run
 from schemas.checks.warnings import warnings

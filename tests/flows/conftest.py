@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from flows.prefect_server.server import start
-from flows.runs.run import Workspace
+from flows.runs.workspace import Workspace
 
 ROOT = Path(__file__).parents[2]
 

@@ -7,8 +7,10 @@ from pathlib import Path
 from flows.attempts.jobs import resources_of
 from flows.machine import Machine, available_cpus
 from flows.orchestrator import Orchestrator
+from flows.runs.record import StageRecord
 from flows.runs.resolving import load_resolved
-from flows.runs.run import StageRecord, Workspace, acquire_run
+from flows.runs.run import acquire_run
+from flows.runs.workspace import Workspace
 from ledger.run_ledger import Ledger
 from schemas.records.attempt import Share
 from storage.store import Store

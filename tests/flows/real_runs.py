@@ -14,8 +14,10 @@ from rich.console import Console
 from flows.commands.console import Screen
 from flows.prefect_server.server import _set_environment
 from flows.runs.execution import execute
+from flows.runs.record import RunRecord
 from flows.runs.resolving import load_resolved
-from flows.runs.run import RunRecord, Workspace, acquire_run
+from flows.runs.run import acquire_run
+from flows.runs.workspace import Workspace
 
 if TYPE_CHECKING:
     from prefect.client.schemas.objects import FlowRun, TaskRun

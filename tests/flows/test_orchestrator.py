@@ -15,7 +15,8 @@ from flows.launchers.local_process import LocalProcess
 from flows.orchestrator import Orchestrator
 from flows.recording import Recording
 from flows.runs.planning import plan
-from flows.runs.run import Workspace, read_run
+from flows.runs.run import read_run
+from flows.runs.workspace import Workspace
 from ledger.run_ledger import Ledger
 from storage.store import Store
 from tests.flows.fake_work import CHECKPOINT_EVERY, STEPS

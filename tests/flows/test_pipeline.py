@@ -12,8 +12,9 @@ import pytest
 from flows.exit_codes import ExitCode
 from flows.prefect_server.server import prefect_server
 from flows.runs.execution import exit_code
-from flows.runs.run import Workspace, read_runs
+from flows.runs.run import read_runs
 from flows.runs.status import view_run
+from flows.runs.workspace import Workspace
 from tests.flows.orchestrated import events, pace
 from tests.flows.real_runs import (
     Starter,

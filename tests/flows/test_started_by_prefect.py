@@ -10,7 +10,8 @@ from uuid import UUID
 
 import pytest
 
-from flows.runs.run import Workspace, read_runs
+from flows.runs.run import read_runs
+from flows.runs.workspace import Workspace
 from tests.flows.orchestrated import events
 from tests.flows.real_runs import prefect_shows
 

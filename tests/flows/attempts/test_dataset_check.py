@@ -9,7 +9,7 @@ import pytest
 
 from flows.attempts.dataset_check import check_dataset
 from flows.exit_codes import ExitCode
-from flows.runs.run import Workspace
+from flows.runs.workspace import Workspace
 from schemas.tables import UnusableTable
 from tests.flows.orchestrated import attempt_all, orchestrated
 

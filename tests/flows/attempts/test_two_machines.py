@@ -15,7 +15,7 @@ from flows.attempts.jobs import request_for
 from flows.attempts.run_attempt import run_attempt
 from flows.exit_codes import ExitCode
 from flows.runs.resolving import load_resolved
-from flows.runs.run import Workspace
+from flows.runs.workspace import Workspace
 from ledger.journal import read
 from schemas.records.artifacts import Artifact
 from schemas.records.attempt import AttemptRequest

@@ -21,13 +21,8 @@ from flows.commands.console import (
     show_run,
 )
 from flows.runs.planning import PlannedStep
+from flows.runs.record import RunRecord, RunStatus, StageRecord, StageStatus
 from flows.runs.resolving import load_resolved
-from flows.runs.run import (
-    RunRecord,
-    RunStatus,
-    StageRecord,
-    StageStatus,
-)
 from flows.runs.status import RunView
 from schemas.recipe.stages import Gate
 from schemas.records.verdicts import check_gate

@@ -17,7 +17,7 @@ from flows.commands.findings import (
     _storage,
     run_checks,
 )
-from flows.runs.run import Workspace
+from flows.runs.workspace import Workspace
 
 
 @pytest.fixture

@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 from flows.commands.main import app
 from flows.commands.run import summary
 from flows.exit_codes import MEANINGS, ExitCode
-from flows.runs.run import Workspace, read_runs
+from flows.runs.run import read_runs
+from flows.runs.workspace import Workspace
 from tests.flows.orchestrated import attempt_all, orchestrated
 
 ROOT = Path(__file__).parents[3]

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from flows.exit_codes import ExitCode
-from flows.runs.run import Workspace, read_runs
+from flows.runs.run import read_runs
+from flows.runs.workspace import Workspace
 from schemas.safe_text import MASK
 
 ROOT = Path(__file__).parents[3]

@@ -22,14 +22,10 @@ from flows.prefect_server.server import (
     server_name,
 )
 from flows.runs.execution import exit_code
+from flows.runs.record import OpenFlowRun
 from flows.runs.resolving import load_resolved
-from flows.runs.run import (
-    OpenFlowRun,
-    Workspace,
-    acquire_run,
-    read_run,
-    read_runs,
-)
+from flows.runs.run import acquire_run, read_run, read_runs
+from flows.runs.workspace import Workspace
 from tasks.training.scratch import read_committed
 from tests.flows.orchestrated import events, pace
 from tests.flows.real_runs import (

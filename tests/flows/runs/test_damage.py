@@ -10,7 +10,9 @@ from typer.testing import CliRunner
 from flows.commands.main import app
 from flows.exit_codes import ExitCode
 from flows.runs.damage import damage_of
-from flows.runs.run import PublishedCopy, Workspace, read_run
+from flows.runs.record import PublishedCopy
+from flows.runs.run import read_run
+from flows.runs.workspace import Workspace
 from storage.sealed_folders import seal
 from tests.flows.orchestrated import attempt_all, orchestrated
 

@@ -11,8 +11,9 @@ from typer.testing import CliRunner
 from flows.commands.main import app
 from flows.exit_codes import ExitCode
 from flows.runs.evidence import contradictions
-from flows.runs.run import Workspace, read_run
+from flows.runs.run import read_run
 from flows.runs.status import view_run
+from flows.runs.workspace import Workspace
 from tests.flows.orchestrated import attempt_all, orchestrated
 
 

@@ -14,7 +14,8 @@ from flows.runs.planning import (
     plan,
 )
 from flows.runs.resolving import load_resolved
-from flows.runs.run import Workspace, read_runs
+from flows.runs.run import read_runs
+from flows.runs.workspace import Workspace
 from schemas.problems import RecipeError
 from storage.store import Store
 from tests.flows.orchestrated import attempt, attempt_all, events, orchestrated, pace

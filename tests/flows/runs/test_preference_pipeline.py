@@ -9,7 +9,9 @@ from flows.launchers.local_process import RUN_STAGE
 from flows.orchestrator import Orchestrator
 from flows.runs.planning import plan
 from flows.runs.publishing import publish
-from flows.runs.run import StageRecord, Workspace, read_runs
+from flows.runs.record import StageRecord
+from flows.runs.run import read_runs
+from flows.runs.workspace import Workspace
 from schemas.records.artifacts import Dataset, PolicyCheckpoint
 from schemas.records.metrics import headline_metric_names
 from tasks.data.rows import read_rows

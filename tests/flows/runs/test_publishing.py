@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from flows.runs.publishing import publish
-from flows.runs.run import PublishedCopy, StageRecord
+from flows.runs.record import PublishedCopy, StageRecord
 from ledger.run_ledger import CopyStatus
 from schemas.recipe.recipe import Publication
 from schemas.recipe.rewards import Judge

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.runs.run import Workspace, read_runs
+from flows.runs.run import read_runs
+from flows.runs.workspace import Workspace
 from ledger.run_ledger import Ledger
 from tests.flows.orchestrated import attempt_all, events, orchestrated, pace
 
@@ -25,7 +26,7 @@ from pathlib import Path
 forkserver.set_forkserver_preload = lambda modules: None  # fake stages need no torch
 
 from tests.flows.orchestrated import attempt_all, orchestrated
-from flows.runs.run import Workspace
+from flows.runs.workspace import Workspace
 from ledger.run_ledger import Ledger
 
 Ledger.warm_up = lambda ledger: None  # what it is told waits in the outbox; sending has tests of its own

@@ -6,12 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from flows.runs.record import StageRecord
 from flows.runs.resolving import load_resolved
 from flows.runs.run import (
     Run,
-    RunError,
-    StageRecord,
-    Workspace,
     acquire_run,
     acquire_run_by_id,
     dead_runs,
@@ -20,6 +18,7 @@ from flows.runs.run import (
     read_runs,
     recipe_digest,
 )
+from flows.runs.workspace import RunError, Workspace
 from schemas.recipe.recipe import ResolvedRecipe
 
 HOLD_LOCK = """

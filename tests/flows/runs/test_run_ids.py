@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.runs.run import RunError, Workspace
 from flows.runs.run_ids import find_run
+from flows.runs.workspace import RunError, Workspace
 
 RUNS = ("0001-quickstart-59aaf7", "0002-instruct-0a1b2c", "0010-quickstart-59aaf8", "1000-quickstart-000000")
 

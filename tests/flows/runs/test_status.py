@@ -6,14 +6,11 @@ from pathlib import Path
 from rich.console import Console
 
 from flows.commands.console import show_run
+from flows.runs.record import StageRecord
 from flows.runs.resolving import load_resolved
-from flows.runs.run import (
-    StageRecord,
-    Workspace,
-    acquire_run,
-    read_run,
-)
+from flows.runs.run import acquire_run, read_run
 from flows.runs.status import RunView, view_run
+from flows.runs.workspace import Workspace
 from tasks.training.progress import Progress
 from tasks.training.scratch import PROGRESS
 

@@ -10,12 +10,8 @@ import pytest
 from rich.console import Console
 
 from flows.commands.console import headline_of, show_result
-from flows.runs.run import (
-    RunRecord,
-    StageRecord,
-    Workspace,
-    read_runs,
-)
+from flows.runs.record import RunRecord, StageRecord
+from flows.runs.run import read_runs
 from flows.runs.summary import (
     comparison,
     first_prompt,
@@ -25,6 +21,7 @@ from flows.runs.summary import (
     policy_to_load,
     samples_heading,
 )
+from flows.runs.workspace import Workspace
 from models.builtin import build_tiny
 from tests.flows.orchestrated import attempt_all, orchestrated
 

@@ -22,7 +22,8 @@ from flows.commands.console import Screen
 from flows.commands.main import app
 from flows.exit_codes import ExitCode
 from flows.machine import Machine
-from flows.runs.run import Workspace, read_runs
+from flows.runs.run import read_runs
+from flows.runs.workspace import Workspace
 from flows.sweeps.report import (
     Row,
     compare,

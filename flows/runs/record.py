@@ -1,0 +1,94 @@
+"""The content of ``run.json``: what is recorded of a run and its stages."""
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from schemas.frozen import Frozen
+from schemas.recipe.recipe import ResolvedRecipe
+from schemas.records.verdicts import Verdict
+
+StageStatus = Literal[
+    "waiting", "running", "reused", "completed", "gate_closed", "blocked", "failed", "resumable"
+]
+RunStatus = Literal["running", "completed", "gate_closed", "failed", "resumable"]
+
+SUCCEEDED: frozenset[str] = frozenset({"reused", "completed"})
+"""Status of a stage after which dependent stages can start."""
+
+UNFINISHED: frozenset[str] = frozenset({"running", "failed", "resumable"})
+"""Status of a run that the same command resumes."""
+
+
+class StageRecord(Frozen):
+    """The record of one stage in a run."""
+
+    status: StageStatus = "waiting"
+    attempt: int | None = None
+    stage_key: str | None = None
+    digest: str | None = None
+    metrics: dict[str, float | None] = Field(default_factory=dict)
+    remark: str | None = None
+    """A remark on the artifact: nothing was learned, or a model was compared with itself."""
+    left_out: str | None = None
+    """Data that the stage dropped or truncated, by reason."""
+    warnings: tuple[str, ...] = ()
+    """Warnings about its headline metrics."""
+    verdicts: tuple[Verdict, ...] = ()
+    seconds: float = 0.0
+    """Wall time of the last attempt."""
+    reason: str | None = None
+    """Why the stage was blocked, failed or has to be resumed."""
+    exit_code: int | None = None
+    """For a stage that failed or has to be resumed: one of ``flows.exit_codes``."""
+    key_parts: dict[str, Any] = Field(default_factory=dict)
+    """The parts of the stage key, so that a later plan can show changes."""
+    provenance: dict[str, str] = Field(default_factory=dict)
+    """Provenance of the artifact or of the newest attempt."""
+    samples: tuple[dict[str, Any], ...] = ()
+    """A few before/after texts of an evaluation."""
+    microbatch_size: int | None = None
+    """The reduced size after memory ran out; None: the recipe's."""
+
+
+class OpenFlowRun(Frozen):
+    """A flow run whose end may not be recorded in Prefect, because its process or the server died."""
+
+    flow_run_id: str
+    server: str
+    """Its server: ``flows.prefect_server.server.server_name``."""
+    status: str | None = None
+    """Its final status, a key of ``flows.prefect_server.flow_runs.STATES``; None: running, or its process died."""
+    message: str = ""
+
+
+class PublishedCopy(Frozen):
+    """MLflow's copy of an artifact."""
+
+    location: str
+    digest: str
+
+
+class RunRecord(Frozen):
+    """The content of ``run.json``."""
+
+    run_id: str
+    number: int
+    recipe_digest: str
+    recipe: ResolvedRecipe
+    """The resolved recipe: defaults filled in, overrides applied."""
+    source: str
+    """The recipe as given on the command line."""
+    overrides: tuple[str, ...] = ()
+    """The values of ``--set``."""
+    status: RunStatus = "running"
+    stages: dict[str, StageRecord] = Field(default_factory=dict)
+    mlflow_run_id: str | None = None
+    prefect_flow_run_ids: tuple[str, ...] = ()
+    open_flow_runs: tuple[OpenFlowRun, ...] = ()
+    copies: dict[str, PublishedCopy] = Field(default_factory=dict)
+    """Registered model → MLflow's copy of the model that the run published."""
+    unpublished: dict[str, str] = Field(default_factory=dict)
+    """Registered model → why it was not published."""
+    started: str
+    """Local time, for display only."""
