@@ -420,11 +420,11 @@ def test_a_shared_stage_that_fails_is_not_tried_again_by_every_run(
 
 def test_a_sweep_is_driven_by_one_process_at_a_time(workspace: Workspace, sweep_file: Path) -> None:
     from flows.runs.resolving import resolve_sweep
-    from flows.sweeps.sweep import _alone
+    from flows.sweeps.sweep import _sweep_lock
 
     swept = resolve_sweep(load_sweep(sweep_file))
     with (
-        _alone(workspace.root / "sweeps" / f"parts-{swept.digest[:6]}"),
+        _sweep_lock(workspace.root / "sweeps" / f"parts-{swept.digest[:6]}"),
         pytest.raises(SweepError, match="is being driven by another process"),
     ):
         sweep_here(workspace, sweep_file)
