@@ -90,7 +90,7 @@ def test_what_is_left_out_is_said(text: str) -> None:
     plain = {"recipe": "x", "model": {"source": "builtin:tiny", "chat": 3}, "data": {}, "stages": 3}
     fields = validated(Recipe, plain)
     assert fields.value is None
-    assert fields.left_out == (("model", "chat"), ("stages",))
+    assert fields.omitted == (("model", "chat"), ("stages",))
     assert fields.plain == {"recipe": "x", "model": {"source": "builtin:tiny"}, "data": {}}
     assert validated(Recipe, load_recipe("quickstart").model_dump(mode="json")).problems == []
 
