@@ -2,22 +2,21 @@
 
     python benchmarks/quickstart_seeds.py --seeds 1 2 3 4 5 --workspace DIR
 
-Every seed has a workspace of its own, so nothing is reused between them and the time of each is that of a whole run.
-Nothing else should run on the machine. A seed whose run has finished is read again, not run again.
+Every seed has a workspace of its own, so nothing is reused between them. A seed whose run has finished is read again, not
+run again. The bits depend on the number of torch's threads: ``OMP_NUM_THREADS=1`` gives the README's.
 """
 
 import argparse
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 HEADER = (
     "| seed | SFT | VAPO | gain (points) | SFT greedy | VAPO greedy | reward model, test pairs | "
-    "critic, explained variance | Var(G) | bias | MSE | minutes |"
+    "critic, explained variance | Var(G) | bias | MSE |"
 )
 
 
@@ -35,14 +34,13 @@ def main() -> None:
 
 
 def run(seed: int, workspace: Path, overrides: list[str]) -> dict[str, Any]:
-    """The report of one run, with ``minutes`` of wall time, kept beside the run for the next call."""
+    """The report of one run, kept beside the run for the next call."""
     kept = workspace / "report.json"
     if kept.is_file():
         known: dict[str, Any] = json.loads(kept.read_text())
         return known
     vantage = Path(sys.executable).with_name("vantage")
     sets = [part for override in (f"seed={seed}", *overrides) for part in ("--set", override)]
-    began = time.monotonic()
     done = subprocess.run(
         [vantage, "run", "quickstart", "--workspace", workspace, "--json", *sets],
         capture_output=True,
@@ -51,7 +49,6 @@ def run(seed: int, workspace: Path, overrides: list[str]) -> dict[str, Any]:
     if done.returncode:
         sys.exit(f"seed {seed} ended with exit code {done.returncode}:\n{done.stderr[-3000:]}")
     report: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    report["minutes"] = (time.monotonic() - began) / 60
     kept.write_text(json.dumps(report, indent=1))
     return report
 
@@ -83,7 +80,6 @@ def numbers(report: dict[str, Any]) -> list[float]:
         value["return_variance"],
         value["value_bias"],
         value["value_mse"],
-        report["minutes"],
     ]
 
 
@@ -91,7 +87,7 @@ def shown(column: str, number: float) -> str:
     """A number with the digits that its column deserves."""
     if "points" in column:
         return f"{number:+.1f}"
-    return f"{number:.1f}" if "minutes" in column else f"{number:.3f}"
+    return f"{number:.3f}"
 
 
 if __name__ == "__main__":
