@@ -28,7 +28,7 @@ def explained(verbose: bool) -> Iterator[None]:
         raise
     except KeyboardInterrupt:
         raise typer.Exit(ExitCode.INTERRUPTED) from None
-    except Exception as error:
+    except Exception as error:  # the end of the command: every error becomes a sentence and a code
         if verbose:
             traceback.print_exc()
         code = _code_of(error)

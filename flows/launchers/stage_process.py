@@ -74,7 +74,7 @@ def main(job_file: Path, log: Path, stage: str, threads: int, environment: Mappi
             raise TypeError(f"{stage} returned {type(result).__name__}, not StageResult")
         write_atomically(attempt / "result.json", result.model_dump_json(indent=2))
         code = int(ExitCode.OK)
-    except BaseException as error:
+    except BaseException as error:  # the process ends here, with a code for every reason
         failure = explain(error)
         code = failure.exit_code
         with suppress(OSError):  # on a full disk, the exit code is enough

@@ -127,7 +127,7 @@ async def _close(client: PrefectClient, record: RunRecord, server: str) -> set[s
             await _close_one(client, each, record.stages)
         except ObjectNotFound:
             log.debug("Prefect knows flow run %s no longer", each.flow_run_id)
-        except Exception:
+        except Exception:  # a server that fails: tried again by the next run
             log.debug("flow run %s is not closed", each.flow_run_id, exc_info=True)
             continue
         closed.add(each.flow_run_id)

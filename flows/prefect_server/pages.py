@@ -52,7 +52,7 @@ async def _show_progress(step: str, read_report: Callable[[], StageProgress | No
                 )
             else:
                 await aupdate_progress_artifact(page, percent)
-    except Exception:
+    except Exception:  # a page of Prefect must not stop a run
         log.debug("no progress page for %s", step, exc_info=True)
 
 
@@ -90,7 +90,7 @@ async def show_run(record: RunRecord, *, mlflow: str) -> None:
                 await acreate_link_artifact(mlflow, link_text="MLflow", key="mlflow")
             else:
                 await acreate_markdown_artifact(f"The ledger: `{mlflow}`", key="mlflow")
-    except Exception:
+    except Exception:  # a page of Prefect must not stop a run
         log.debug("no pages for run %s", record.run_id, exc_info=True)
 
 

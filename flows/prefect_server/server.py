@@ -117,7 +117,7 @@ class PrefectServer:
             if configured is not None:
                 _wait_for_configured(configured, self._stopping)
             self._url = configured or self._start_own()
-        except Exception as error:
+        except Exception as error:  # raised again in the thread that waits for the server
             self._error = error
 
     def _start_own(self) -> str:
