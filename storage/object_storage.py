@@ -200,10 +200,13 @@ class ObjectStorage:
         return folder
 
     def scratch_folder(self, stage_key: str) -> Path:
-        """The local scratch folder; on a machine that has none, with the copy of another machine's."""
-        folder = self._scratch(stage_key)
+        """The local scratch folder, with the copy of another machine's if that has gone further; hold the key."""
+        folder, copy = self._scratch(stage_key), self._copy(stage_key)
         if not folder.is_dir():
-            self._copy(stage_key).fetch()
+            copy.fetch()
+        elif copy.is_ahead():
+            shutil.rmtree(folder)
+            copy.fetch()
         make_folder(folder)
         return folder
 

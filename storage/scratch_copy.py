@@ -44,6 +44,12 @@ class ScratchCopy:
         """Whether the bucket has anything of it."""
         return any(batch for batch in obstore.list(self._remote, f"{self._prefix}/", chunk_size=1))
 
+    def is_ahead(self) -> bool:
+        """Whether the bucket has a whole checkpoint newer than every one in the folder: another machine went on."""
+        here = {path.parent.name for path in self._folder.glob(f"*/checkpoint-*/{MANIFEST}")}
+        there = {PurePosixPath(path).parent.name for path in self._paths() if path.endswith(f"/{MANIFEST}")}
+        return max(there, default="") > max(here, default="")
+
     @contextmanager
     def kept_up(self, names: Collection[str]) -> Iterator[None]:
         """Send what changes while the block runs, in a thread of its own, and once more at its end.
@@ -83,11 +89,7 @@ class ScratchCopy:
 
     def fetch(self) -> None:
         """Download the copy to the folder, which must not exist; a checkpoint without its manifest is left out."""
-        paths = [
-            str(each["path"]).rpartition(f"{self._prefix}/")[2]
-            for batch in obstore.list(self._remote, f"{self._prefix}/")
-            for each in batch
-        ]
+        paths = self._paths()
         if not paths:
             return
         sealed = {str(PurePosixPath(path).parent) for path in paths if PurePosixPath(path).name == MANIFEST}
@@ -104,9 +106,8 @@ class ScratchCopy:
 
     def remove(self) -> None:
         """Remove the copy."""
-        for batch in obstore.list(self._remote, f"{self._prefix}/"):
-            for each in batch:
-                self._delete(str(each["path"]).rpartition(f"{self._prefix}/")[2])
+        for path in self._paths():
+            self._delete(path)
 
     def _send_or_warn(self, names: Collection[str]) -> None:
         """Send; a bucket that does not answer costs the copy, not the computation."""
@@ -114,6 +115,11 @@ class ScratchCopy:
             self.send(names)
         except (BaseError, OSError) as error:
             _log.warning("%s could not be copied to the bucket: %s", self._folder, error)
+
+    def _paths(self) -> list[str]:
+        """Paths in the bucket, relative to the scratch folder."""
+        listed = obstore.list(self._remote, f"{self._prefix}/")
+        return [str(each["path"]).rpartition(f"{self._prefix}/")[2] for batch in listed for each in batch]
 
     def _files(self, names: Collection[str]) -> Iterator[tuple[str, tuple[int, int]]]:
         """Path → size and time of change."""

@@ -306,6 +306,22 @@ def test_another_machine_goes_on_from_the_last_whole_checkpoint(machines: Machin
     assert machines.paths("scratch/") == set()
 
 
+def test_a_machine_whose_own_checkpoint_is_older_goes_on_from_the_others(machines: Machines) -> None:
+    first, second = machines.new(), machines.new()
+    checkpoint(first.scratch_folder(KEY), 4)
+    first._copy(KEY).send(["checkpoints"])
+    assert steps_in(first) == ["checkpoint-00000004"], "level with the bucket: its own folder stays"
+    checkpoint(second.scratch_folder(KEY), 8)
+    second._copy(KEY).send(["checkpoints"])
+    assert steps_in(first) == ["checkpoint-00000004", "checkpoint-00000008"]
+    checkpoint(first.scratch_folder(KEY), 12)
+    assert steps_in(first)[-1] == "checkpoint-00000012", "ahead of the bucket"
+
+
+def steps_in(storage: ObjectStorage) -> list[str]:
+    return sorted(path.name for path in (storage.scratch_folder(KEY) / "checkpoints").iterdir())
+
+
 def test_only_what_has_changed_is_sent_and_what_is_gone_is_removed(
     machines: Machines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
