@@ -10,18 +10,14 @@ from typing import Any
 import obstore
 import pytest
 
-from schemas.records.artifacts import Artifact
-from schemas.records.stage_key import stage_key
 from storage import object_storage, records, scratch_copy
 from storage.bucket import open_bucket
 from storage.object_storage import ObjectStorage
 from storage.scratch_copy import ScratchCopy
 from storage.sealed_folders import MANIFEST, seal
-from storage.storage import Storage, open_storage
+from storage.storage import open_storage
 from storage.store import Fenced, Locked, Store
-
-PARTS = {"kind": "sft", "seed": 1}
-KEY = stage_key(PARTS)
+from tests.storage.stored import KEY, PARTS, commit, content_of, stage
 
 
 class Machines:
@@ -44,39 +40,6 @@ class Machines:
 @pytest.fixture
 def machines(bucket: str, tmp_path: Path) -> Machines:
     return Machines(bucket, tmp_path)
-
-
-def stage(storage: Storage, content: bytes) -> tuple[Path, int]:
-    attempt = storage.next_attempt(KEY)
-    folder = storage.staging_folder(KEY, attempt)
-    (folder / "tokenizer").mkdir()
-    (folder / "tokenizer" / "tokenizer.json").write_bytes(b"{}")
-    (folder / "weights.bin").write_bytes(content)
-    return folder, attempt
-
-
-def commit(storage: Storage, folder: Path, attempt: int) -> Artifact:
-    return storage.commit(
-        folder,
-        stage_key=KEY,
-        attempt=attempt,
-        run_id="run-1",
-        description={
-            "kind": "policy",
-            "parents": {"init": "a" * 64},
-            "metrics": {"loss": 0.1, "accuracy": None},
-            "tokenizer_digest": "b" * 64,
-        },
-        key_parts=PARTS,
-        provenance={"torch": "2.13.0"},
-    )
-
-
-def content_of(storage: ObjectStorage) -> bytes | None:
-    """What a reader finds under the stage key; fails on anything damaged."""
-    found = storage.lookup(KEY)
-    assert found.damage == ()
-    return None if found.ref is None else (storage.folder(found.ref.artifact) / "weights.bin").read_bytes()
 
 
 def test_another_machine_finds_what_was_committed_and_it_is_the_artifact_of_a_folder(
