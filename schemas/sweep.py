@@ -20,6 +20,7 @@ from typing import Annotated, Any, Generic, Literal
 from pydantic import Field, StringConstraints, field_validator
 from typing_extensions import TypeVar
 
+from schemas.canonical_json import canonical_json
 from schemas.checks.sweep_rules import (
     MAX_SEEDS,
     Draft,
@@ -54,7 +55,7 @@ from schemas.recipe.fields import (
 from schemas.recipe.recipe import Recipe
 from schemas.recipe.stages import Stage
 from schemas.records.metrics import headline_metric_names
-from schemas.records.stage_key import NOT_IN_KEY, canonical_json
+from schemas.records.stage_key import NOT_IN_KEY
 from schemas.steps import dependencies, judge_of, ordered_steps, reward_of
 
 NOT_COMPARED = NOT_IN_KEY - {"kind", "seed"}

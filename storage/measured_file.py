@@ -11,9 +11,9 @@ from pathlib import Path
 
 from pydantic import Field
 
+from schemas.canonical_json import canonical_json
 from schemas.frozen import Frozen
 from schemas.records.artifacts import StoredArtifact
-from schemas.records.stage_key import canonical_json
 from schemas.records.uncertainty import Uncertainty
 from storage.durable_files import write_file
 from storage.sealed_folders import read_manifest

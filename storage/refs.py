@@ -7,9 +7,9 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from schemas.canonical_json import canonical_json
 from schemas.frozen import Frozen
 from schemas.records.artifacts import Artifact
-from schemas.records.stage_key import canonical_json
 from schemas.records.stage_key import stage_key as hash_key_parts
 from storage.measured_file import read_sealed, write_measured
 from storage.sealed_folders import seal

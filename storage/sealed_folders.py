@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from schemas.records.stage_key import canonical_json
+from schemas.canonical_json import canonical_json
 from storage.durable_files import sync_file, sync_folder, write_file
 
 MANIFEST = "manifest.json"

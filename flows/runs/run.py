@@ -32,8 +32,8 @@ from flows.runs.record import (
 )
 from flows.runs.workspace import RUN_ID, RunError, Workspace
 from ledger.operations import RunOutcome
+from schemas.canonical_json import canonical_json
 from schemas.recipe.recipe import ResolvedRecipe
-from schemas.records.stage_key import canonical_json
 from storage.durable_files import make_folder, replace_file
 
 _LOCK_WAIT_SECONDS = 0.5

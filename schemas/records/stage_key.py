@@ -7,12 +7,11 @@ gates, resources, and fields that change memory or safety but never the numbers.
 """
 
 import hashlib
-import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
+from schemas.canonical_json import canonical_json
 from schemas.kinds import KINDS
 from schemas.recipe.inputs import Generation
 from schemas.recipe.rewards import Reward
@@ -27,16 +26,6 @@ NOT_IN_KEY = frozenset({"kind", "gate", "resources", "seed", "checkpoint_every",
 
 _ABSENT = object()
 _DIGEST_LENGTH_SHOWN = 12
-
-
-def canonical_json(value: Any) -> str:
-    """The canonical text of a value: sorted keys, no spaces, ASCII, floats in their shortest exact form.
-
-    Raises:
-        ValueError: a key is not a string, or a value is not JSON (NaN and infinity are not).
-    """
-    _require_json(value, "value")
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
 
 
 def key_parts(
@@ -182,26 +171,6 @@ def _form(origin: ModelSource, *, is_folder: bool) -> str:
             return "package"
         case LocalPath(path=path):
             return "folder" if is_folder else data_format(path) or path.suffix.lower()
-
-
-def _require_json(value: Any, path: str) -> None:
-    if value is None or isinstance(value, bool | int | str):
-        return
-    if isinstance(value, float):
-        if not math.isfinite(value):
-            raise ValueError(f"{path}={value} is not JSON; use a finite number or None")
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            if not isinstance(key, str):
-                raise ValueError(f"{path} has the key {key!r}, which is not JSON; use a string")
-            _require_json(item, f"{path}.{key}")
-    elif isinstance(value, list | tuple):
-        for index, item in enumerate(value):
-            _require_json(item, f"{path}.{index}")
-    else:
-        raise ValueError(
-            f"{path} is a {type(value).__name__}, which is not JSON; use numbers, strings, lists and mappings"
-        )
 
 
 def _differences(path: str, old: Any, new: Any) -> Iterator[str]:

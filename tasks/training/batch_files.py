@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from ledger.journal import Journal
-from schemas.records.stage_key import canonical_json
+from schemas.canonical_json import canonical_json
 from storage.durable_files import make_folder, replace_file
 from tasks.training import preemption
 from tasks.training.attempt import Speed

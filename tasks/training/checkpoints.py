@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from schemas.records.stage_key import canonical_json
+from schemas.canonical_json import canonical_json
 from storage.durable_files import write_file
 from tasks.training.checkpoint_folders import (
     Checkpoint,

@@ -13,9 +13,10 @@ from pathlib import Path
 
 from flows.attempts.jobs import key_parts_of
 from flows.runs.resolving import resolve_rates
+from schemas.canonical_json import canonical_json
 from schemas.loading.recipe_file import load_recipe, parse_recipe
 from schemas.recipe.recipe import Recipe
-from schemas.records.stage_key import canonical_json, stage_key
+from schemas.records.stage_key import stage_key
 from schemas.steps import dependencies, ordered_steps
 from schemas.sweep import load_sweep
 

@@ -1,7 +1,6 @@
 """The stage key: what changes it, what does not, and how a change is told."""
 
 import hashlib
-import math
 import types
 from typing import (
     Annotated,
@@ -30,7 +29,6 @@ from schemas.recipe.terms import ModelTerm, VerifierTerm
 from schemas.recipe.work import ImportModel, PrepareData
 from schemas.records.stage_key import (
     NOT_IN_KEY,
-    canonical_json,
     differences,
     key_parts,
     stage_key,
@@ -83,34 +81,6 @@ def policy_parts(
         inputs=POLICY_INPUTS if inputs is None else inputs,
         extra=extra or {},
     )
-
-
-# canonical_json
-
-
-def test_canonical_json_is_one_text_written_out_by_hand() -> None:
-    value = {"b": [1, 2.0, True, None], "a": {"é": "\n"}, "c": 1e-05}
-    assert canonical_json(value) == r'{"a":{"\u00e9":"\n"},"b":[1,2.0,true,null],"c":1e-05}'
-
-
-@settings(deadline=None)
-@given(st.dictionaries(st.text(), JSON))
-def test_canonical_json_does_not_depend_on_the_order_of_insertion(value: dict[str, Any]) -> None:
-    assert canonical_json(dict(reversed(value.items()))) == canonical_json(value)
-
-
-@pytest.mark.parametrize(
-    "value, message",
-    [
-        ({"a": [0.0, math.nan]}, r"value\.a\.1=nan is not JSON"),
-        ({"a": -math.inf}, r"value\.a=-inf is not JSON"),
-        ({"a": {1: "x"}}, r"value\.a has the key 1, which is not JSON"),
-        ({"a": {2, 3}}, r"value\.a is a set, which is not JSON"),
-    ],
-)
-def test_canonical_json_refuses_what_json_cannot_say(value: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        canonical_json(value)
 
 
 # what is in the key

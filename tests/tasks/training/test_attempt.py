@@ -11,10 +11,10 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from ledger.journal import read
+from schemas.canonical_json import canonical_json
 from schemas.recipe.inputs import Generation
 from schemas.recipe.stages import SupervisedFineTuning
 from schemas.records.job import StageJob
-from schemas.records.stage_key import canonical_json
 from tasks.training import preemption
 from tasks.training.attempt import Attempt, weights_of
 from tasks.training.checkpoints import IncompleteCheckpoint
