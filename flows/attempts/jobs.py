@@ -57,6 +57,16 @@ def resources_of(recipe: ResolvedRecipe, step: str) -> Resources:
     return recipe.stages[step].resources if step in recipe.stages else _ONE_CPU
 
 
+def pool_of(recipe: ResolvedRecipe, step: str) -> str | None:
+    """The work pool that computes the step; None: the process that orders the run.
+
+    Implicit steps run in that process, which has the recipe's files.
+    """
+    if step not in recipe.stages:
+        return None
+    return recipe.stages[step].resources.pool or recipe.workers
+
+
 def key_parts_of(recipe: ResolvedRecipe, step: str, inputs: Mapping[str, str]) -> dict[str, Any]:
     """The parts of the step's key, given the content digests of its inputs (role → digest).
 
@@ -110,7 +120,7 @@ def request_for(
         share=share,
         only_reuse=only_reuse,
         microbatch_size=microbatch_size,
-        hang_seconds=resources_of(recipe, step).hang_seconds,
+        resources=resources_of(recipe, step),
         made_with=dict(made_with or {}),
         log=log,
         function=function,

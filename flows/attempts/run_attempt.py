@@ -102,7 +102,7 @@ def run_attempt(
                         stop=attempt.stop,
                         on_poll=attempt.observer.polled,
                         function=request.function,
-                        hang_seconds=request.hang_seconds,
+                        hang_seconds=request.resources.hang_seconds,
                     )
                 outcome = attempt.commit(begun, job, result)
     except _Stopped:

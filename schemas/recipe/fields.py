@@ -39,11 +39,19 @@ MAX_COUNT = 2**31 - 1
 
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]{0,62}$")]
 """A name that a recipe gives to a dataset, verifier, reward or stage: lower case, digits, underscores."""
+PoolName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
+"""Name of a work pool in Prefect."""
 Count = Annotated[int, Field(ge=1, le=MAX_COUNT, strict=True)]
 CountOrZero = Annotated[int, Field(ge=0, le=MAX_COUNT, strict=True)]
 Seed = Annotated[int, Field(ge=0, lt=2**32, strict=True)]
 Fraction = Annotated[float, Field(gt=0.0, lt=1.0, strict=True)]
 Confidence = Annotated[float, Field(ge=0.5, lt=1.0, strict=True)]
+
+
+def is_unset(value: object) -> bool:
+    """Whether a field has no value; for ``exclude_if``, so that a later field changes no earlier recipe's JSON."""
+    return value is None or value == {}
+
 
 MAX_NAMED = 200
 """Datasets, verifiers, rewards or stages in one recipe; items of any of its lists."""

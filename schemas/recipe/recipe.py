@@ -10,7 +10,7 @@ from pydantic import Field, StringConstraints
 
 from schemas.frozen import Frozen, rule
 from schemas.kinds import AnyResolvedStage, AnyStage, resolve_work
-from schemas.recipe.fields import MAX_NAMED, Name, Seed
+from schemas.recipe.fields import MAX_NAMED, Name, PoolName, Seed, is_unset
 from schemas.recipe.inputs import (
     Data,
     Generation,
@@ -57,6 +57,8 @@ class Recipe(Frozen):
     """Rewards, by name."""
     stages: Annotated[dict[Name, AnyStage], Field(min_length=1, max_length=MAX_NAMED)]
     """The stages, by name. Each runs after the stages that it reads, whatever their order here."""
+    workers: PoolName | None = Field(None, exclude_if=is_unset)
+    """Prefect work pool of every stage without ``resources.pool``. None: the process that orders the run computes."""
     publish: Annotated[tuple[Publication, ...], Field(max_length=MAX_NAMED)] = ()
     """Models to register in MLflow at the end of the run."""
 

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, StringConstraints, field_validator
 
 from schemas.frozen import Frozen, rule
 from schemas.recipe.algorithm import Algorithm, Returns
@@ -15,9 +15,11 @@ from schemas.recipe.fields import (
     Name,
     NonNegative,
     Number,
+    PoolName,
     Positive,
     Seed,
     Switch,
+    is_unset,
 )
 from schemas.recipe.inputs import MODEL
 from schemas.recipe.rewards import Judge
@@ -56,8 +58,11 @@ class Gate(Frozen):
 
 
 class Resources(Frozen):
-    """CPUs and GPUs of a stage, and its time limit; never part of its key."""
+    """Where a stage runs, on how many CPUs and GPUs, and its time limit; never part of its key."""
 
+    pool: PoolName | None = Field(None, exclude_if=is_unset)
+    """Prefect work pool whose workers compute the stage. None: the recipe's ``workers``, or else the process that
+    orders the run."""
     gpus: CountOrZero | None = None
     """None: one if the machine has one."""
     cpus: Count | None = None
@@ -65,6 +70,16 @@ class Resources(Frozen):
     hang_seconds: Positive | None = 21600.0
     """Seconds without a progress report after which the stage counts as hung: it is killed and started again once.
     Every optimiser step, sampled token and micro-batch is a report. None: never."""
+    memory: Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]*(Mi|Gi|Ti)$")] | None = Field(
+        None, exclude_if=is_unset
+    )
+    """Memory that a container of the pool asks for: ``64Gi``."""
+    image: Annotated[str, StringConstraints(min_length=1, max_length=512)] | None = Field(
+        None, exclude_if=is_unset
+    )
+    """Image of a container of the pool; None: the pool's own."""
+    node_selector: dict[str, str] = Field(default_factory=dict, exclude_if=is_unset)
+    """Labels of the Kubernetes nodes that the pool may use for the stage."""
 
 
 class Stage(Work):

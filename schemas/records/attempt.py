@@ -9,6 +9,7 @@ from schemas.frozen import Frozen
 from schemas.kinds import AnyWork
 from schemas.recipe.inputs import Generation
 from schemas.recipe.rewards import Reward
+from schemas.recipe.stages import Resources
 from schemas.records.artifacts import Artifact, Digest
 
 RUN_STAGE = "tasks.stages.run_stage"
@@ -55,13 +56,13 @@ class AttemptRequest(Frozen):
     storage: str
     """Address of the storage, for ``storage.storage.open_storage``."""
     share: Share | None = None
-    """None: the whole machine."""
+    """None: what ``resources`` asks of the machine that runs the attempt."""
     only_reuse: bool = False
     """Compute nothing: if the artifact is not in the storage, the attempt ends as ``absent``."""
     microbatch_size: int | None = None
     """Overrides that of the work after memory ran out; None: the work's."""
-    hang_seconds: float | None = None
-    """Seconds without a progress report after which the computation is killed; None: never."""
+    resources: Resources = Resources()
+    """What the computation needs of the machine that runs it, and its time limit."""
     made_with: dict[str, str] = Field(default_factory=dict)
     """Provenance of the previous attempt, to record what has changed if this one resumes from its checkpoint."""
     log: Path
