@@ -17,31 +17,26 @@ import logging
 import secrets
 import shutil
 from collections.abc import Callable, Collection, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
 import obstore
-from obstore.exceptions import NotFoundError
 from obstore.store import ObjectStore as Remote
 from pydantic import Field, ValidationError
 
 from schemas.frozen import Frozen
 from schemas.records.artifacts import Artifact
 from storage.attempt_counter import SKIPPED_ATTEMPTS
-from storage.durable_files import locked, make_folder, move_folder, sync_file
+from storage.durable_files import locked, make_folder, move_folder
 from storage.leases import LEASE_SECONDS, RemoteLeases
 from storage.measured_file import contradictions, read_sealed
 from storage.records import Conflict, Version, read_record, replace_record
-from storage.refs import DamagedRef, Lookup, Ref, check_ref, seal_as, uri_of
+from storage.refs import DamagedRef, Lookup, Ref, check_ref, seal_as
+from storage.remote_objects import RemoteObjects, copy_aside, quarantine_of
 from storage.scratch_copy import ScratchCopy
-from storage.sealed_folders import MANIFEST, find_problems, read_manifest
 from storage.store import Fenced, checked_digest
 from storage.verified_folders import VerifiedFolders
-
-_TRANSFERS = 8
-"""Files that go up or down at once; each large one goes in parts of its own."""
 
 _log = logging.getLogger(__name__)
 
@@ -59,6 +54,7 @@ class ObjectStorage:
     def __init__(self, remote: Remote, cache: Path, *, lease_seconds: float = LEASE_SECONDS) -> None:
         """``remote`` begins at the workspace's prefix; ``cache`` may be shared by processes of this machine."""
         self._remote = remote
+        self._objects = RemoteObjects(remote)
         self._leases = RemoteLeases(remote, seconds=lease_seconds)
         self._cache = cache.absolute()
         self._verified = VerifiedFolders()
@@ -80,7 +76,7 @@ class ObjectStorage:
             shutil.rmtree(target, ignore_errors=True)
             fetched = self._cache / "staging" / f"fetched-{artifact.digest}-{secrets.token_hex(4)}"
             try:
-                if problems := self._fetch(artifact.digest, fetched):
+                if problems := self._objects.fetch(artifact.digest, fetched):
                     raise ValueError(f"{artifact.uri} is damaged: {'; '.join(problems)}")
                 move_folder(fetched, target)
             finally:
@@ -112,7 +108,7 @@ class ObjectStorage:
         try:
             folder = self.folder(ref.artifact)
         except ValueError as error:
-            self._quarantine_manifest(ref.artifact.digest)
+            self._objects.quarantine_manifest(ref.artifact.digest)
             return Lookup(None, (str(error),))
         differing = contradictions(ref.artifact, read_sealed(folder, digest=ref.artifact.digest))
         if differing:
@@ -140,6 +136,10 @@ class ObjectStorage:
             Fenced: a newer attempt has started, or this one has already committed other content.
             ValueError: folder, key or description is invalid (``UnsafePath``: a file is).
         """
+        if folder.absolute() != self._staging_path(stage_key, attempt):
+            raise ValueError(
+                f"folder={folder} is not this attempt's; use staging_folder({stage_key[:12]}…, {attempt})"
+            )
         self._require_newest(stage_key, attempt)
         ref = seal_as(
             folder,
@@ -150,8 +150,8 @@ class ObjectStorage:
             key_parts=key_parts,
             provenance=provenance,
         )
-        self._upload(folder, ref.artifact.digest)
-        self._point(stage_key, ref)
+        self._objects.upload(folder, ref.artifact.digest)
+        self._swap_ref(ref)
         self._keep_in_cache(folder, ref.artifact.digest)
         return ref.artifact
 
@@ -195,7 +195,7 @@ class ObjectStorage:
         self._require_newest(stage_key, attempt)
         for left in (self._cache / "staging").glob(f"{stage_key}.*"):
             shutil.rmtree(left, ignore_errors=True)
-        folder = self._cache / "staging" / f"{checked_digest(stage_key)}.{attempt}"
+        folder = self._staging_path(stage_key, attempt)
         make_folder(folder)
         return folder
 
@@ -228,64 +228,23 @@ class ObjectStorage:
     def _cached(self, digest: str) -> Path:
         return self._cache / "objects" / checked_digest(digest)
 
+    def _staging_path(self, stage_key: str, attempt: int) -> Path:
+        return self._cache / "staging" / f"{checked_digest(stage_key)}.{attempt}"
+
     def _scratch(self, stage_key: str) -> Path:
         return self._cache / "scratch" / checked_digest(stage_key)
 
     def _copy(self, stage_key: str) -> ScratchCopy:
         return ScratchCopy(self._remote, f"scratch/{checked_digest(stage_key)}", self._scratch(stage_key))
 
-    def _fetch(self, digest: str, folder: Path) -> list[str]:
-        """Download an object; what is wrong with it."""
-        make_folder(folder)
-        try:
-            self._download(f"{uri_of(digest)}/{MANIFEST}", folder / MANIFEST)
-            paths = list(read_manifest(folder, digest=digest))
-            with ThreadPoolExecutor(_TRANSFERS) as transfers:
-                list(
-                    transfers.map(
-                        lambda path: self._download(f"{uri_of(digest)}/{path}", folder / path), paths
-                    )
-                )
-        except (NotFoundError, FileNotFoundError):
-            return ["a file, or the manifest, is missing"]
-        except ValueError as error:
-            return [str(error)]
-        return find_problems(folder, digest=digest)
-
-    def _download(self, path: str, target: Path) -> None:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with target.open("wb") as file:
-            for part in obstore.get(self._remote, path).stream():
-                file.write(part)
-        target.chmod(0o444)
-        sync_file(target)
-
-    def _upload(self, folder: Path, digest: str) -> None:
-        """Files first, the manifest last; an object that has its manifest and all its files is left alone."""
-        records = read_manifest(folder, digest=digest)
-        prefix = uri_of(digest)
-        there = {
-            str(each["path"]).rpartition(f"{prefix}/")[2]: each["size"]
-            for batch in obstore.list(self._remote, f"{prefix}/")
-            for each in batch
-        }
-        missing = [path for path, record in records.items() if there.get(path) != record["size"]]
-        if MANIFEST not in there:
-            missing = list(records)  # never finished, or found damaged: sizes prove nothing
-        with ThreadPoolExecutor(_TRANSFERS) as transfers:
-            list(
-                transfers.map(
-                    lambda path: obstore.put(self._remote, f"{prefix}/{path}", folder / path), missing
-                )
-            )
-        obstore.put(self._remote, f"{prefix}/{MANIFEST}", folder / MANIFEST)
-
     def _keep_in_cache(self, folder: Path, digest: str) -> None:
         with locked(self._cache / "locks" / f"object-{digest}"):
             if not self._cached(digest).is_dir():
                 move_folder(folder, self._cached(digest))
 
-    def _point(self, stage_key: str, ref: Ref) -> None:
+    def _swap_ref(self, ref: Ref) -> None:
+        """Point the stage key to the object, unless a newer attempt has started (compare-and-swap)."""
+        stage_key = ref.artifact.stage_key
         while True:
             self._require_newest(stage_key, ref.attempt)
             record, version = self._read_key(stage_key)
@@ -330,16 +289,6 @@ class ObjectStorage:
     def _write_key(self, stage_key: str, record: KeyRecord, version: Version | None) -> None:
         replace_record(self._remote, _key_path(stage_key), record.model_dump_json().encode(), version)
 
-    def _quarantine_manifest(self, digest: str) -> None:
-        """Make a damaged object count as unfinished, so that the next commit uploads all of its files."""
-        path = f"{uri_of(digest)}/{MANIFEST}"
-        try:
-            aside = self._copy_aside(path)
-            obstore.delete(self._remote, path)
-        except (NotFoundError, FileNotFoundError):
-            return  # another machine was faster, or there was none
-        _log.warning("%s is damaged and not used (manifest kept as %s)", uri_of(digest), aside)
-
     def _quarantine_ref(self, stage_key: str) -> None:
         """Take a wrong ref out of the key's record; attempts go on above every earlier number."""
         path = _key_path(stage_key)
@@ -350,18 +299,13 @@ class ObjectStorage:
             newest = KeyRecord.model_validate_json(data).newest_attempt
         except ValidationError:
             newest = SKIPPED_ATTEMPTS * (1 + len(self._copies_aside(path)))
-        aside = self._copy_aside(path)
+        aside = copy_aside(self._remote, path)
         with suppress(Conflict):  # another machine was faster
             self._write_key(stage_key, KeyRecord(newest_attempt=newest), version)
             _log.warning("%s is damaged and not used (kept as %s)", path, aside)
 
-    def _copy_aside(self, path: str) -> str:
-        aside = f"quarantine/{path.replace('/', '-')}/{secrets.token_hex(4)}"
-        obstore.copy(self._remote, path, aside)
-        return aside
-
     def _copies_aside(self, path: str) -> list[str]:
-        listed = obstore.list(self._remote, f"quarantine/{path.replace('/', '-')}/")
+        listed = obstore.list(self._remote, f"{quarantine_of(path)}/")
         return [str(each["path"]) for batch in listed for each in batch]
 
 

@@ -1,11 +1,13 @@
-"""A store in a folder."""
+"""Storages of both kinds, and processes that use them."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from storage.store import Store
+from tests.storage.places import BucketPlace, FolderPlace, Forker, Place
 
 
 @pytest.fixture
@@ -17,3 +19,25 @@ def no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     return Store(tmp_path / "store")
+
+
+@pytest.fixture
+def bucket_place(bucket: str, tmp_path: Path) -> BucketPlace:
+    return BucketPlace(bucket, tmp_path / "machines")
+
+
+@pytest.fixture(params=["folder", "bucket"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    """A storage of each kind in turn."""
+    if request.param == "folder":
+        return FolderPlace(tmp_path / "store")
+    found: BucketPlace = request.getfixturevalue("bucket_place")
+    return found
+
+
+@pytest.fixture(scope="session")
+def forker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forker]:
+    """Starts processes that can be killed."""
+    forker = Forker(tmp_path_factory.mktemp("results"))
+    yield forker
+    forker.close()

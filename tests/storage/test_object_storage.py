@@ -1,16 +1,12 @@
 """Storage in a bucket, against an S3 server: reuse, damage, fencing, leases, and what a kill leaves behind."""
 
-import logging
-import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import obstore
 import pytest
 
-from storage import object_storage, records, scratch_copy
+from storage import scratch_copy
 from storage.bucket import open_bucket
 from storage.object_storage import ObjectStorage
 from storage.scratch_copy import ScratchCopy
@@ -59,26 +55,6 @@ def test_another_machine_finds_what_was_committed_and_it_is_the_artifact_of_a_fo
     assert content_of(there) == content_of(here) == b"weights"
 
 
-def test_numbers_of_attempts_that_begin_at_once_are_all_different(machines: Machines) -> None:
-    with ThreadPoolExecutor(12) as threads:
-        numbers = list(
-            threads.map(lambda machine: machine.next_attempt(KEY), [machines.new() for _ in range(12)])
-        )
-    assert sorted(numbers) == list(range(1, 13))
-
-
-def test_a_writer_that_wakes_up_after_its_successor_began_is_fenced(machines: Machines) -> None:
-    first, second = machines.new(), machines.new()
-    folder, attempt = stage(first, b"late")
-    successor = stage(second, b"new")
-    with pytest.raises(Fenced, match="superseded by attempt 2"):
-        commit(first, folder, attempt)
-    commit(second, *successor)
-    assert content_of(machines.new()) == b"new"
-    with pytest.raises(ValueError, match="never begun"):
-        first.staging_folder(KEY, 7)
-
-
 def test_a_writer_that_is_superseded_while_it_commits_is_fenced(
     machines: Machines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,71 +71,6 @@ def test_a_writer_that_is_superseded_while_it_commits_is_fenced(
     with pytest.raises(Fenced):
         commit(first, folder, attempt)
     assert content_of(machines.new()) is None
-
-
-class Killed(BaseException):
-    """The process ends here."""
-
-
-def test_a_kill_before_any_request_of_a_commit_leaves_nothing_or_the_whole(
-    machines: Machines, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    put, allowed = obstore.put, 0
-    states: list[bytes | None] = []
-    lock = threading.Lock()
-
-    def put_some(*arguments: Any, **options: Any) -> Any:
-        nonlocal allowed
-        with lock:
-            if allowed == 0:
-                raise Killed
-            allowed -= 1
-        return put(*arguments, **options)
-
-    for requests in range(20):
-        writer = machines.new()
-        folder, attempt = stage(writer, b"weights")
-        with monkeypatch.context() as patched:
-            for module in (object_storage, records):
-                patched.setattr(module.obstore, "put", put_some)
-            allowed = requests
-            try:
-                commit(writer, folder, attempt)
-                survived = True
-            except Killed:
-                survived = False
-        states.append(content_of(machines.new()))
-        if survived:
-            break
-    assert states[-1] == b"weights"
-    assert set(states[:-1]) == {None}
-    assert len(states) > 4, "files, manifest and record are separate requests"
-
-
-@pytest.mark.parametrize("file", ["weights.bin", "tokenizer/tokenizer.json", "metrics.json", MANIFEST])
-@pytest.mark.parametrize("how", ["changed", "removed"])
-def test_a_damaged_object_is_not_used_and_the_next_commit_mends_it(
-    machines: Machines, file: str, how: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    writer = machines.new()
-    artifact = commit(writer, *stage(writer, b"weights"))
-    path = f"{artifact.uri}/{file}"
-    if how == "removed":
-        obstore.delete(machines.remote, path)
-    else:
-        obstore.put(
-            machines.remote,
-            path,
-            bytes(obstore.get(machines.remote, path).bytes()).replace(b"e", b"E") + b" ",
-        )
-    reader = machines.new()
-    with caplog.at_level(logging.ERROR):
-        found = reader.lookup(KEY)
-    assert found.ref is None
-    assert artifact.uri in found.damage[0]
-    other = machines.new()
-    assert commit(other, *stage(other, b"weights")).digest == artifact.digest
-    assert content_of(machines.new()) == b"weights"
 
 
 def test_a_damaged_copy_in_the_cache_is_fetched_again(machines: Machines) -> None:
@@ -183,31 +94,7 @@ def test_a_record_that_cannot_be_read_costs_no_attempt_number_twice(machines: Ma
         commit(storage, *late)
 
 
-def test_an_edited_metric_in_the_record_is_not_believed(machines: Machines) -> None:
-    storage = machines.new()
-    commit(storage, *stage(storage, b"weights"))
-    path = f"keys/{KEY}.json"
-    text = bytes(obstore.get(machines.remote, path).bytes())
-    assert b'"loss":0.1' in text
-    obstore.put(machines.remote, path, text.replace(b'"loss":0.1', b'"loss":0.01'))
-    found = machines.new().lookup(KEY)
-    assert found.ref is None
-    assert "loss" in found.damage[0]
-    assert machines.new().next_attempt(KEY) == 2
-
-
 # Leases
-
-
-def test_one_works_on_a_key_the_other_waits_and_is_told_for_whom(machines: Machines) -> None:
-    first, second, seen = machines.new(), machines.new(), []
-    waiting = second.exclusive(KEY, holder="run b", on_wait=seen.append, timeout=0.3)
-    with first.exclusive(KEY, holder="run a"), pytest.raises(Locked, match="held by run a"), waiting:
-        pass
-    assert seen == ["run a"]
-    began = time.monotonic()
-    with second.exclusive(KEY, holder="run b", timeout=5):
-        assert time.monotonic() - began < 3, "a lease that was given back is free at once"
 
 
 def test_a_lease_outlives_its_seconds_as_long_as_its_holder_does(machines: Machines) -> None:
