@@ -1,14 +1,15 @@
-# make setup | demo | test | check: each does all of its own set-up; a second call starts at once.
+# make setup | demo | test | check | servers | servers-down: each does all of its own set-up; a second call starts at once.
 PYTHON ?= $(shell command -v python3 || command -v python)
 BIN := .venv/bin
 STAMP := .venv/.installed
+SERVERS ?= .vantage-servers
 
 # The same on every machine, and quiet.
 export DO_NOT_TRACK := 1
 export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export MLFLOW_DISABLE_TELEMETRY := true
 
-.PHONY: setup demo test check format
+.PHONY: setup demo test check format servers servers-down
 
 setup: $(STAMP)
 
@@ -31,6 +32,13 @@ check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# PostgreSQL, Prefect and MLflow on this machine. eval "$(make --silent servers)" also sets the variables that it prints.
+servers: setup
+	$(BIN)/python -m deploy.servers up --data $(SERVERS)
+
+servers-down: setup
+	$(BIN)/python -m deploy.servers down --data $(SERVERS)
 
 format: setup
 	$(BIN)/ruff check --fix .

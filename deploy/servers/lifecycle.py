@@ -1,0 +1,164 @@
+"""Start all three servers, or stop them; either can be called again after whatever happened in between."""
+
+import base64
+import fcntl
+import os
+import re
+import shutil
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from deploy.servers.failure import ServersFailure
+from deploy.servers.mlflow_server import mlflow_server, write_auth_config
+from deploy.servers.postgres import OwnPostgres, account, create_databases, data_folder
+from deploy.servers.prefect_server import prefect_server
+from deploy.servers.processes import Server, last_lines, stop
+from deploy.servers.settings import LOOPBACK, USER, Settings, free_port, is_free, write_private
+
+OWN_POSTGRES_VARIABLE = "VANTAGE_POSTGRES_URL"
+START_SECONDS = 180.0
+"""Time limit for a server to answer; the first start makes its tables, which takes most of it on a slow machine."""
+
+
+def say(text: str) -> None:
+    """A message to the user; standard output is for the shell."""
+    print(text, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Make the folder if it is missing, and wait until no other call works in it."""
+    # Others may pass through it if PostgreSQL runs as another user, who must reach its own folder. None may list it.
+    folder.mkdir(mode=0o711 if account() else 0o700, parents=True, exist_ok=True)
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def start_all(folder: Path) -> Settings:
+    """Start what does not run; returns addresses and logins.
+
+    Raises:
+        ServersFailure: a server does not come up, or does not accept our login.
+    """
+    settings = read_settings(folder)
+    if settings.postgres_url is None:
+        postgres = OwnPostgres(settings)
+        started = postgres.ensure_running()
+        _save(settings, folder)
+        say(
+            f"PostgreSQL {'started' if started else 'runs already'}: {LOOPBACK}:{settings.ports['postgres']}, data in {postgres.data}"
+        )
+    create_databases(settings.server_url)
+    write_auth_config(settings, folder)
+    _start(settings, "prefect", folder)
+    _start(settings, "mlflow", folder)
+    _wait_until_ready(settings, "prefect", folder, health="/api/health", needs_login="/api/admin/version")
+    _wait_until_ready(
+        settings, "mlflow", folder, health="/health", needs_login=f"/api/2.0/mlflow/users/get?username={USER}"
+    )
+    return settings
+
+
+def stop_all(folder: Path, *, delete: bool) -> None:
+    """Stop what runs, PostgreSQL last; with ``delete``, remove all that they kept, except in a PostgreSQL of the user.
+
+    Raises:
+        ServersFailure: PostgreSQL does not stop.
+    """
+    for name in ("mlflow", "prefect"):
+        say(f"{name} {'stopped' if stop(folder, name) else 'does not run'}")
+    if (folder / "settings.json").exists():
+        settings = read_settings(folder)
+        if settings.postgres_url is None:
+            say(f"postgres {'stopped' if OwnPostgres(settings).stop() else 'does not run'}")
+        if delete:
+            shutil.rmtree(settings.postgres_folder, ignore_errors=True)
+    if delete:
+        shutil.rmtree(folder)
+        say(f"{folder} deleted")
+
+
+def read_settings(folder: Path) -> Settings:
+    """The remembered settings, or new ones; an address in VANTAGE_POSTGRES_URL wins.
+
+    Raises:
+        ServersFailure: that address cannot be used.
+    """
+    file = folder / "settings.json"
+    settings = (
+        Settings.model_validate_json(file.read_text())
+        if file.exists()
+        else Settings(postgres_folder=data_folder(folder))
+    )
+    url = os.environ.get(OWN_POSTGRES_VARIABLE)
+    if url:
+        if not re.fullmatch(r"postgresql://[^/?#\s]+", url):
+            raise ServersFailure(
+                f"{OWN_POSTGRES_VARIABLE} is not postgresql://USER:PASSWORD@HOST:PORT, without a database or options"
+            )
+        settings.postgres_url = url
+    _save(settings, folder)
+    return settings
+
+
+def _save(settings: Settings, folder: Path) -> None:
+    write_private(folder / "settings.json", settings.model_dump_json(indent=1))
+
+
+def _server(settings: Settings, name: str, folder: Path) -> Server:
+    kept = ("PATH", "HOME", "LANG", "TMPDIR", "TZ")  # nothing that would change a server, and no login
+    environment = {key: os.environ[key] for key in kept if key in os.environ}
+    return {"prefect": prefect_server, "mlflow": mlflow_server}[name](settings, folder, environment)
+
+
+def _start(settings: Settings, name: str, folder: Path) -> None:
+    """Start a server that does not run as it should, on another port if its own is taken; do not wait for it."""
+    if _server(settings, name, folder).runs():
+        return
+    stop(folder, name)  # with other settings, or without its main process
+    if not is_free(settings.ports[name]):
+        taken, settings.ports[name] = settings.ports[name], free_port()
+        _save(settings, folder)
+        say(f"port {taken} is taken: {name} gets {settings.ports[name]}")
+    _server(settings, name, folder).start()
+
+
+def _wait_until_ready(settings: Settings, name: str, folder: Path, *, health: str, needs_login: str) -> None:
+    """Wait until a server answers, and check that it refuses strangers and accepts us."""
+    server = _server(settings, name, folder)
+    address = f"http://{LOOPBACK}:{settings.ports[name]}"
+    login = {"prefect": settings.prefect_password, "mlflow": settings.mlflow_password}[name]
+    deadline = time.monotonic() + START_SECONDS
+    while _status(address + health) != 200:
+        if not server.runs() or time.monotonic() > deadline:
+            raise ServersFailure(f"the {name} server did not start: {last_lines(server.log)} ({server.log})")
+        time.sleep(0.2)
+    answers = _status(address + needs_login), _status(address + needs_login, password=login)
+    if answers != (401, 200):
+        raise ServersFailure(
+            f"the {name} server answers {answers[0]} without a login and {answers[1]} with ours (not 401 and 200): its database "
+            f"may have been made with another password; delete the database, or the users in it ({server.log})"
+        )
+    say(f"{name} runs: {address}")
+
+
+def _status(address: str, *, password: str | None = None) -> int | None:
+    """HTTP status of an address on this machine; None: no answer."""
+    request = urllib.request.Request(address)
+    if password is not None:
+        login = base64.b64encode(f"{USER}:{password}".encode()).decode()
+        request.add_header("Authorization", f"Basic {login}")
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with direct.open(request, timeout=10) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as refusal:
+        return refusal.code
+    except OSError:
+        return None

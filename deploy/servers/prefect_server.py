@@ -1,0 +1,36 @@
+"""How Prefect's server is started: all of its services, one process, only for this machine's browsers and clients."""
+
+import sys
+from pathlib import Path
+
+from deploy.servers.processes import Server
+from deploy.servers.settings import LOOPBACK, USER, Settings
+
+ROOT = Path(__file__).parents[2]
+
+
+def prefect_server(settings: Settings, folder: Path, environment: dict[str, str]) -> Server:
+    """The server on ``settings.ports["prefect"]``; its logins stand in its environment, which other users cannot read."""
+    port = str(settings.ports["prefect"])
+    return Server(
+        name="prefect",
+        command=[
+            *(sys.executable, "-m", "uvicorn", "--factory", "flows.prefect_server.app:create_guarded_app"),
+            *("--host", LOOPBACK, "--port", port, "--log-level", "warning"),
+        ],
+        environment={
+            **environment,
+            "PREFECT_HOME": str(folder / "prefect"),
+            "PREFECT_SERVER_API_HOST": LOOPBACK,
+            "PREFECT_SERVER_API_PORT": port,
+            "PREFECT_SERVER_API_AUTH_STRING": f"{USER}:{settings.prefect_password}",
+            "PREFECT_SERVER_DATABASE_CONNECTION_URL": settings.database_url("vantage_prefect", "asyncpg"),
+            "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": f"http://{LOOPBACK}:{port}",
+            "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+            "DO_NOT_TRACK": "1",
+            "PYTHONPATH": str(ROOT),
+            "PYTHONSAFEPATH": "1",
+        },
+        folder=folder,
+        log=folder / "prefect.log",
+    )

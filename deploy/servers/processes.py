@@ -1,0 +1,110 @@
+"""Servers in the background, found again by a variable in their environment.
+
+A file with a process id would be stale after a ``kill -9`` or a reboot, and would miss the children of a server that
+died. A variable is inherited by every process of a server and ends with it.
+"""
+
+import hashlib
+import json
+import os
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+MARK = "VANTAGE_SERVER"
+STOP_SECONDS = 10.0
+"""Time for a server to end after SIGTERM; then it gets SIGKILL."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server in the background: all of its processes have the same mark in their environment."""
+
+    name: str
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    folder: Path
+    """Its working folder."""
+    log: Path
+
+    @property
+    def mark(self) -> str:
+        """Folder and name, then a digest of what it was started with."""
+        started_with = json.dumps([list(self.command), dict(self.environment)], sort_keys=True)
+        return f"{_mark_of(self.folder, self.name)}{hashlib.sha256(started_with.encode()).hexdigest()[:16]}"
+
+    def runs(self) -> bool:
+        """Whether its main process runs, with this very command and environment."""
+        return any(
+            _mark(process) == self.mark and _leads_session(process)
+            for process in processes_of(self.folder, self.name)
+        )
+
+    def start(self) -> None:
+        """Start it in a session of its own; what is left of an earlier one is stopped first."""
+        stop(self.folder, self.name)
+        descriptor = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        with open(descriptor, "ab") as output:
+            subprocess.Popen(
+                self.command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**self.environment, MARK: self.mark},
+                cwd=self.folder,
+                umask=0o077,
+                start_new_session=True,  # neither Ctrl-C nor the end of the terminal reaches it
+            )
+
+
+def processes_of(folder: Path, name: str) -> list[psutil.Process]:
+    """The living processes of a server. One that has ended and that nobody has waited for has no environment."""
+    return [each for each in psutil.process_iter() if (_mark(each) or "").startswith(_mark_of(folder, name))]
+
+
+def stop(folder: Path, name: str) -> bool:
+    """Stop all processes of a server; returns whether there were any."""
+    found = bool(processes_of(folder, name))
+    for kill in (False, True):
+        for process in processes_of(folder, name):
+            _signal(process, kill=kill)
+        deadline = time.monotonic() + STOP_SECONDS
+        while processes_of(folder, name) and time.monotonic() < deadline:
+            time.sleep(0.1)
+    return found
+
+
+def _signal(process: psutil.Process, *, kill: bool) -> None:
+    with suppress(psutil.NoSuchProcess):
+        process.kill() if kill else process.terminate()
+
+
+def _leads_session(process: psutil.Process) -> bool:
+    try:
+        return os.getsid(process.pid) == process.pid
+    except ProcessLookupError:
+        return False
+
+
+def _mark_of(folder: Path, name: str) -> str:
+    return f"{folder} {name} "
+
+
+def _mark(process: psutil.Process) -> str | None:
+    try:
+        mark: str | None = process.environ().get(MARK)
+    except (psutil.Error, OSError):  # another user's, or ended
+        return None
+    return mark
+
+
+def last_lines(log: Path, number: int = 3) -> str:
+    """The end of a log; empty if there is none."""
+    if not log.exists():
+        return ""
+    return "\n".join(log.read_text(errors="replace").splitlines()[-number:])

@@ -1,0 +1,82 @@
+"""What ``make servers`` remembers from call to call: addresses and generated passwords."""
+
+import os
+import secrets
+import socket
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+
+LOOPBACK = "127.0.0.1"
+USER = "vantage"
+"""User of all three servers."""
+PORTS = {"postgres": 5433, "prefect": 4200, "mlflow": 5000}
+"""Where they listen if nobody else does."""
+
+
+def _password() -> str:
+    return secrets.token_urlsafe(24)
+
+
+class Settings(BaseModel):
+    """Contents of ``settings.json``, which its owner alone can read."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    postgres_url: str | None = None
+    """The user's own PostgreSQL; None: one of ours, started here."""
+    postgres_folder: Path
+    """Data of our own PostgreSQL."""
+    ports: dict[str, int] = Field(default_factory=lambda: dict(PORTS))
+    postgres_password: str = Field(default_factory=_password)
+    prefect_password: str = Field(default_factory=_password)
+    mlflow_password: str = Field(default_factory=_password)
+    mlflow_secret_key: str = Field(default_factory=_password)
+
+    @property
+    def server_url(self) -> str:
+        """Address of PostgreSQL, without a database."""
+        own = f"postgresql://{USER}:{self.postgres_password}@{LOOPBACK}:{self.ports['postgres']}"
+        return self.postgres_url or own
+
+    def database_url(self, database: str, driver: str) -> str:
+        """Address of a database for SQLAlchemy, with its driver (``asyncpg`` or ``psycopg``)."""
+        return f"{self.server_url.replace('postgresql://', f'postgresql+{driver}://', 1)}/{database}"
+
+    def exports(self) -> str:
+        """What a client needs, as lines for a shell. No value has a character that a shell would treat as syntax."""
+        variables = {
+            "PREFECT_API_URL": f"http://{LOOPBACK}:{self.ports['prefect']}/api",
+            "PREFECT_API_AUTH_STRING": f"{USER}:{self.prefect_password}",
+            "MLFLOW_TRACKING_URI": f"http://{LOOPBACK}:{self.ports['mlflow']}",
+            "MLFLOW_TRACKING_USERNAME": USER,
+            "MLFLOW_TRACKING_PASSWORD": self.mlflow_password,
+        }
+        return "".join(f"export {name}={value}\n" for name, value in variables.items())
+
+
+def write_private(path: Path, text: str) -> None:
+    """Replace a file by one that only its owner can read."""
+    new = path.with_name(f"{path.name}.new")
+    new.unlink(missing_ok=True)
+    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(text)
+    new.replace(path)
+
+
+def is_free(port: int) -> bool:
+    """Whether a server can listen on this port of the loopback address."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((LOOPBACK, port))
+        except OSError:
+            return False
+        return True
+
+
+def free_port() -> int:
+    """A port that nobody uses."""
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        return int(probe.getsockname()[1])
