@@ -14,7 +14,6 @@ finds another version of the record and cannot commit.
 """
 
 import logging
-import secrets
 import shutil
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, suppress
@@ -28,15 +27,15 @@ from pydantic import Field, ValidationError
 from schemas.frozen import Frozen
 from schemas.records.artifacts import Artifact
 from storage.attempt_counter import SKIPPED_ATTEMPTS
-from storage.durable_files import locked, make_folder, move_folder
+from storage.durable_files import make_folder
 from storage.leases import LEASE_SECONDS, RemoteLeases
 from storage.measured_file import contradictions, read_sealed
+from storage.object_cache import ObjectCache
 from storage.records import Conflict, Version, read_record, replace_record
 from storage.refs import DamagedRef, Lookup, Ref, check_ref, seal_as
 from storage.remote_objects import RemoteObjects, copy_aside, quarantine_of
 from storage.scratch_copy import ScratchCopy
 from storage.store import Fenced, checked_digest
-from storage.verified_folders import VerifiedFolders
 
 _log = logging.getLogger(__name__)
 
@@ -51,37 +50,37 @@ class KeyRecord(Frozen):
 class ObjectStorage:
     """A ``Storage`` in a bucket, with a cache on this machine."""
 
-    def __init__(self, remote: Remote, cache: Path, *, lease_seconds: float = LEASE_SECONDS) -> None:
-        """``remote`` begins at the workspace's prefix; ``cache`` may be shared by processes of this machine."""
+    def __init__(
+        self,
+        remote: Remote,
+        cache: Path,
+        *,
+        objects: ObjectCache | None = None,
+        lease_seconds: float = LEASE_SECONDS,
+    ) -> None:
+        """``remote`` begins at the workspace's prefix.
+
+        Args:
+            cache: scratch and staging folders of this machine; processes may share it.
+            objects: copies of objects, on the same disk; None: below ``cache``, without a bound.
+        """
         self._remote = remote
         self._objects = RemoteObjects(remote)
         self._leases = RemoteLeases(remote, seconds=lease_seconds)
         self._cache = cache.absolute()
-        self._verified = VerifiedFolders()
-        for name in ("objects", "staging", "scratch", "locks"):
+        self._copies = objects or ObjectCache(self._cache, max_bytes=2**63)
+        for name in ("staging", "scratch"):
             make_folder(self._cache / name)
 
     # Objects
 
     def folder(self, artifact: Artifact) -> Path:
-        """A local folder with the artifact's files, fetched and verified.
+        """A local folder with the artifact's files, fetched and verified; it stays as long as this object.
 
         Raises:
             ValueError: the object is missing or damaged.
         """
-        target = self._cached(artifact.digest)
-        with locked(self._cache / "locks" / f"object-{artifact.digest}"):
-            if not self._verified.problems(target, digest=artifact.digest):
-                return target
-            shutil.rmtree(target, ignore_errors=True)
-            fetched = self._cache / "staging" / f"fetched-{artifact.digest}-{secrets.token_hex(4)}"
-            try:
-                if problems := self._objects.fetch(artifact.digest, fetched):
-                    raise ValueError(f"{artifact.uri} is damaged: {'; '.join(problems)}")
-                move_folder(fetched, target)
-            finally:
-                shutil.rmtree(fetched, ignore_errors=True)
-        return target
+        return self._copies.keep(*self._copy_of(artifact.digest))
 
     # Refs
 
@@ -106,11 +105,11 @@ class ObjectStorage:
         if ref is None:
             return Lookup(None)
         try:
-            folder = self.folder(ref.artifact)
+            with self._copies.using(*self._copy_of(ref.artifact.digest)) as folder:
+                differing = contradictions(ref.artifact, read_sealed(folder, digest=ref.artifact.digest))
         except ValueError as error:
             self._objects.quarantine_manifest(ref.artifact.digest)
             return Lookup(None, (str(error),))
-        differing = contradictions(ref.artifact, read_sealed(folder, digest=ref.artifact.digest))
         if differing:
             self._quarantine_ref(stage_key)
             return Lookup(None, tuple(f"{_key_path(stage_key)}: {each}" for each in differing))
@@ -152,7 +151,7 @@ class ObjectStorage:
         )
         self._objects.upload(folder, ref.artifact.digest)
         self._swap_ref(ref)
-        self._keep_in_cache(folder, ref.artifact.digest)
+        self._copies.adopt(folder, ref.artifact.digest)
         return ref.artifact
 
     # Leases
@@ -225,8 +224,14 @@ class ObjectStorage:
 
     # Implementation
 
-    def _cached(self, digest: str) -> Path:
-        return self._cache / "objects" / checked_digest(digest)
+    def _copy_of(self, digest: str) -> tuple[str, Callable[[Path], list[str]], Callable[[], int]]:
+        """The arguments of a copy: digest, how it is fetched, and how large it is."""
+        checked_digest(digest)
+        return (
+            digest,
+            lambda folder: self._objects.fetch(digest, folder),
+            lambda: sum(self._objects.sizes(digest).values()),
+        )
 
     def _staging_path(self, stage_key: str, attempt: int) -> Path:
         return self._cache / "staging" / f"{checked_digest(stage_key)}.{attempt}"
@@ -236,11 +241,6 @@ class ObjectStorage:
 
     def _copy(self, stage_key: str) -> ScratchCopy:
         return ScratchCopy(self._remote, f"scratch/{checked_digest(stage_key)}", self._scratch(stage_key))
-
-    def _keep_in_cache(self, folder: Path, digest: str) -> None:
-        with locked(self._cache / "locks" / f"object-{digest}"):
-            if not self._cached(digest).is_dir():
-                move_folder(folder, self._cached(digest))
 
     def _swap_ref(self, ref: Ref) -> None:
         """Point the stage key to the object, unless a newer attempt has started (compare-and-swap)."""

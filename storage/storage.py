@@ -86,16 +86,21 @@ class Storage(Objects, Refs, Leases, Scratch, Protocol):
 def open_storage(address: str) -> Storage:
     """The storage at an address: a folder's path, or ``s3://…``, ``gs://…``, ``az://…``.
 
-    A bucket's objects are cached in ``$VANTAGE_CACHE``, or else ``~/.cache/vantage``. Credentials, region and endpoint are
-    those of the environment (``AWS_…``, ``GOOGLE_…``, ``AZURE_…``).
+    Objects of buckets are cached in ``$VANTAGE_CACHE``, or else ``~/.cache/vantage``, up to ``$VANTAGE_CACHE_GB``
+    (``storage.object_cache``). Credentials, region and endpoint are those of the environment (``AWS_…``, ``GOOGLE_…``,
+    ``AZURE_…``).
 
     Raises:
-        ValueError: the address is none of these.
+        ValueError: the address is none of these, or the bound is no number.
     """
     if "://" not in address:
         return Store(Path(address))
     from storage.bucket import open_bucket
+    from storage.object_cache import ObjectCache, max_bytes_from
     from storage.object_storage import ObjectStorage
 
     root = Path(os.environ.get("VANTAGE_CACHE") or Path.home() / ".cache" / "vantage")
-    return ObjectStorage(open_bucket(address), root / sha256(address.encode()).hexdigest()[:16])
+    objects = ObjectCache(root, max_bytes=max_bytes_from(os.environ))
+    return ObjectStorage(
+        open_bucket(address), root / sha256(address.encode()).hexdigest()[:16], objects=objects
+    )
