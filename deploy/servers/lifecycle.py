@@ -21,7 +21,7 @@ from deploy.servers.processes import Server, last_lines, stop
 from deploy.servers.settings import LOOPBACK, USER, Settings, free_port, is_free, write_private
 
 OWN_POSTGRES_VARIABLE = "VANTAGE_POSTGRES_URL"
-START_SECONDS = 180.0
+START_SECONDS = 600.0
 """Time limit for a server to answer; the first start makes its tables, which takes most of it on a slow machine."""
 
 

@@ -1,0 +1,207 @@
+"""What ``schedule_many.py`` found: counted, measured, written as tables and drawn."""
+
+import argparse
+import csv
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+STEPS_OF_A_PIPELINE = 9
+"""Five stages, the model, three datasets."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The load at one moment; CPU in cores, since the sample before."""
+
+    seconds: float
+    waiting: int
+    running: int
+    ended: int
+    prefect_cpu: float
+    postgres_cpu: float
+    workers_cpu: float
+    prefect_mib: float
+    commits_per_second: float
+    database_mib: float
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """What Prefect's database says of one flow run; seconds since the workers were started."""
+
+    number: int
+    state: str
+    started: float
+    ended: float
+
+
+def counts(connection: psycopg.Connection[Any], column: str, table: str) -> dict[str, int]:
+    """Value of a column → number of rows."""
+    query = sql.SQL("SELECT {0}, count(*) FROM {1} GROUP BY 1").format(
+        sql.Identifier(column), sql.Identifier(table)
+    )
+    return dict(connection.execute(query).fetchall())
+
+
+def read_pipelines(prefect: str, opened_at: float) -> list[Pipeline]:
+    """All flow runs, in the order of their numbers."""
+    with psycopg.connect(prefect) as connection:
+        rows: list[tuple[str, str, datetime, datetime]] = connection.execute(
+            "SELECT parameters->'overrides'->>0, state_name, start_time, end_time FROM flow_run"
+            " WHERE end_time IS NOT NULL"
+        ).fetchall()
+    return sorted(
+        (
+            Pipeline(
+                int(seed.partition("=")[2]),
+                state,
+                round(started.timestamp() - opened_at, 2),
+                round(ended.timestamp() - opened_at, 2),
+            )
+            for seed, state, started, ended in rows
+        ),
+        key=lambda each: each.number,
+    )
+
+
+def count(table: str, prefect: str, pipelines: int) -> dict[str, Any]:
+    """What was lost, what was doubled: by the table that the stages write, and by Prefect's own."""
+    with psycopg.connect(table) as connection:
+        attempts: dict[tuple[int, str], list[str]] = {}
+        for number, stage, event in connection.execute(
+            "SELECT pipeline, stage, event FROM events ORDER BY at"
+        ):
+            attempts.setdefault((number, stage), []).append(event)
+    ended = [[event for event in events if event == "done"] for events in attempts.values()]
+    once, retried = ["started", "done"], ["started", "lost", "started", "done"]
+    with psycopg.connect(prefect) as connection:
+        states = counts(connection, "state_name", "flow_run")
+        tasks = counts(connection, "state_name", "task_run")
+    return {
+        "steps expected": pipelines * STEPS_OF_A_PIPELINE,
+        "steps done": sum(len(each) > 0 for each in ended),
+        "steps lost": pipelines * STEPS_OF_A_PIPELINE - sum(len(each) > 0 for each in ended),
+        "steps done twice": sum(len(each) > 1 for each in ended),
+        "attempts lost on purpose": sum(events.count("lost") for events in attempts.values()),
+        "steps of another history": sum(events not in (once, retried) for events in attempts.values()),
+        "flow runs in Prefect": states,
+        "task runs in Prefect": tasks,
+    }
+
+
+def speed(
+    pipelines: Sequence[Pipeline],
+    table: str,
+    samples: Sequence[Sample],
+    options: argparse.Namespace,
+    requests: int,
+) -> dict[str, Any]:
+    """Throughput, waiting times and load; a "full" sample has pipelines waiting and the first ones ended."""
+    with psycopg.connect(table) as connection:
+        pauses = [
+            float(seconds)
+            for (seconds,) in connection.execute(
+                "SELECT extract(epoch FROM started - done) FROM ("
+                " SELECT event, at AS started, lag(event) OVER by_time AS before, lag(at) OVER by_time AS done,"
+                " stage FROM events WINDOW by_time AS (PARTITION BY pipeline ORDER BY at)) AS pairs"
+                " WHERE event = 'started' AND before = 'done' AND stage IN ('reward', 'value', 'policy', 'evaluation')"
+            )
+        ]
+    ends = max(each.ended for each in pipelines)
+    took = [each.ended - each.started for each in pipelines]
+    waited = [each.started for each in pipelines]
+    refills = refill_seconds(pipelines, options.slots)
+    full = [each for each in samples if each.waiting and each.ended] or list(samples)
+    mean = {
+        field.name: sum(getattr(each, field.name) for each in full) / len(full) for field in fields(Sample)
+    }
+    return {
+        "seconds until all had ended": round(ends, 1),
+        "pipelines per minute": round(60 * len(pipelines) / ends, 1),
+        "seconds of a pipeline (50, 99 %, most)": quantiles(took),
+        "seconds in the queue (50, 99 %, most)": quantiles(waited),
+        "seconds from a slot's end to its next start (50, 99 %, most)": quantiles(refills),
+        "seconds between two stages of a pipeline (50, 99 %, most)": quantiles(pauses),
+        "slots in use while any pipeline waited": f"{mean['running'] / options.slots:.1%}",
+        "HTTP requests of the workers, per second": round(requests / ends, 1),
+        "HTTP requests per pipeline": round(requests / len(pipelines), 1),
+        "commits of PostgreSQL per second": round(mean["commits_per_second"], 1),
+        "cores used: Prefect's server": round(mean["prefect_cpu"], 2),
+        "cores used: PostgreSQL": round(mean["postgres_cpu"], 2),
+        "cores used: workers": round(mean["workers_cpu"], 2),
+        "memory of Prefect's server, MiB": round(max(each.prefect_mib for each in samples)),
+    }
+
+
+def refill_seconds(pipelines: Sequence[Pipeline], slots: int) -> list[float]:
+    """For each end of a pipeline while others waited: how long until the next start that it made room for.
+
+    The start number ``slots + k`` cannot come before the end number ``k``.
+    """
+    starts = sorted(each.started for each in pipelines)
+    ends = sorted(each.ended for each in pipelines)
+    return [start - end for start, end in zip(starts[slots:], ends, strict=False)]
+
+
+def quantiles(values: Sequence[float]) -> str:
+    """Median, 99 % and the largest."""
+    if not values:
+        return "none"
+    ordered = sorted(values)
+    picked = [ordered[int(share * (len(ordered) - 1))] for share in (0.5, 0.99, 1.0)]
+    return ", ".join(f"{each:.2f}" for each in picked)
+
+
+def write(
+    output: Path,
+    facts: dict[str, Any],
+    pipelines: Sequence[Pipeline],
+    samples: Sequence[Sample],
+    *,
+    slots: int,
+) -> None:
+    """The tables and the plot."""
+    lines = [f"| {name} | {value} |" for name, value in facts.items()]
+    (output / "summary.md").write_text("\n".join(["| | |", "|---|---|", *lines]) + "\n")
+    for name, rows in (("pipelines.csv", pipelines), ("load.csv", samples)):
+        with (output / name).open("w", newline="") as file:
+            writer = csv.DictWriter(file, [field.name for field in fields(rows[0])], lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(asdict(each) for each in rows)
+    draw(output / "plot.png", pipelines, samples, slots=slots)
+
+
+def draw(path: Path, pipelines: Sequence[Pipeline], samples: Sequence[Sample], *, slots: int) -> None:
+    """Slots in use, the queue, and the load, against time."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (above, middle, below) = pyplot.subplots(3, 1, figsize=(8, 8), sharex=True)
+    minutes = [each.seconds / 60 for each in samples]
+    above.plot(minutes, [each.running for each in samples], label="slots in use")
+    above.axhline(slots, color="grey", linewidth=0.8, linestyle="--", label="slots")
+    above.set_ylabel("pipelines")
+    middle.plot(minutes, [each.waiting for each in samples], label="waiting")
+    middle.plot(minutes, [each.ended for each in samples], label="ended")
+    middle.set_ylabel("pipelines")
+    for name, label in (
+        ("prefect_cpu", "Prefect's server"),
+        ("postgres_cpu", "PostgreSQL"),
+        ("workers_cpu", "workers"),
+    ):
+        below.plot(minutes, [getattr(each, name) for each in samples], label=label)
+    below.set_ylabel("cores")
+    below.set_xlabel("minutes since the workers started")
+    for axes in (above, middle, below):
+        axes.legend(loc="best", fontsize=8)
+        axes.set_ylim(bottom=0)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
