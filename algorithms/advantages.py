@@ -151,23 +151,21 @@ def length_adaptive_lambda(lengths: Tensor, *, alpha: float) -> Tensor:
     return (1 - 1 / (alpha * lengths)).clamp(min=0.0, max=1.0)
 
 
-def whiten(advantages: Tensor, response_mask: Tensor, *, population: Tensor | None = None) -> Tensor:
+def whiten(advantages: Tensor, response_mask: Tensor) -> Tensor:
     """(A − mean) / (std + 1e-8) over all valid tokens of the batch; std is the population's (ddof 0).
 
     `advantages` (B,T) → (B,T) in float32 or better, detached, 0 outside the mask. Call it on the whole batch,
-    before any split into micro-batches. Equal advantages give 0. A call that holds a part of the batch takes the
-    valid advantages (N,) of the whole as `population`, of which mean and std are; None: this call's.
+    before any split into micro-batches. Equal advantages give 0.
 
-    Raises ValueError for an empty mask (an empty population) or unequal shapes.
+    Raises ValueError for an empty mask or unequal shapes.
     """
     check_response_mask(response_mask, advantages=advantages)
     valid = keep(advantages.detach(), response_mask)[response_mask]
-    whole = valid if population is None else population.detach().to(valid.dtype)
-    if whole.numel() == 0:
+    if valid.numel() == 0:
         raise ValueError("response_mask has no True element; whiten the advantages of the whole batch")
     # std_mean runs Welford's recursion, which is exact for equal advantages; a plain sum would leave rounding
     # noise in the mean, and the division would amplify it.
-    std, mean = torch.std_mean(whole, correction=0)
+    std, mean = torch.std_mean(valid, correction=0)
     whitened = (valid - mean) / (std + WHITENING_EPSILON)
     return whitened.new_zeros(response_mask.shape).masked_scatter(response_mask, whitened)
 

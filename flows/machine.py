@@ -12,10 +12,19 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from schemas.recipe.recipe import ResolvedRecipe
-from schemas.recipe.stages import Resources
+from schemas.recipe.stages import Resources, Stage
+from schemas.recipe.work import Work
 from schemas.records.attempt import Share
 
 CGROUP = Path("/sys/fs/cgroup")
+
+
+def num_ranks(work: Work, share: Share | None) -> int:
+    """Processes that do the work: as many as the recipe says, else one for each GPU, at least one."""
+    if not isinstance(work, Stage):
+        return 1
+    gpus = len(share.gpus) if share else work.resources.gpus or 0
+    return work.resources.distributed.ranks or max(1, gpus)
 
 
 class Machine:
@@ -35,14 +44,19 @@ class Machine:
     def share_of(self, resources: Resources) -> tuple[int, int]:
         """(CPUs, GPUs) that a stage gets: None means all CPUs and one GPU; CPUs are limited to those of the machine.
 
+        A number of ranks without GPUs takes one GPU for each, or none where there are fewer.
+
         Raises:
             ValueError: the stage needs more GPUs than the machine has.
         """
-        gpus = min(1, len(self.gpus)) if resources.gpus is None else resources.gpus
+        ranks = resources.distributed.ranks or 1
+        gpus = resources.gpus
+        if gpus is None:
+            gpus = ranks if ranks <= len(self.gpus) else 0
         if gpus > len(self.gpus):
             raise ValueError(
-                f"resources.gpus={gpus} is more than this machine's {len(self.gpus)}; "
-                "ask for fewer, or run on a machine that has them"
+                f"resources.gpus={gpus} is more than this machine's {len(self.gpus)}; ask for fewer, run on a machine "
+                f"that has them, or compute on CPUs with resources.distributed.ranks={gpus} in place of gpus"
             )
         return (self.cpus if resources.cpus is None else min(resources.cpus, self.cpus)), gpus
 

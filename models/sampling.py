@@ -37,9 +37,10 @@ def sample(
     seed: int,
     greedy: bool = False,
     microbatch_size: int | None = None,
+    rows: slice = slice(None),
     on_token: Callable[[int, int], None] | None = None,
 ) -> Samples:
-    """Sample one response to each prompt from softmax(logits / temperature), the whole vocabulary.
+    """Sample one response to each prompt at `rows` from softmax(logits / temperature), the whole vocabulary.
 
     A row's random numbers depend on `seed`, its place in `prompts` and `max_new_tokens` alone: the global random
     state, the microbatch size and the other rows have no part in them. Repeat a prompt for several samples.
@@ -47,6 +48,7 @@ def sample(
     Args:
         greedy: take the likeliest token instead.
         microbatch_size: prompts in one batch, shortest first; None: all.
+        rows: which of the prompts; their responses are the same whatever else is sampled here.
         on_token: called before each token with the number of responses that have ended, and the token's number (from 1).
 
     Raises:
@@ -56,20 +58,21 @@ def sample(
     _check(model, prompts, max_new_tokens=max_new_tokens, temperature=temperature)
     generator = torch.Generator().manual_seed(seed)
     uniform = torch.rand(len(prompts), max_new_tokens, generator=generator, dtype=torch.float64)
-    order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
+    wanted = range(len(prompts))[rows]
+    order = sorted(wanted, key=lambda i: len(prompts[i]))
     size = microbatch_size or len(prompts)
     responses: dict[int, tuple[list[int], list[float]]] = {}
     was_training = model.training
     model.eval()
     try:
         for start in range(0, len(order), size):
-            rows = order[start : start + size]
+            batch = order[start : start + size]
             responses |= zip(
-                rows,
+                batch,
                 _sample_batch(
                     model,
-                    [prompts[i] for i in rows],
-                    None if greedy else uniform[rows],
+                    [prompts[i] for i in batch],
+                    None if greedy else uniform[batch],
                     max_new_tokens=max_new_tokens,
                     temperature=temperature,
                     eos_token_ids=eos_token_ids,
@@ -80,8 +83,8 @@ def sample(
             )
     finally:
         model.train(was_training)
-    ids = [responses[i][0] for i in range(len(prompts))]
-    logprobs = [responses[i][1] for i in range(len(prompts))]
+    ids = [responses[i][0] for i in wanted]
+    logprobs = [responses[i][1] for i in wanted]
     if not all(math.isfinite(value) for row in logprobs for value in row):
         raise FloatingPointError("the model's logits are not finite; go back to weights that are")
     return Samples(

@@ -20,7 +20,6 @@ from tasks.rollout.rollouts import (
 )
 from tasks.rollout.sampler_check import compare_with_sampler
 from tasks.rollout.selection import Selection
-from tasks.training import ranks
 from tasks.training.attempt import Attempt
 from tasks.training.likelihood import accumulate_nll
 from tasks.training.measured import uncertainty_of, values_of
@@ -157,4 +156,4 @@ def describe(scored: Scored, best: Tensor) -> dict[str, float]:
         "response_length_mean": lengths.float(),
         "truncated_share": (~ended).float(),
     }
-    return {name: ranks.mean(values) for name, values in measured.items()}
+    return {name: values.mean().item() for name, values in measured.items()}

@@ -10,7 +10,6 @@ from algorithms.preference_loss import dpo, implicit_rewards
 from algorithms.preference_loss import measure_pairs as measure
 from algorithms.supervised_loss import token_nll
 from algorithms.uncertainty import Estimate, clustered_mean
-from models.chunks import chunks
 from models.folders import load_policy, save_policy, tokenizer_digest
 from models.policy import PolicyModel
 from models.sequences import Sequences
@@ -119,9 +118,9 @@ def accumulate_preferences(
 ) -> tuple[dict[str, float], int]:
     """Add the gradient of the minibatch's mean loss, micro-batch by micro-batch; returns its metrics and tokens."""
     sums, loss_sum, num_tokens = MetricSums(), 0.0, 0
-    num_pairs = ranks.total(float(len(indices)))
-    for rows in chunks(len(indices), work.microbatch_size):
-        batch = pairs.batch(indices[rows]).to(models.policy.device)
+    num_pairs = float(len(indices))
+    for part in ranks.parts(len(indices), work.microbatch_size):
+        batch = pairs.batch(indices[part.rows]).to(models.policy.device)
         logprobs = pair_logprobs(models, batch, precision=work.precision)
         preference = dpo(
             logprobs.chosen,
@@ -131,15 +130,16 @@ def accumulate_preferences(
             beta=work.beta,
             denominator=num_pairs,
         )
-        preference.loss.backward()
+        (part.weight * preference.loss).backward()
         # Only watched: when it rises while the pairs are learnt, chosen responses become unlikely too
         chosen_rows = slice(0, len(batch) // 2)
-        sums.add(token_nll(logprobs.per_token.detach()[chosen_rows], batch.response_mask[chosen_rows]))
-        sums.add(preference)
-        loss_sum += preference.loss.item()
+        nll = token_nll(logprobs.per_token.detach()[chosen_rows], batch.response_mask[chosen_rows])
+        sums.add(nll, part.weight)
+        sums.add(preference, part.weight)
+        loss_sum += part.weight * preference.loss.item()
         num_tokens += int(batch.attention_mask.sum())
     means = {CURVES.get(name, name): mean for name, mean in sums.means().items()}
-    return {"loss": ranks.total(loss_sum), **means}, num_tokens
+    return {"loss": ranks.total(loss_sum), **means}, ranks.total(num_tokens)
 
 
 def pair_logprobs(models: Models, batch: Sequences, *, precision: Precision) -> PairLogprobs:
@@ -161,15 +161,15 @@ def measure_pairs(
 
     All pairs of a prompt are one cluster.
     """
-    both = []
-    for rows in chunks(len(pairs), work.microbatch_size or work.batch_size):
-        progress.phase("measuring", rows.start, len(pairs))
-        batch = pairs.batch(range(len(pairs))[rows]).to(models.policy.device)
+    both = torch.zeros(2, len(pairs))
+    for part in ranks.parts(len(pairs), work.microbatch_size or work.batch_size):
+        progress.phase("measuring", part.rows.start, len(pairs))
+        batch = pairs.batch(range(len(pairs))[part.rows]).to(models.policy.device)
         logprobs = pair_logprobs(models, batch, precision=work.precision)
         chosen = implicit_rewards(logprobs.chosen, logprobs.ref_chosen, beta=work.beta)
         rejected = implicit_rewards(logprobs.rejected, logprobs.ref_rejected, beta=work.beta)
-        both.append(torch.stack([chosen, rejected]).cpu())
-    measured = measure(*torch.cat(both, dim=1))
+        both[:, part.rows] = part.weight * torch.stack([chosen, rejected]).cpu()
+    measured = measure(*ranks.total(both))
     clusters = pairs.clusters()
     return {
         "pair_accuracy": clustered_mean(measured.correct, clusters),

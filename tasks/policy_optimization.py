@@ -42,7 +42,6 @@ from tasks.rollout.rollouts import (
 )
 from tasks.rollout.sampler_check import compare_with_sampler
 from tasks.rollout.selection import Selection
-from tasks.training import ranks
 from tasks.training.attempt import Attempt
 from tasks.training.data_order import DataOrder
 from tasks.training.measured import uncertainty_of, values_of
@@ -100,7 +99,7 @@ def run(job: StageJob[ResolvedPolicyOptimization]) -> StageResult:
             metrics |= describe(rollout, estimates, gathered.filled, algorithm, state, gathered.moments)
             metrics |= gathered.gap
             if gathered.greedy is not None:
-                metrics["greedy_score_mean"] = ranks.mean(gathered.greedy.scores.total)
+                metrics["greedy_score_mean"] = gathered.greedy.scores.total.mean().item()
 
             # 4. Update the KL coefficients
             measure_kl = partial(kl_to_old, networks, rollout, estimates, work)
@@ -268,7 +267,7 @@ def sample_rollout(
         )
     scored = draw(0)
     uniform = uniform_groups(scored.scores.weighted_sum, samples_per_prompt=group)
-    return Filled(scored=scored, rounds=1, uniform_share=ranks.mean(uniform.float()))
+    return Filled(scored=scored, rounds=1, uniform_share=uniform.float().mean().item())
 
 
 def sample_greedy(
@@ -297,8 +296,7 @@ def scaled_greedy(
 
 def updated_moments(before: RunningMoments, scored: Scored, algorithm: Algorithm) -> RunningMoments:
     """The moments of all scores so far, a rollout's included before it is scaled by them."""
-    scores = ranks.gathered(scored.scores.total)
-    return before if algorithm.reward_scaling == "none" else before.update(scores)
+    return before if algorithm.reward_scaling == "none" else before.update(scored.scores.total)
 
 
 def updated_kl_penalty_coef(coef: float, measure_kl: Callable[[], float], algorithm: Algorithm) -> float:
@@ -314,7 +312,7 @@ def updated_kl_coef(kl_coef: float, rollout: Rollout, algorithm: Algorithm) -> f
         return kl_coef
     controller = ProportionalController(kl_coef, target=algorithm.kl_target, horizon=algorithm.kl_horizon)
     per_response = sequence_sums(rollout.log_ratios, rollout.sequences.response_mask)
-    return controller.update(ranks.mean(per_response), num_sequences=ranks.total(len(per_response))).coef
+    return controller.update(per_response.mean().item(), num_sequences=len(per_response)).coef
 
 
 def describe(
@@ -327,26 +325,26 @@ def describe(
 ) -> dict[str, float]:
     """What a rollout was like, before its updates, and the coefficients of its rewards."""
     mask = rollout.sequences.response_mask
-    advantages = ranks.gathered(estimates.advantages[estimates.policy_mask])
-    terms = {f"score_mean_{name}": ranks.mean(term) for name, term in rollout.scores.by_term.items()}
+    advantages = estimates.advantages[estimates.policy_mask]
+    terms = {f"score_mean_{name}": term.mean().item() for name, term in rollout.scores.by_term.items()}
     metrics = {
-        "score_mean": ranks.mean(rollout.scores.total),
+        "score_mean": rollout.scores.total.mean().item(),
         **terms,
-        "scaled_score_mean": ranks.mean(rollout.scaled_scores),
-        "reward_mean": ranks.mean(sequence_sums(rollout.rewards, mask)),
-        "kl_to_reference": ranks.mean(sequence_sums(rollout.log_ratios, mask)),
+        "scaled_score_mean": rollout.scaled_scores.mean().item(),
+        "reward_mean": sequence_sums(rollout.rewards, mask).mean().item(),
+        "kl_to_reference": sequence_sums(rollout.log_ratios, mask).mean().item(),
         "kl_coef": state.kl_coef,
         "advantage_mean": advantages.mean().item(),
         "advantage_std": advantages.std(correction=0).item(),
-        "positive_share": ranks.mean(estimates.is_positive.float()),
-        "response_length_mean": ranks.mean(rollout.sequences.lengths.float()),
-        "truncated_share": ranks.mean((~rollout.sampled.ended).float()),
+        "positive_share": estimates.is_positive.float().mean().item(),
+        "response_length_mean": rollout.sequences.lengths.float().mean().item(),
+        "truncated_share": (~rollout.sampled.ended).float().mean().item(),
         "uniform_group_share": filled.uniform_share,
         "sampling_rounds": filled.rounds,
     }
     if estimates.old_values is not None:
         returns = monte_carlo_returns(rollout.rewards, mask, gamma=algorithm.gamma)
-        values, of_returns = (ranks.gathered(each[mask])[None] for each in (estimates.old_values, returns))
+        values, of_returns = (each[mask][None] for each in (estimates.old_values, returns))
         valid = torch.ones_like(values, dtype=torch.bool)
         metrics["explained_variance"] = explained_variance(values, of_returns, valid)
     if algorithm.reward_scaling != "none":

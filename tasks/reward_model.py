@@ -7,7 +7,7 @@ minibatch's gradient and one that measures held-out rows; all else is the same.
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from algorithms.preference_loss import (
     bradley_terry,
@@ -19,7 +19,6 @@ from algorithms.preference_loss import (
 from algorithms.preference_loss import measure_pairs as measure
 from algorithms.supervised_loss import token_nll
 from algorithms.uncertainty import Estimate, clustered_mean, clustered_ratio
-from models.chunks import chunks
 from models.folders import tokenizer_digest
 from models.heads import (
     ScalarModel,
@@ -147,11 +146,11 @@ def accumulate_pairs(
     The margin is each pair's own, where the data has margins. A micro-batch counts pairs.
     """
     sums, loss_sum, num_tokens = MetricSums(), 0.0, 0
-    num_pairs = ranks.total(float(len(indices)))
+    num_pairs = float(len(indices))
     chosen_lengths = (len(pairs.response_ids["chosen"][index]) for index in indices)
-    num_chosen_tokens = ranks.total(float(sum(chosen_lengths)))
-    for rows in chunks(len(indices), work.microbatch_size):
-        batch = pairs.batch(indices[rows]).to(reward.device)
+    num_chosen_tokens = float(sum(chosen_lengths))
+    for part in ranks.parts(len(indices), work.microbatch_size):
+        batch = pairs.batch(indices[part.rows]).to(reward.device)
         chosen_rows = slice(0, len(batch) // 2)
         with autocast(work.precision, batch.input_ids.device):
             if work.lm_coef:
@@ -160,21 +159,21 @@ def accumulate_pairs(
                 both, logprobs = scores(reward, batch), None
         chosen, rejected = both.chunk(2)
 
-        margin = _margin(pairs, indices[rows], chosen)
+        margin = _margin(pairs, indices[part.rows], chosen)
         preference = bradley_terry(chosen, rejected, margin=margin, denominator=num_pairs)
         centring = score_centring(chosen, rejected, denominator=num_pairs)
         loss = preference.loss + work.centre_coef * centring.loss
-        sums.add(preference)
-        sums.add(centring)
+        sums.add(preference, part.weight)
+        sums.add(centring, part.weight)
         if logprobs is not None:
             language = token_nll(logprobs, batch.response_mask[chosen_rows], denominator=num_chosen_tokens)
             loss = loss + work.lm_coef * language.loss
-            sums.add(language)
-        loss.backward()
-        loss_sum += loss.item()
+            sums.add(language, part.weight)
+        (part.weight * loss).backward()
+        loss_sum += part.weight * loss.item()
         num_tokens += int(batch.attention_mask.sum())
     means = {CURVES.get(name, name): mean for name, mean in sums.means().items()}
-    return {"loss": ranks.total(loss_sum), **means}, num_tokens
+    return {"loss": ranks.total(loss_sum), **means}, ranks.total(num_tokens)
 
 
 def _margin(pairs: Completions, indices: Sequence[int], like: Tensor) -> Tensor | None:
@@ -190,21 +189,21 @@ def accumulate_rankings(
     """
     sums, loss_sum, num_tokens = MetricSums(), 0.0, 0
     score_sum, num_completions = 0.0, 0
-    num_prompts = ranks.total(float(rankable(*rankings.ranks_of(indices))))
-    for rows in chunks(len(indices), work.microbatch_size):
-        batch = rankings.batch(indices[rows]).to(reward.device)
+    num_prompts = float(rankable(*rankings.ranks_of(indices)))
+    for part in ranks.parts(len(indices), work.microbatch_size):
+        batch = rankings.batch(indices[part.rows]).to(reward.device)
         with autocast(work.precision, batch.ranks.device):
             completion_scores = scores(reward, batch.sequences)
         preference = ranking_loss(completion_scores, batch.ranks, batch.group_ids, denominator=num_prompts)
-        sums.add(preference)
-        preference.loss.backward()
-        loss_sum += preference.loss.item()
-        score_sum += float(completion_scores.detach().sum())
-        num_completions += len(batch.sequences)
+        sums.add(preference, part.weight)
+        (part.weight * preference.loss).backward()
+        loss_sum += part.weight * preference.loss.item()
+        score_sum += part.weight * float(completion_scores.detach().sum())
+        num_completions += int(part.weight) * len(batch.sequences)
         num_tokens += int(batch.sequences.attention_mask.sum())
     means = {CURVES.get(name, name): mean for name, mean in sums.means().items()}
     score_mean = ranks.total(score_sum) / ranks.total(num_completions)
-    return {"loss": ranks.total(loss_sum), **means, "score_mean": score_mean}, num_tokens
+    return {"loss": ranks.total(loss_sum), **means, "score_mean": score_mean}, ranks.total(num_tokens)
 
 
 @torch.no_grad()
@@ -214,21 +213,33 @@ def measure_rankings(reward: ScalarModel, rankings: Rankings, *, batch_size: int
     Accuracy and gap count every pair once, so a prompt with many responses says more. The loss is weighted as in
     training: a mean over prompts of each one's mean over its pairs. All pairs of a prompt are one cluster.
     """
+    of_prompts = ranking_scores(reward, rankings, batch_size=batch_size)
     prompts, of_pairs = rankings.clusters(), []
-    for rows in chunks(len(rankings), batch_size):
-        progress.phase("measuring", rows.start, len(rankings))
-        batch = rankings.batch(range(len(rankings))[rows]).to(reward.device)
-        completion_scores = scores(reward, batch.sequences)
-        better, worse, prompt = untied_pairs(batch.ranks, batch.group_ids)
-        pairs = measure(completion_scores[better], completion_scores[worse])
-        weights = 1 / torch.bincount(prompt)[prompt].double()
-        of_pairs.append((pairs.correct, pairs.score_gap, pairs.loss, weights, prompts[rows][prompt.cpu()]))
-    correct, gaps, losses, weights, clusters = (torch.cat(each).cpu() for each in zip(*of_pairs, strict=True))
+    for prompt, places in enumerate(rankings.ranks):
+        better, worse, _ = untied_pairs(torch.tensor(places), torch.zeros(len(places), dtype=torch.int64))
+        pairs = measure(of_prompts[prompt, better], of_prompts[prompt, worse])
+        weights = torch.full((len(better),), 1 / len(better), dtype=torch.float64)
+        clusters = prompts[prompt].expand(len(better))
+        of_pairs.append((pairs.correct, pairs.score_gap, pairs.loss, weights, clusters))
+    correct, gaps, losses, weights, clusters = (torch.cat(each) for each in zip(*of_pairs, strict=True))
     return {
         "pair_accuracy": clustered_mean(correct, clusters),
         "score_gap": clustered_mean(gaps, clusters),
         "preference_loss": clustered_ratio(losses * weights, weights, clusters),
     }
+
+
+def ranking_scores(reward: ScalarModel, rankings: Rankings, *, batch_size: int) -> Tensor:
+    """Scores (N, R) of the responses to N prompts, on the CPU; 0 where a prompt has fewer than R."""
+    sizes = [len(responses) for responses in rankings.response_ids]
+    found = torch.zeros(len(rankings), max(sizes))
+    for part in ranks.parts(len(rankings), batch_size):
+        progress.phase("measuring", part.rows.start, len(rankings))
+        batch = rankings.batch(range(len(rankings))[part.rows]).to(reward.device)
+        of_prompts = scores(reward, batch.sequences).cpu().split(sizes[part.rows])
+        padded = nn.utils.rnn.pad_sequence(list(of_prompts), batch_first=True)
+        found[part.rows, : padded.shape[1]] = part.weight * padded
+    return ranks.total(found)
 
 
 @torch.no_grad()
@@ -238,12 +249,12 @@ def measure_pairs(reward: ScalarModel, pairs: Completions, *, batch_size: int) -
     Margins are left out, as they only say how to learn: a pair counts as right where chosen scores above rejected, and
     the numbers of data with margins and without can be compared.
     """
-    both = []
-    for rows in chunks(len(pairs), batch_size):
-        progress.phase("measuring", rows.start, len(pairs))
-        batch = pairs.batch(range(len(pairs))[rows]).to(reward.device)
-        both.append(torch.stack(scores(reward, batch).chunk(2)).cpu())
-    measured = measure(*torch.cat(both, dim=1))
+    both = torch.zeros(2, len(pairs))
+    for part in ranks.parts(len(pairs), batch_size):
+        progress.phase("measuring", part.rows.start, len(pairs))
+        batch = pairs.batch(range(len(pairs))[part.rows]).to(reward.device)
+        both[:, part.rows] = part.weight * torch.stack(scores(reward, batch).chunk(2)).cpu()
+    measured = measure(*ranks.total(both))
     clusters = pairs.clusters()
     return {
         "pair_accuracy": clustered_mean(measured.correct, clusters),
@@ -257,7 +268,7 @@ def mean_score(reward: ScalarModel, examples: Completions, *, batch_size: int) -
     """Mean score of the first demonstrations, in the reward model's own unit."""
     count = min(len(examples), CENTRE_ROWS)
     total = 0.0
-    for rows in chunks(count, batch_size):
-        batch = examples.batch(range(count)[rows]).to(reward.device)
-        total += float(scores(reward, batch).double().sum())
-    return total / count
+    for part in ranks.parts(count, batch_size):
+        batch = examples.batch(range(count)[part.rows]).to(reward.device)
+        total += part.weight * float(scores(reward, batch).double().sum())
+    return ranks.total(total) / count

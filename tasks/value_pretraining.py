@@ -15,7 +15,6 @@ from algorithms.diagnostics import ValueDiagnostics, value_diagnostics
 from algorithms.rewards import RunningMoments
 from algorithms.uncertainty import Estimate, clustered_explained_variance, clustered_ratio
 from algorithms.value_loss import value_loss
-from models.chunks import chunks
 from models.folders import load_policy, tokenizer_digest
 from models.heads import (
     ScalarModel,
@@ -132,8 +131,8 @@ def run(job: StageJob[ResolvedValuePretraining]) -> StageResult:
             attempt.finish_step(
                 {
                     **metrics,
-                    "score_mean": ranks.mean(rollout.scores.total),
-                    "return_mean": ranks.mean(returns[rollout.sequences.response_mask]),
+                    "score_mean": rollout.scores.total.mean().item(),
+                    "return_mean": returns[rollout.sequences.response_mask].mean().item(),
                 },
                 num_tokens=int(rollout.sequences.attention_mask.sum()),
                 headline="value_loss",
@@ -174,7 +173,7 @@ def sample_moments(
     scored = sample_and_score(
         models, prompts, order.batch(0), seed=derive_seed(stage_seed(job), "moments sampling")
     )
-    return RunningMoments().update(ranks.gathered(scored.scores.total))
+    return RunningMoments().update(scored.scores.total)
 
 
 def sample_held_out(
@@ -223,16 +222,16 @@ def accumulate_value_loss(
 ) -> dict[str, float]:
     """Add the gradient of one minibatch's value loss, micro-batch by micro-batch; returns its metrics."""
     sums, loss_sum = MetricSums(), 0.0
-    denominator = ranks.total(rollout.sequences.response_mask[rows].sum())
-    for part in chunks(len(rows), work.microbatch_size):
-        micro = rollout.sequences.select(rows[part])
-        targets = returns[rows[part], : micro.response_ids.shape[1]]
+    denominator = rollout.sequences.response_mask[rows].sum()
+    for part in ranks.parts(len(rows), work.microbatch_size):
+        micro = rollout.sequences.select(rows[part.rows])
+        targets = returns[rows[part.rows], : micro.response_ids.shape[1]]
         with autocast(work.precision, targets.device):
             predicted = values(critic, micro)
         result = value_loss(predicted.float(), None, targets, micro.response_mask, denominator=denominator)
-        result.loss.backward()
-        sums.add(result)
-        loss_sum += result.loss.item()
+        (part.weight * result.loss).backward()
+        sums.add(result, part.weight)
+        loss_sum += part.weight * result.loss.item()
     return {"value_loss": ranks.total(loss_sum), "value_bias": sums.means()["value_bias"]}
 
 

@@ -37,7 +37,7 @@ _parser_lock = threading.Lock()
 LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "pyarrow", "numpy")
 
 
-def provenance(kind: str, *, threads: int) -> dict[str, str]:
+def provenance(kind: str, *, threads: int, world_size: int) -> dict[str, str]:
     """Provenance of a kind of work on this machine: code, library versions, device, torch's threads, processes."""
     return {
         "code": code_digest(KINDS[kind].module),
@@ -45,7 +45,7 @@ def provenance(kind: str, *, threads: int) -> dict[str, str]:
         **{name: _version(name) for name in LIBRARIES},
         "device": _device(),
         "threads": str(threads),
-        "world_size": "1",
+        "world_size": str(world_size),
     }
 
 

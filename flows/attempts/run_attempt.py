@@ -21,6 +21,7 @@ from flows.attempts.provenance import drift, provenance
 from flows.launchers.launcher import Launcher, StageFailed
 from flows.launchers.local_process import LocalProcess, saved_result
 from flows.launchers.stage_process import explain
+from flows.machine import num_ranks
 from schemas.kinds import KINDS, MODELS
 from schemas.recipe.work import PrepareData
 from schemas.records.artifacts import Artifact
@@ -249,11 +250,15 @@ class _Attempt:
     def _provenance(self, scratch: Path) -> dict[str, str]:
         """Provenance of the computation, and how it differs from that of the checkpoint that it resumes from."""
         request = self.request
-        present = provenance(request.work.kind, threads=threads_of(request.share))
+        world_size = num_ranks(request.work, request.share)
+        present = provenance(request.work.kind, threads=threads_of(request.share), world_size=world_size)
         committed_step, _ = read_committed(scratch)
         changed = drift(request.made_with, present) if committed_step and request.made_with else []
         if changed:
             present["resumed_across"] = "; ".join(changed)
+            before = request.made_with.get("world_size", "1")
+            if before != str(world_size):
+                present["not_bitwise"] = f"begun on {before} processes, continued on {world_size}"
         if request.microbatch_size:
             asked = rows_per_pass(request.work, request.inputs)
             present["microbatch_size"] = f"{request.microbatch_size} in place of {asked}: memory ran out"

@@ -24,7 +24,8 @@ class StageFailed(Exception):
 class Launcher(Protocol):
     """Starts the computation of one attempt, waits for it, and returns its result.
 
-    The only implementation is a child process of this machine (``flows.launchers.local_process.LocalProcess``).
+    The only implementation is a child process of this machine (``flows.launchers.local_process.LocalProcess``), which
+    starts others where the stage has several ranks.
     """
 
     def launch(

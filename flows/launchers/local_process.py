@@ -1,4 +1,4 @@
-"""The launcher for this machine: a new child process for each attempt.
+"""The launcher for this machine: a new child process for each attempt, or one that starts several (torchrun).
 
 Children are forks of a server that has torch and transformers loaded (``flows.launchers.forkserver``); the orchestrator
 never loads them. A child leads its own process group, so that only the orchestrator gets Ctrl-C in a terminal. It
@@ -25,7 +25,7 @@ from flows.launchers import stage_process
 from flows.launchers.descendants import end_descendants
 from flows.launchers.launcher import StageFailed
 from flows.launchers.watchdog import Watchdog
-from flows.machine import available_cpus, oom_kills
+from flows.machine import available_cpus, num_ranks, oom_kills
 from schemas.records.attempt import RUN_STAGE, Failure, Share
 from schemas.records.job import StageJob, StageResult
 from schemas.safe_text import without_secrets
@@ -56,7 +56,10 @@ def warm_up() -> None:
 
 @dataclass(frozen=True)
 class LocalProcess:
-    """A ``Launcher``: a new child process of this machine for each attempt."""
+    """A ``Launcher``: a new child process of this machine for each attempt.
+
+    A stage of several ranks runs in children of that process (``flows.launchers.torchrun``).
+    """
 
     grace: float = GRACE_SECONDS
     """Seconds for a stage to save its state after a stop was requested."""
@@ -77,7 +80,8 @@ class LocalProcess:
         Args:
             job: the job; ``job.json``, ``result.json`` and ``failure.json`` are in ``attempt_folder(job)``.
             log: file to which all output is appended.
-            share: CPUs and GPUs to use; None: all of the machine's. ``job.threads`` has priority for torch.
+            share: CPUs and GPUs to use; None: all of the machine's. ``job.threads`` has priority for torch; ranks
+                share them.
             stop: when set, the process is asked to save and stop, and killed ``grace`` seconds later.
             on_poll: called about five times a second while the process runs, in the calling thread.
             function: dotted name of the function ``StageJob -> StageResult``.
@@ -97,7 +101,9 @@ class LocalProcess:
         threads = job.threads or (share.cpus if share else available_cpus())
         environment = {"CUDA_VISIBLE_DEVICES": ",".join(share.gpus)} if share else {}
         oom_kills_before = oom_kills()
-        process = _start(attempt / "job.json", log, function, threads, environment)
+        process = _start(
+            attempt / "job.json", log, function, threads, environment, num_ranks(job.work, share)
+        )
         watchdog = Watchdog(job.scratch / PROGRESS, hang_seconds=hang_seconds)
         try:
             stopped, hung = _wait(
@@ -146,7 +152,7 @@ def _attempt_folder(scratch: Path, attempt: int) -> Path:
 
 
 def _start(
-    job_file: Path, log: Path, stage: str, threads: int, environment: dict[str, str]
+    job_file: Path, log: Path, stage: str, threads: int, environment: dict[str, str], num_ranks: int
 ) -> ForkServerProcess:
     """Fork a child; a dead fork server is replaced.
 
@@ -156,7 +162,9 @@ def _start(
     context = multiprocessing.get_context("forkserver")
     for _ in range(3):
         process = context.Process(
-            target=stage_process.main, args=(job_file, log, stage, threads, environment), name="stage"
+            target=stage_process.main,
+            args=(job_file, log, stage, threads, environment, num_ranks),
+            name="stage",
         )
         warm_up()
         try:

@@ -32,6 +32,7 @@ from schemas.records.attempt import Failure
 from schemas.records.job import StageJob, StageResult
 from schemas.safe_text import server_secrets, without_secrets
 from tasks.training import preemption
+from tasks.training.writer import writes_files
 
 OUT_OF_MEMORY_MESSAGES = (
     "DefaultCPUAllocator: can't allocate memory",
@@ -48,11 +49,13 @@ PR_SET_PDEATHSIG = 1
 """From ``linux/prctl.h``."""
 
 
-def main(job_file: Path, log: Path, stage: str, threads: int, environment: Mapping[str, str]) -> NoReturn:
+def main(
+    job_file: Path, log: Path, stage: str, threads: int, environment: Mapping[str, str], num_ranks: int = 1
+) -> NoReturn:
     """Run the stage of ``job_file`` and end the process.
 
     ``stage`` is the dotted name of a function ``StageJob -> StageResult``; ``threads``: of torch; ``environment`` is
-    added to the process's own. The process leads its own group, dies with its parent, and treats SIGTERM as a request
+    added to the process's own; with more than one rank, children of the process compute. The process leads its own group, dies with its parent, and treats SIGTERM as a request
     to save and stop.
     """
     os.setsid()
@@ -66,25 +69,42 @@ def main(job_file: Path, log: Path, stage: str, threads: int, environment: Mappi
         del os.environ[name]
     os.environ.update(environment)
     _limit_threads(threads)
-    attempt = job_file.parent
     try:
-        job = StageJob.model_validate_json(job_file.read_bytes())
-        result = _import_function(stage)(job)
-        if not isinstance(result, StageResult):
-            raise TypeError(f"{stage} returned {type(result).__name__}, not StageResult")
-        write_atomically(attempt / "result.json", result.model_dump_json(indent=2))
-        code = int(ExitCode.OK)
+        if num_ranks == 1:
+            compute(job_file, stage)
+            end(ExitCode.OK)
+        from flows.launchers import torchrun  # which loads torch
+
+        end(torchrun.run_ranks(job_file, stage, num_ranks))
     except BaseException as error:  # the process ends here, with a code for every reason
-        failure = explain(error)
-        code = failure.exit_code
-        with suppress(OSError):  # on a full disk, the exit code is enough
-            write_atomically(attempt / "failure.json", failure.model_dump_json(indent=2))
-            traceback.print_exception(error)
+        end(report(error, job_file))
+
+
+def compute(job_file: Path, stage: str) -> None:
+    """Run the stage in this process; the first of a stage's processes writes the result beside the job."""
+    job = StageJob.model_validate_json(job_file.read_bytes())
+    result = _import_function(stage)(job)
+    if not isinstance(result, StageResult):
+        raise TypeError(f"{stage} returned {type(result).__name__}, not StageResult")
+    if writes_files():
+        write_atomically(job_file.with_name("result.json"), result.model_dump_json(indent=2))
+
+
+def report(error: BaseException, job_file: Path) -> int:
+    """Write the failure for an error beside the job, and its traceback to the log; returns its exit code."""
+    failure = explain(error)
+    with suppress(OSError):  # on a full disk, the exit code is enough
+        write_atomically(job_file.with_name("failure.json"), failure.model_dump_json(indent=2))
+        traceback.print_exception(error)
+    return failure.exit_code
+
+
+def end(code: int) -> NoReturn:
+    """End this process at once: threads and workers of a stage must not delay its end, or outlive it."""
     with suppress(OSError):
         logging.shutdown()
         sys.stdout.flush()
         sys.stderr.flush()
-    # Threads and workers of a stage must not delay its end, or outlive it.
     end_descendants(os.getpid())
     os._exit(code)
 
@@ -156,7 +176,7 @@ def _first_sentences(message: str) -> str:
 
 def write_atomically(path: Path, text: str) -> None:
     """Write ``text`` so that a reader sees the complete file or none."""
-    partial = path.with_suffix(".partial")
+    partial = path.with_suffix(f".partial-{os.getpid()}")
     partial.write_text(text, encoding="utf-8")
     partial.replace(path)
 
@@ -169,11 +189,18 @@ def _die_with_parent() -> None:
     # The fork server ends when the other end of this pipe is closed everywhere, and every child inherits it.
     alive_fd = forkserver._forkserver._forkserver_alive_fd  # type: ignore[attr-defined]
     os.close(alive_fd)
-    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    die_with(os.getppid())
     # The orchestrator may have died before the line above took effect.
     orchestrator = multiprocessing.parent_process()
     if orchestrator is not None and not orchestrator.is_alive():
+        os._exit(ExitCode.RESUME)
+
+
+def die_with(parent: int) -> None:
+    """Have the kernel kill this process when its parent's thread that forked it ends."""
+    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    if os.getppid() != parent:  # it has ended before the line above took effect
         os._exit(ExitCode.RESUME)
 
 

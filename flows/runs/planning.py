@@ -16,7 +16,7 @@ from flows.attempts.jobs import (
     work_of,
 )
 from flows.attempts.provenance import drift, provenance
-from flows.machine import available_cpus
+from flows.machine import available_cpus, num_ranks
 from flows.runs.record import RunRecord, StageRecord
 from ledger.operations import Input
 from ledger.sameness import compared_with_itself, remark_on
@@ -238,7 +238,8 @@ def _provenance(recipe: ResolvedRecipe, name: str) -> dict[str, str]:
     """Provenance of the step if it ran now, alone."""
     cpus = resources_of(recipe, name).cpus or available_cpus()
     share = Share(cpus=min(cpus, available_cpus()))
-    return provenance(work_of(recipe, name).kind, threads=threads_of(share))
+    work = work_of(recipe, name)
+    return provenance(work.kind, threads=threads_of(share), world_size=num_ranks(work, None))
 
 
 def _checkpointed(store: Store | None, key: str) -> int:

@@ -57,6 +57,21 @@ class Gate(Frozen):
         return ">=" if self.at_least is not None else "<="
 
 
+class Distributed(Frozen):
+    """How the processes (ranks) of a stage share its work."""
+
+    strategy: Literal["ddp"] = "ddp"
+    """``ddp``: every rank has all weights."""
+    ranks: Count | None = None
+    """Processes; None: one for each GPU, one without GPUs. A number without ``gpus`` takes as many GPUs, or where the
+    machine has fewer, only CPUs."""
+
+
+def _is_default(distributed: Distributed) -> bool:
+    """As ``is_unset``: the field changes the JSON of no recipe that does not set it."""
+    return distributed == Distributed()
+
+
 class Resources(Frozen):
     """Where a stage runs, on how many CPUs and GPUs, and its time limit; never part of its key."""
 
@@ -80,6 +95,16 @@ class Resources(Frozen):
     """Image of a container of the pool; None: the pool's own."""
     node_selector: dict[str, str] = Field(default_factory=dict, exclude_if=is_unset)
     """Labels of the Kubernetes nodes that the pool may use for the stage."""
+    distributed: Distributed = Field(Distributed(), exclude_if=_is_default)
+    """How several processes share the work."""
+
+    @rule
+    def _one_gpu_for_each_rank(self) -> None:
+        asked = self.distributed.ranks
+        if asked is not None and self.gpus and self.gpus != asked:
+            raise ValueError(
+                f"gpus={self.gpus} and distributed.ranks={asked} differ, but each rank has one GPU; leave out one of them"
+            )
 
 
 class Stage(Work):

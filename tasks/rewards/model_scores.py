@@ -3,13 +3,12 @@
 import torch
 from torch import Tensor
 
-from models.chunks import chunks
 from models.folders import tokenizer_digest
 from models.heads import ScalarModel, load_scalar, scores
 from models.sequences import Sequences
 from schemas.recipe.terms import ModelTerm
 from tasks.rewards.term_scores import Source, TermScores
-from tasks.training import progress
+from tasks.training import progress, ranks
 
 
 class TokenizersDiffer(ValueError):
@@ -38,8 +37,8 @@ def scored_by(model: ScalarModel) -> TermScores:
 
 
 def _scores(model: ScalarModel, sequences: Sequences, microbatch_size: int | None) -> Tensor:
-    parts = []
-    for rows in chunks(len(sequences), microbatch_size):
-        progress.phase("scoring", rows.start, len(sequences))
-        parts.append(scores(model, sequences.select(rows)).float())
-    return torch.cat(parts)
+    found = torch.zeros(len(sequences), device=model.device)
+    for part in ranks.parts(len(sequences), microbatch_size):
+        progress.phase("scoring", part.rows.start, len(sequences))
+        found[part.rows] = part.weight * scores(model, sequences.select(part.rows)).float()
+    return ranks.total(found)

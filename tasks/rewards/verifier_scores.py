@@ -1,5 +1,7 @@
 """A term that asks a verifier: 1 for a right response, and for a wrong one what the term says."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -7,6 +9,7 @@ from schemas.recipe.terms import VerifierTerm
 from tasks.rewards.term_scores import Responses, Source, TermScores
 from tasks.rewards.verifier_file import VerifierFunction
 from tasks.rewards.verifiers import load_verifier, verdicts
+from tasks.training import ranks
 
 
 def load(term: VerifierTerm, source: Source) -> TermScores:
@@ -22,7 +25,22 @@ def scored_by(verifier: VerifierFunction, *, wrong: float = 0.0) -> TermScores:
     """Scores by a loaded verifier."""
 
     def scores(given: Responses) -> Tensor:
-        right = verdicts(verifier, given.prompts, given.responses, given.answers)
-        return torch.where(torch.tensor(right, dtype=torch.bool, device=given.device), 1.0, wrong)
+        right = judged(verifier, given.prompts, given.responses, given.answers)
+        return torch.where(right.to(given.device), 1.0, wrong)
 
     return scores
+
+
+def judged(
+    verifier: VerifierFunction,
+    prompts: Sequence[str],
+    responses: Sequence[str],
+    answers: Sequence[str | None],
+) -> Tensor:
+    """Which responses are right, (B,), on the CPU; each is asked about on one rank."""
+    mine = ranks.own(len(prompts))
+    right = torch.zeros(len(prompts), dtype=torch.int64)
+    right[mine] = torch.tensor(
+        verdicts(verifier, prompts[mine], responses[mine], answers[mine]), dtype=torch.int64
+    )
+    return ranks.total(right).bool()

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from models.policy import PolicyModel
 from models.sampling import Samples, sample
 from tasks.data.examples import Codec
-from tasks.training import progress
+from tasks.training import progress, ranks
 from tasks.training.optimization import Precision, autocast
 
 
@@ -51,8 +51,9 @@ class LocalEngine:
         def show(ended: int, token: int) -> None:
             progress.phase("sampling", ended, len(repeated), note=f"token {token} of {limit}")
 
+        mine = ranks.own(len(repeated))
         with autocast(self.precision, self.model.device):
-            return sample(
+            samples = sample(
                 self.model,
                 repeated,
                 max_new_tokens=limit,
@@ -62,8 +63,10 @@ class LocalEngine:
                 seed=seed,
                 greedy=greedy,
                 microbatch_size=self.microbatch_size,
+                rows=mine,
                 on_token=show,
             )
+        return of_all_ranks(samples, mine, count=len(repeated), max_length=limit)
 
     @torch.no_grad()
     def take_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
@@ -76,6 +79,27 @@ class LocalEngine:
         for name, weight in weights:
             if own[name] is not weight:
                 own[name].copy_(weight)
+
+
+def of_all_ranks(own: Samples, rows: slice, *, count: int, max_length: int) -> Samples:
+    """The responses of all ranks, ``count`` in all, of which this rank's own are those at ``rows``."""
+    if ranks.world_size() == 1:
+        return own
+    ids = torch.zeros(count, max_length, dtype=torch.int64)
+    logprobs = torch.zeros(count, max_length, dtype=torch.float64)
+    lengths, ended = torch.zeros(2, count, dtype=torch.int64)
+    for place, row in enumerate(range(count)[rows]):
+        length = len(own.responses[place])
+        ids[row, :length] = torch.tensor(own.responses[place])
+        logprobs[row, :length] = torch.tensor(own.logprobs[place], dtype=torch.float64)
+        lengths[row], ended[row] = length, own.ended[place]
+    ids, logprobs, lengths, ended = map(ranks.total, (ids, logprobs, lengths, ended))
+    widths = lengths.tolist()
+    return Samples(
+        responses=[row[:width] for row, width in zip(ids.tolist(), widths, strict=True)],
+        ended=ended.bool().tolist(),
+        logprobs=[row[:width] for row, width in zip(logprobs.tolist(), widths, strict=True)],
+    )
 
 
 def load_engine(

@@ -9,7 +9,6 @@ from torch import Tensor
 from models.sequences import join
 from tasks.rewards.scoring import Scores
 from tasks.rollout.rollouts import Sampled, Scored, padded
-from tasks.training import ranks
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ def fill(
     mixed: list[tuple[int, int]] = []
     uniform: list[tuple[int, int]] = []
     wanted = 0
-    while not parts or (ranks.any_rank(len(mixed) < wanted) and len(parts) < max_rounds):
+    while not parts or (len(mixed) < wanted and len(parts) < max_rounds):
         number = len(parts)
         parts.append(draw(number))
         is_uniform = uniform_groups(
@@ -69,7 +68,7 @@ def fill(
     return Filled(
         scored=join_scored(chosen, pad_token_id=pad_token_id),
         rounds=len(parts),
-        uniform_share=ranks.total(len(uniform)) / ranks.total(len(uniform) + len(mixed)),
+        uniform_share=len(uniform) / (len(uniform) + len(mixed)),
     )
 
 

@@ -8,7 +8,8 @@ from torch import Tensor
 from schemas.recipe.rewards import Judge
 from schemas.records.job import StageJob
 from tasks.rewards.scoring import load_scorer, score
-from tasks.rewards.verifiers import load_verifier, verdicts
+from tasks.rewards.verifier_scores import judged
+from tasks.rewards.verifiers import load_verifier
 from tasks.rollout.rollouts import Sampled
 
 Judgement = Callable[[Sampled], Tensor]
@@ -33,9 +34,7 @@ def load_judge(
     """
     if judge.verifier is not None:
         verifier = load_verifier(job, judge.verifier, role="judge")
-        return lambda sampled: torch.tensor(
-            verdicts(verifier, sampled.prompts, sampled.responses, sampled.answers), dtype=torch.float32
-        )
+        return lambda sampled: judged(verifier, sampled.prompts, sampled.responses, sampled.answers).float()
     assert judge.reward is not None
     scorer = load_scorer(job, judge.reward, tokenizers_of=policies, device=device)
 

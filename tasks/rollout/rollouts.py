@@ -13,7 +13,6 @@ from algorithms.rewards import (
     scale_scores,
     shape_rewards,
 )
-from models.chunks import chunks
 from models.heads import ScalarModel, values, values_and_final
 from models.logprobs import LogProbs
 from models.policy import PolicyModel
@@ -24,7 +23,7 @@ from tasks.data.examples import Codec, Prompts
 from tasks.rewards.scoring import Scores, score
 from tasks.rollout.engine import RolloutEngine
 from tasks.rollout.rollout_models import RolloutModels
-from tasks.training import progress
+from tasks.training import progress, ranks
 from tasks.training.data_order import DataOrder
 from tasks.training.optimization import autocast
 
@@ -342,26 +341,26 @@ def per_token(
     microbatch_size: int | None,
     computes: str,
 ) -> dict[str, Tensor]:
-    """``compute`` over micro-batches, its results gathered into float32: (b,T) into (B,T) with 0 outside the mask, and
+    """``compute`` over the micro-batches of all ranks, its results gathered into float32: (b,T) into (B,T) with 0 outside the mask, and
     one number for each response, (b,), into (B,).
 
     ``computes`` is what progress calls it.
     """
     gathered: dict[str, Tensor] = {}
-    for rows in chunks(len(sequences), microbatch_size):
-        progress.phase(computes, rows.start, len(sequences))
-        micro = sequences.select(rows)
+    for part in ranks.parts(len(sequences), microbatch_size):
+        progress.phase(computes, part.rows.start, len(sequences))
+        micro = sequences.select(part.rows)
         for name, found in compute(micro).items():
             per_response = found.dim() == 1
             if name not in gathered:
                 shape = (len(sequences),) if per_response else sequences.response_ids.shape
                 gathered[name] = torch.zeros(shape, device=found.device)
             if per_response:
-                gathered[name][rows] = found.float()
+                gathered[name][part.rows] = part.weight * found.float()
             else:
                 kept = found.float().masked_fill(~micro.response_mask, 0.0)
-                gathered[name][rows, : found.shape[1]] = kept
-    return gathered
+                gathered[name][part.rows, : found.shape[1]] = part.weight * kept
+    return {name: ranks.total(found) for name, found in gathered.items()}
 
 
 def sequence_sums(per_token_values: Tensor, response_mask: Tensor) -> Tensor:

@@ -1,11 +1,9 @@
 """Whether the policy that trains is, token by token, the one that sampled."""
 
-import torch
 from torch import Tensor
 
 from algorithms.diagnostics import sampler_gap
 from tasks.rollout.rollouts import Sampled
-from tasks.training import ranks
 from tasks.training.optimization import Precision
 
 MAX_SAMPLER_GAP: dict[Precision, float] = {"float32": 1e-3, "bfloat16": 0.1}
@@ -33,8 +31,7 @@ def compare_with_sampler(logprobs: Tensor, sampled: Sampled, *, precision: Preci
         SamplerDisagrees: the mean |Δ| is above what rounding allows, or no number.
     """
     mask = sampled.sequences.response_mask
-    tokens, sampler_tokens = (ranks.gathered(each[mask]) for each in (logprobs, sampled.sampler_logprobs))
-    gap = sampler_gap(tokens[None], sampler_tokens[None], torch.ones_like(tokens[None], dtype=torch.bool))
+    gap = sampler_gap(logprobs, sampled.sampler_logprobs, mask)
     check_gap(
         "sampler_gap",
         gap.mean,

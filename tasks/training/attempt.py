@@ -134,7 +134,7 @@ class Attempt(Generic[State]):
 
         Args:
             metrics: name → value, of ``schemas.records.metrics``.
-            num_tokens: tokens that the step read or sampled.
+            num_tokens: tokens that the step read or sampled, on all ranks.
             headline: the metric that a person wants to see beside the progress bar.
 
         Raises:
@@ -144,7 +144,7 @@ class Attempt(Generic[State]):
             raise TrainingDiverged(
                 f"{headline} is {metrics[headline]} at step {self.step}; lower the learning rate, or look at the data"
             )
-        tokens_per_second = self._speed.after(ranks.total(num_tokens))
+        tokens_per_second = self._speed.after(num_tokens)
         self._summary = f"{headline} {metrics[headline]:.4g}, {tokens_per_second:,.0f} tokens/s"
         if self._journal is not None:
             self._journal.append(

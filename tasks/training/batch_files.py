@@ -16,14 +16,13 @@ from typing import Any, Self
 from ledger.journal import Journal
 from schemas.canonical_json import canonical_json
 from storage.durable_files import make_folder, replace_file
-from tasks.training import preemption
+from tasks.training import preemption, ranks
 from tasks.training.attempt import Speed
 from tasks.training.progress import Progress
 from tasks.training.scratch import BATCHES, JOURNAL, PROGRESS, write_committed
+from tasks.training.writer import writes_files
 
 log = logging.getLogger(__name__)
-
-"""The folder in scratch that holds them."""
 
 
 class BatchFiles:
@@ -44,8 +43,10 @@ class BatchFiles:
         while (kept := _read(self._path(len(self.finished)))) is not None:
             self.finished.append(kept["content"])
             journal_offset = kept["journal_offset"]
-        self._journal = Journal(scratch / JOURNAL)
-        self._journal.truncate(journal_offset)
+        ranks.wait()  # the first rank writes no further batch before the others have read what is there
+        self._journal = Journal(scratch / JOURNAL) if writes_files() else None
+        if self._journal is not None:
+            self._journal.truncate(journal_offset)
         self._progress = Progress(scratch / PROGRESS, total=total, phase=phase)
         self._progress.update(len(self.finished))
         self._speed = Speed()
@@ -57,7 +58,8 @@ class BatchFiles:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._journal.close()
+        if self._journal is not None:
+            self._journal.close()
 
     def remaining(self) -> Iterator[int]:
         """The numbers of the batches still to do; ``finish`` has to be called in each turn.
@@ -67,7 +69,7 @@ class BatchFiles:
         """
         while len(self.finished) < self._total:
             yield len(self.finished)
-            if preemption.requested():
+            if ranks.any_rank(preemption.requested()):
                 raise preemption.Preempted(
                     f"stopped on request after batch {len(self.finished)} of {self._total}"
                 )
@@ -85,14 +87,15 @@ class BatchFiles:
         """
         number = len(self.finished)
         tokens_per_second = self._speed.after(num_tokens)
-        self._journal.append(
-            number + 1, {**metrics, "tokens_per_second": tokens_per_second}, time=time.time()
-        )
-        offset = self._journal.sync()
-        text = canonical_json({"content": content, "journal_offset": offset}).encode()
-        replace_file(self._path(number), f"{_digest(text)}\n".encode() + text)
+        if self._journal is not None:
+            self._journal.append(
+                number + 1, {**metrics, "tokens_per_second": tokens_per_second}, time=time.time()
+            )
+            offset = self._journal.sync()
+            text = canonical_json({"content": content, "journal_offset": offset}).encode()
+            replace_file(self._path(number), f"{_digest(text)}\n".encode() + text)
+            write_committed(self._scratch, step=number + 1, journal_offset=offset)
         self.finished.append(dict(content))
-        write_committed(self._scratch, step=number + 1, journal_offset=offset)
         self._progress.update(
             number + 1, metrics=metrics, headline=headline, tokens_per_second=tokens_per_second
         )

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from algorithms.supervised_loss import token_nll
-from models.chunks import chunks
 from models.policy import PolicyModel
 from models.sequences import Sequences
 from tasks.training import ranks
@@ -32,21 +31,21 @@ def accumulate_nll(
     precision: Precision,
     coef: float = 1.0,
 ) -> Likelihood:
-    """Add the gradient of ``coef`` times the minibatch's mean token NLL, micro-batch by micro-batch.
+    """Add the gradient of ``coef`` times the minibatch's mean token NLL, micro-batch by micro-batch, of this rank's rows.
 
     Args:
         temperature: of the distribution that is to learn: 1 for demonstrations. What was sampled at another one is
             learnt at that one: else the policy would get a little sharper with every iteration, whatever its score.
     """
-    denominator = ranks.total(minibatch.response_mask.sum())
+    denominator = minibatch.response_mask.sum()
     total = 0.0
     logprobs = torch.zeros(minibatch.response_mask.shape, device=policy.device)
-    for rows in chunks(len(minibatch), microbatch_size):
-        micro = minibatch.select(rows)
+    for part in ranks.parts(len(minibatch), microbatch_size):
+        micro = minibatch.select(part.rows)
         with autocast(precision, policy.device):
             of_micro = policy.logprobs(micro, temperature=temperature).logprobs
         loss = token_nll(of_micro, micro.response_mask, denominator=denominator).loss
-        (coef * loss).backward()
-        total += loss.item()
-        logprobs[rows, : of_micro.shape[1]] = of_micro.detach()
-    return Likelihood(nll=ranks.total(total), logprobs=logprobs)
+        (part.weight * coef * loss).backward()
+        total += part.weight * loss.item()
+        logprobs[part.rows, : of_micro.shape[1]] = part.weight * of_micro.detach()
+    return Likelihood(nll=ranks.total(total), logprobs=ranks.total(logprobs))

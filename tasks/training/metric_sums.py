@@ -14,9 +14,10 @@ class MetricSums:
     def __init__(self) -> None:
         self._sums: dict[str, SumCount] = {}
 
-    def add(self, loss: Any) -> None:
-        """Add every metric of a loss dataclass of ``algorithms``."""
-        for name, metric in metrics_of(loss).items():
+    def add(self, loss: Any, weight: float = 1.0) -> None:
+        """Add every metric of a loss dataclass of ``algorithms``; a weight of 0 adds its name alone."""
+        for name, found in metrics_of(loss).items():
+            metric = found if weight else SumCount(found.sum * 0, found.count * 0)
             self._sums[name] = self._sums[name] + metric if name in self._sums else metric
 
     def means(self) -> dict[str, float]:

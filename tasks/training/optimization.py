@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from schemas.recipe.resolved import ResolvedTraining
+from tasks.training import ranks
 
 Schedule = Literal["constant", "linear", "cosine"]
 Precision = Literal["float32", "bfloat16"]
@@ -19,7 +20,7 @@ class TrainingDiverged(Exception):
 
 
 def training_device() -> torch.device:
-    """The first visible GPU, or the CPU."""
+    """The GPU of this rank (without ranks: the first visible one), or the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
@@ -84,11 +85,12 @@ def update_weights(
 def take_step(
     optimizer: torch.optim.Optimizer, module: nn.Module, *, learning_rate: float, max_grad_norm: float
 ) -> float:
-    """Clip the accumulated gradient to ``max_grad_norm`` (L2), step, and clear it; returns the norm before clipping.
+    """Add the ranks' gradients, clip the sum to ``max_grad_norm`` (L2), step, and clear it; returns the norm before.
 
     Raises:
         TrainingDiverged: the gradient is not finite; weights and optimiser are as they were.
     """
+    ranks.add_gradients(module.parameters())
     norm = float(nn.utils.clip_grad_norm_(module.parameters(), max_grad_norm))
     if not math.isfinite(norm):
         optimizer.zero_grad(set_to_none=True)

@@ -1,22 +1,99 @@
-"""What the processes (ranks) that train one network add up and agree on; with one process, all of it is the identity.
+"""The processes (ranks) that do one stage together; with one process, all of it is the identity.
 
-Each rank holds some rows of a minibatch, at least one, and divides its losses by the denominator of the whole. So the
-ranks' gradients add up to that of the minibatch: whatever shards or copies the network has to add them, not to average
-them (FSDP2: ``set_gradient_divide_factor(1.0)``). Every function here is called by all ranks, in the same order.
+Every rank holds all rows of a batch or rollout, and decides everything by itself from the same numbers. Only what is
+expensive is shared out: forward and backward passes, sampling, scoring. Rank r of W takes rows r, r + W, r + 2W, …; what
+it finds for each row is put in its place of a tensor of zeros, and the sum over ranks is the whole. Losses are divided by
+the denominators of the whole minibatch, so the ranks' gradients add up to that of one process.
+
+Every function that communicates is called by all ranks, in the same order.
 """
 
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import timedelta
 from typing import TypeVar, cast
 
 import torch
 from torch import Tensor, distributed
 
+from models.chunks import chunks
+
 Summed = TypeVar("Summed", int, float, Tensor)
 Agreed = TypeVar("Agreed", int, float)
 
+BUCKET_ELEMENTS = 2**25
+"""Gradients that are added in one message: 128 MiB of float32."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows that this rank computes in one pass."""
+
+    rows: slice
+    weight: float
+    """1. Of a pass that only keeps step with the other ranks: 0, by which its results are multiplied."""
+
+
+def join(*, timeout_seconds: float | None, rendezvous: str = "env://") -> None:
+    """Become one of the ranks that the environment describes (``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` …).
+
+    One GPU for each rank and NCCL where there are GPUs; else CPUs and gloo.
+
+    Args:
+        timeout_seconds: the longest wait for another rank; None: a week.
+        rendezvous: where the ranks meet, as ``torch.distributed`` takes it.
+    """
+    timeout = timedelta(seconds=timeout_seconds) if timeout_seconds else timedelta(days=7)
+    place = {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
+    if torch.cuda.is_available():
+        device = torch.device("cuda", distributed.get_node_local_rank(fallback_rank=0))
+        torch.cuda.set_device(device)
+        distributed.init_process_group("nccl", rendezvous, timeout=timeout, device_id=device, **place)
+    else:
+        distributed.init_process_group("gloo", rendezvous, timeout=timeout, **place)
+
+
+def leave() -> None:
+    """The stage is done; not to be called after an error, when the others may no longer answer."""
+    distributed.destroy_process_group()
+
+
+def is_of_communication(error: BaseException) -> bool:
+    """Whether the error says that another rank has ended or does not answer; its own error tells why."""
+    is_of_gloo = isinstance(error, RuntimeError) and "gloo" in str(error)
+    return is_of_gloo or isinstance(error, distributed.DistError)
+
 
 def world_size() -> int:
-    """Processes that train one network; 1 where no process group was begun."""
+    """Processes that do this stage; 1 where no process group was begun."""
     return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
+
+
+def rank() -> int:
+    """The number of this process among them, from 0."""
+    return distributed.get_rank() if world_size() > 1 else 0
+
+
+def own(count: int) -> slice:
+    """The rows of this rank among ``count``; each row is of exactly one rank."""
+    return slice(rank(), count, world_size())
+
+
+def parts(count: int, size: int | None) -> list[Part]:
+    """This rank's rows among ``count``, at most ``size`` in one pass (None: all); as many passes on every rank.
+
+    A rank that has fewer passes than the first repeats the first row with weight 0: sharded weights are gathered in
+    each pass by all ranks.
+    """
+    mine = range(count)[own(count)]
+    found = [Part(_slice(mine[part]), 1.0) for part in chunks(len(mine), size)]
+    of_first_rank = len(chunks(len(range(0, count, world_size())), size))
+    return found + [Part(slice(0, 1), 0.0)] * (of_first_rank - len(found))
+
+
+def _slice(rows: range) -> slice:
+    return slice(rows.start, rows.stop, rows.step)
 
 
 def total(value: Summed) -> Summed:
@@ -25,7 +102,34 @@ def total(value: Summed) -> Summed:
         return value
     summed = _tensor(value).clone()
     distributed.all_reduce(summed)
-    return summed if isinstance(value, Tensor) else cast(Summed, summed.item())
+    return summed.to(value.device) if isinstance(value, Tensor) else cast(Summed, summed.item())
+
+
+@torch.no_grad()
+def add_gradients(parameters: Iterable[Tensor]) -> None:
+    """Give every rank the sum of the ranks' gradients, in place; a missing gradient counts as 0."""
+    if world_size() == 1:
+        return
+    waiting: list[Tensor] = []
+    for parameter in parameters:
+        if not parameter.requires_grad:
+            continue
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        waiting.append(parameter.grad)
+        if sum(gradient.numel() for gradient in waiting) >= BUCKET_ELEMENTS:
+            _add(waiting)
+            waiting = []
+    _add(waiting)
+
+
+def _add(gradients: list[Tensor]) -> None:
+    if not gradients:
+        return
+    flat = torch.cat([gradient.flatten() for gradient in gradients])
+    distributed.all_reduce(flat)
+    for gradient, summed in zip(gradients, flat.split([each.numel() for each in gradients]), strict=True):
+        gradient.copy_(summed.view_as(gradient))
 
 
 def any_rank(flag: bool) -> bool:
@@ -42,27 +146,6 @@ def agreed(value: Agreed) -> Agreed:
     return cast(Agreed, first.item())
 
 
-def gathered(values: Tensor) -> Tensor:
-    """One number a response or token of this rank, (N,) → those of all ranks in their order; N may differ."""
-    if world_size() == 1:
-        return values
-    count = torch.tensor([len(values)], device=_device())
-    counts = [torch.zeros_like(count) for _ in range(world_size())]
-    distributed.all_gather(counts, count)
-    lengths = [int(each) for each in counts]
-    padded = torch.zeros(max(lengths), dtype=values.dtype, device=_device())
-    padded[: len(values)] = values
-    parts = [torch.zeros_like(padded) for _ in lengths]
-    distributed.all_gather(parts, padded)
-    whole = torch.cat([part[:length] for part, length in zip(parts, lengths, strict=True)])
-    return whole.to(values.device)
-
-
-def mean(values: Tensor) -> float:
-    """The mean of one number a response or token, (N,), over those of all ranks."""
-    return gathered(values).mean().item()
-
-
 def wait() -> None:
     """Go on when every rank has come here."""
     if world_size() > 1:
@@ -71,7 +154,7 @@ def wait() -> None:
 
 def _tensor(value: int | float | Tensor) -> Tensor:
     if isinstance(value, Tensor):
-        return value.detach()
+        return value.detach().to(_device())
     dtype = torch.int64 if isinstance(value, int) else torch.float64
     return torch.tensor(value, dtype=dtype, device=_device())
 

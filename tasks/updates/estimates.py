@@ -20,9 +20,8 @@ from algorithms.advantages import (
 from algorithms.rewards import shape_rewards
 from schemas.recipe.algorithm import GROUPED, Algorithm
 from tasks.rewards.verifier_file import VerifierFunction
-from tasks.rewards.verifiers import verdicts
+from tasks.rewards.verifier_scores import judged
 from tasks.rollout.rollouts import Rollout, sequence_sums
-from tasks.training import ranks
 
 _AGAINST_THE_GROUP = {
     "leave_one_out": leave_one_out,
@@ -140,9 +139,8 @@ def minibatch_advantages(advantages: Tensor, policy_mask: Tensor, algorithm: Alg
 
 
 def _whitened(advantages: Tensor, policy_mask: Tensor) -> Tensor:
-    """Whitened over the masked tokens of all ranks; as they are where no rank has one."""
-    population = ranks.gathered(advantages[policy_mask])
-    return whiten(advantages, policy_mask, population=population) if len(population) else advantages
+    """Whitened over the masked tokens; as they are where there is none."""
+    return whiten(advantages, policy_mask) if policy_mask.any() else advantages
 
 
 def positive_responses(
@@ -155,7 +153,7 @@ def positive_responses(
     if algorithm.positive_verifier is not None:
         assert verifier is not None
         sampled = rollout.sampled
-        right = verdicts(verifier, sampled.prompts, sampled.responses, sampled.answers)
-        return torch.tensor(right, device=scores.device)
+        right = judged(verifier, sampled.prompts, sampled.responses, sampled.answers)
+        return right.to(scores.device)
     assert algorithm.positive_threshold is not None  # or the recipe would have been refused
     return scores > algorithm.positive_threshold

@@ -1,6 +1,6 @@
 """The losses of one minibatch: what the switches say that policy and critic learn from.
 
-Every denominator is the whole minibatch's, so micro-batches change nothing but memory.
+Every denominator is the whole minibatch's, so micro-batches and ranks change nothing but memory and time.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,6 @@ from algorithms.policy_loss import (
     positive_example_nll,
 )
 from algorithms.value_loss import ValueLoss, value_loss
-from models.chunks import chunks
 from models.heads import values
 from models.logprobs import LogProbs
 from models.sequences import Sequences
@@ -34,7 +33,7 @@ from tasks.updates.estimates import Estimates, minibatch_advantages
 
 @dataclass(frozen=True)
 class Minibatch:
-    """The rows of a rollout that one optimiser step learns from, with the denominators of those of all ranks."""
+    """The rows of a rollout that one optimiser step learns from, with the denominators of its losses."""
 
     rollout: Rollout
     estimates: Estimates
@@ -47,10 +46,10 @@ class Minibatch:
     num_positive_tokens: int
 
     def parts(self, microbatch_size: int | None) -> "list[Microbatch]":
-        """The minibatch in pieces that fit into memory."""
+        """This rank's rows of the minibatch in pieces that fit into memory."""
         found = []
-        for part in chunks(len(self.rows), microbatch_size):
-            rows = self.rows[part]
+        for part in ranks.parts(len(self.rows), microbatch_size):
+            rows = self.rows[part.rows]
             sequences = self.rollout.sequences.select(rows)
             width = sequences.response_ids.shape[1]
             found.append(
@@ -58,9 +57,10 @@ class Minibatch:
                     whole=self,
                     sequences=sequences,
                     policy_mask=self.estimates.policy_mask[rows, :width],
-                    advantages=self.advantages[part, :width],
+                    advantages=self.advantages[part.rows, :width],
                     is_positive=self.estimates.is_positive[rows],
                     rows=rows,
+                    weight=part.weight,
                 )
             )
         return found
@@ -76,6 +76,8 @@ class Microbatch:
     advantages: Tensor
     is_positive: Tensor
     rows: Tensor
+    weight: float
+    """0 of a pass that only keeps step with the other ranks; else 1."""
 
     def of(self, per_token: Tensor) -> Tensor:
         """These rows of a (B,T) tensor of the rollout."""
@@ -93,9 +95,9 @@ def minibatch_of(
         estimates=estimates,
         rows=rows,
         advantages=minibatch_advantages(estimates.advantages[rows], mask, algorithm),
-        policy_denominator=max(ranks.total(denominator), 1),  # all were filtered out: every sum is 0 too
-        num_tokens=ranks.total(int(rollout.sequences.response_mask[rows].sum())),
-        num_positive_tokens=ranks.total(int((mask & estimates.is_positive[rows, None]).sum())),
+        policy_denominator=max(denominator, 1),  # all were filtered out: every sum is 0 too
+        num_tokens=int(rollout.sequences.response_mask[rows].sum()),
+        num_positive_tokens=int((mask & estimates.is_positive[rows, None]).sum()),
     )
 
 
@@ -122,24 +124,22 @@ def accumulate_losses(
         surrogate, policy_loss = policy_loss_of(
             predicted, micro, work, kl_penalty_coef=kl_penalty_coef, sums=sums
         )
-        losses["policy_loss"] += policy_loss.item()
-        losses["surrogate_loss"] += surrogate.item()
+        losses["policy_loss"] += micro.weight * policy_loss.item()
+        losses["surrogate_loss"] += micro.weight * surrogate.item()
         if predicted.values is not None:
             regression = value_loss_of(predicted.values, micro, work)
             policy_loss = policy_loss + work.algorithm.value_coef * regression.loss
-            _add_value_loss(regression, sums, losses)
-        policy_loss.backward()
+            _add_value_loss(regression, micro, sums, losses)
+        (micro.weight * policy_loss).backward()
         if networks.critic is not None:
             with autocast(work.precision, micro.policy_mask.device):
                 new_values = values(networks.critic, micro.sequences)
             regression = value_loss_of(new_values.float(), micro, work)
-            regression.loss.backward()
-            _add_value_loss(regression, sums, losses)
+            (micro.weight * regression.loss).backward()
+            _add_value_loss(regression, micro, sums, losses)
         assert predicted.entropy is not None
-        mean_entropy = (
-            float(predicted.entropy.detach()[micro.sequences.response_mask].sum()) / minibatch.num_tokens
-        )
-        losses["entropy"] = losses.get("entropy", 0.0) + mean_entropy
+        entropy = float(predicted.entropy.detach()[micro.sequences.response_mask].sum())
+        losses["entropy"] = losses.get("entropy", 0.0) + micro.weight * (entropy / minibatch.num_tokens)
     ptx_nll = {}
     if ptx is not None:
         ptx_nll["ptx_nll"] = accumulate_nll(
@@ -214,11 +214,11 @@ def policy_loss_of(
     aggregation, denominator = switches.aggregation, micro.whole.policy_denominator
     old_logprobs = micro.of(micro.whole.rollout.logprobs)
     surrogate = surrogate_of(predicted.logprobs, micro, work)
-    sums.add(surrogate)
+    sums.add(surrogate, micro.weight)
     imitation = positive_example_nll(
         predicted.logprobs, mask, micro.is_positive, denominator=micro.whole.num_positive_tokens
     )
-    sums.add(imitation)
+    sums.add(imitation, micro.weight)
     total = surrogate.loss + switches.positive_nll_coef * imitation.loss
     if switches.entropy_coef:
         assert predicted.entropy is not None
@@ -242,7 +242,7 @@ def policy_loss_of(
                 aggregation=aggregation,
                 denominator=denominator,
             )
-        sums.add(to_reference)
+        sums.add(to_reference, micro.weight)
         total = total + switches.kl_loss_coef * to_reference.loss
     if kl_penalty_coef:
         to_old = old_kl_loss(
@@ -253,7 +253,7 @@ def policy_loss_of(
             aggregation=aggregation,
             denominator=denominator,
         )
-        sums.add(to_old)
+        sums.add(to_old, micro.weight)
         total = total + kl_penalty_coef * to_old.loss
     return surrogate.loss, total
 
@@ -273,9 +273,11 @@ def value_loss_of(new_values: Tensor, micro: Microbatch, work: PolicyOptimizatio
     )
 
 
-def _add_value_loss(regression: ValueLoss, sums: MetricSums, losses: dict[str, float]) -> None:
-    sums.add(regression)
-    losses["value_loss"] = losses.get("value_loss", 0.0) + regression.loss.item()
+def _add_value_loss(
+    regression: ValueLoss, micro: Microbatch, sums: MetricSums, losses: dict[str, float]
+) -> None:
+    sums.add(regression, micro.weight)
+    losses["value_loss"] = losses.get("value_loss", 0.0) + micro.weight * regression.loss.item()
 
 
 @torch.no_grad()
@@ -288,6 +290,6 @@ def surrogate_and_old_kl(
         with autocast(work.precision, micro.policy_mask.device):
             logprobs = networks.policy.logprobs(micro.sequences, temperature=networks.temperature).logprobs
         surrogate = surrogate_of(logprobs, micro, work)
-        sums.add(surrogate)
-        loss += surrogate.loss.item()
+        sums.add(surrogate, micro.weight)
+        loss += micro.weight * surrogate.loss.item()
     return ranks.total(loss), sums.means().get("approx_kl", 0.0)

@@ -85,7 +85,7 @@ def test_a_changed_module_that_is_imported_changes_it_and_no_other(package: Path
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_work_has_a_provenance(kind: str) -> None:
-    made_with = provenance(kind, threads=2)
+    made_with = provenance(kind, threads=2, world_size=1)
     assert made_with["threads"] == "2"
     assert made_with["torch"].startswith("2.")
     assert len(made_with["code"]) == 64
@@ -121,9 +121,9 @@ def test_the_gpu_is_the_one_that_the_driver_names(tmp_path: Path, monkeypatch: p
     folder.mkdir(parents=True)
     (folder / "information").write_text("Model: \t\t NVIDIA H200\nIRQ:   7\n")
     monkeypatch.setattr(subject, "NVIDIA", tmp_path)
-    assert provenance("sft", threads=1)["device"] == "NVIDIA H200"
+    assert provenance("sft", threads=1, world_size=1)["device"] == "NVIDIA H200"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert provenance("sft", threads=1)["device"] == "cpu"
+    assert provenance("sft", threads=1, world_size=1)["device"] == "cpu"
 
 
 @pytest.fixture
@@ -154,7 +154,7 @@ def test_stages_that_begin_together_read_the_code_together() -> None:
 
 def test_nothing_that_it_describes_is_loaded() -> None:
     code = (
-        "import sys; from flows.attempts.provenance import provenance; provenance('policy_optimization', threads=1); "
+        "import sys; from flows.attempts.provenance import provenance; provenance('policy_optimization', threads=1, world_size=1); "
         "print({'torch', 'transformers', 'datasets', 'pyarrow', 'tasks.policy_optimization'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

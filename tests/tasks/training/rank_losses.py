@@ -1,8 +1,8 @@
-"""Every loss of the stages on the rows of one rank: its gradient, and what it reports.
+"""Every loss of the stages, its rows shared out over ranks: its gradient, and what it reports.
 
     python rank_losses.py MODEL RANK WORLD_SIZE RENDEZVOUS OUTPUT
 
-writes them as safetensors and JSON; ``test_ranks.py`` starts two of these and compares their sum with one process.
+writes them as safetensors and JSON; ``test_ranks.py`` starts three of these and compares their sum with one process.
 """
 
 import json
@@ -36,7 +36,6 @@ from tasks import dpo, reward_model, value_pretraining
 from tasks.data.examples import Codec, Completions, Rankings
 from tasks.rewards.scoring import Scorer, Scores
 from tasks.rollout.engine import load_engine
-from tasks.rollout.group_sampling import fill
 from tasks.rollout.rollout_models import RolloutModels
 from tasks.rollout.rollouts import Rollout, Sampled, Scored, build_rollout
 from tasks.training import ranks
@@ -50,8 +49,8 @@ from tasks.updates.estimates import estimate
 from tasks.updates.policy_losses import accumulate_losses, minibatch_of, surrogate_and_old_kl
 
 LENGTHS = [5, 1, 7, 2, 3, 9, 4]
-"""Tokens of the responses: of those of the first rank 13, of those of the second 18."""
-OF_RANK = ([0, 1, 2], [3, 4, 5, 6])
+"""Tokens of the responses: of those of the three ranks 11, 4 and 16. The first has two passes, the others one."""
+ROWS = list(range(7))
 IDS = [[7 + (row * 5 + place) % 80 for place in range(length)] for row, length in enumerate(LENGTHS)]
 PROMPTS = [[1, 20 + row, *range(30, 30 + row % 3)] for row in range(7)]
 SEQUENCES = collate(PROMPTS, IDS, pad_token_id=0)
@@ -64,7 +63,7 @@ CPU = torch.device("cpu")
 
 Metrics = dict[str, float]
 Loss = Callable[[Path, list[int]], tuple[nn.Module, Metrics]]
-"""From the model's folder and a rank's rows to the network with the gradient of its rows, and the metrics."""
+"""From the model's folder and the minibatch's rows to the network with the gradient of this rank's, and the metrics."""
 
 
 def likelihood(folder: Path, rows: list[int]) -> tuple[nn.Module, Metrics]:
@@ -96,7 +95,7 @@ def bradley_terry(folder: Path, rows: list[int]) -> tuple[nn.Module, Metrics]:
 
 
 def ranking(folder: Path, rows: list[int]) -> tuple[nn.Module, Metrics]:
-    """Of the first rank's three prompts one has only ties, so that the ranks count two and four."""
+    """Of the seven prompts one has only ties."""
     responses = [[IDS[row], IDS[row - 1], IDS[row - 2]] for row in range(7)]
     places = [[0, 0, 0] if row == 1 else [0, 1, 1] if row % 2 else [2, 0, 1] for row in range(7)]
     rankings = Rankings(PROMPTS, responses, places, pad_token_id=0, num_too_long=0)
@@ -224,8 +223,8 @@ class PolicyLoss:
             assert found.values is not None
             rollout = replace(rollout, values=found.values.detach())
         estimates = estimate(rollout, algorithm, old_values=networks.values(rollout))
-        own_rows = torch.arange(len(rows))
-        minibatch = minibatch_of(rollout, estimates, own_rows, work, max_length=MAX_LENGTH)
+        all_rows = torch.arange(len(rows))
+        minibatch = minibatch_of(rollout, estimates, all_rows, work, max_length=MAX_LENGTH)
         metrics = accumulate_losses(
             networks,
             minibatch,
@@ -292,7 +291,7 @@ def gradient_of(network: nn.Module) -> torch.Tensor:
 
 
 def agreements(scratch: Path, rank: int) -> dict[str, Any]:
-    """What two ranks make of a loop in which each has a say of its own."""
+    """What the ranks make of a loop in which each has a say of its own."""
     network = nn.Linear(1, 1)
     job = cast(StageJob, SimpleNamespace(scratch=scratch, work=SimpleNamespace(checkpoint_every=2)))
     steps: list[int] = []
@@ -305,7 +304,7 @@ def agreements(scratch: Path, rank: int) -> dict[str, Any]:
         keeps_best=True,
     ) as attempt:
         for step in attempt.remaining():
-            # the first rank measures 0, 1, 2 …, the second the other way round
+            # the first rank measures 0, 1, 2 …, the others the other way round
             measured = float(step if rank == 0 else -step)
             keep_if_best(attempt, network, measured, metric="score", iteration=step)
             if rank == 1 and step == 2:
@@ -316,33 +315,13 @@ def agreements(scratch: Path, rank: int) -> dict[str, Any]:
         "steps": steps,
         "state": asdict(attempt.state),
         "any": [ranks.any_rank(rank == 1), ranks.any_rank(False)],
-        "gathered": ranks.gathered(torch.arange(1.0 + 2 * rank)).tolist(),
         "total": [
             ranks.total(rank + 1),
             ranks.total(0.5 + rank),
             ranks.total(torch.tensor([1, rank])).tolist(),
         ],
         "writes": writes_files(),
-        "rounds": rounds_of_sampling(rank),
     }
-
-
-def rounds_of_sampling(rank: int) -> int:
-    """The first rank's first two groups differ in their scores, the second's are all equal in the first round."""
-
-    def draw(number: int) -> Scored:
-        scores = torch.zeros(4) if rank == 1 and number == 0 else torch.tensor([0.0, 1.0, 1.0, 0.0])
-        sampled = Sampled(
-            prompts=["p"] * 4,
-            answers=[None] * 4,
-            responses=["r"] * 4,
-            sequences=SEQUENCES.select([0, 1, 2, 3]),
-            ended=torch.ones(4, dtype=torch.bool),
-            sampler_logprobs=torch.zeros(4, max(LENGTHS[:4])),
-        )
-        return Scored(sampled, Scores(total=scores, weighted_sum=scores, by_term={}))
-
-    return fill(draw, samples_per_prompt=2, max_rounds=5, pad_token_id=0).rounds
 
 
 def main(folder: Path, rank: int, world_size: int, rendezvous: Path, output: Path) -> None:
@@ -354,7 +333,7 @@ def main(folder: Path, rank: int, world_size: int, rendezvous: Path, output: Pat
     )
     gradients, metrics = {}, {}
     for name, loss in LOSSES.items():
-        network, metrics[name] = loss(folder, OF_RANK[rank])
+        network, metrics[name] = loss(folder, ROWS)
         gradient = gradient_of(network)
         distributed.all_reduce(gradient)
         gradients[name] = gradient

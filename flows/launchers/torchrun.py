@@ -1,0 +1,119 @@
+"""Runs a stage in several processes (ranks) of this machine: torchrun's elastic agent, inside the stage's process.
+
+The agent computes nothing. It forks the ranks from the stage's process, which has loaded torch and used no GPU, gives
+each its place (``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` …) and ends all when one fails. Each attempt has a rendezvous of
+its own, on loopback, and no restart: the orchestrator makes the next attempt, from the checkpoint.
+
+This module loads torch, so only stage processes import it.
+"""
+
+import faulthandler
+import logging
+import multiprocessing
+import os
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+
+import torch
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from flows.exit_codes import ExitCode, code_of_signal
+from flows.launchers import stage_process
+from flows.launchers.descendants import adopt_descendants
+from schemas.recipe.stages import Stage
+from schemas.records.attempt import Failure
+from schemas.records.job import StageJob
+from tasks.training import preemption, ranks
+from tasks.training.writer import writes_files
+
+LOOPBACK = "127.0.0.1"
+SECONDS_TO_END = 5
+"""Time for the other ranks to end after one has failed; then they are killed."""
+SECONDS_FOR_THE_CAUSE = 10.0
+"""How long a rank whose communication broke waits to be ended: the rank that broke it says why."""
+MARGIN_SECONDS = 300.0
+"""How much later than the watchdog a waiting rank gives up: the watchdog writes where all ranks stand."""
+
+
+def run_ranks(job_file: Path, stage: str, num_ranks: int) -> int:
+    """Run the stage on ``num_ranks`` processes; returns the exit code for all of them.
+
+    SIGTERM (save and stop) and SIGUSR1 (write stacks) to this process are passed on to every rank.
+    """
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, _pass_on)
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=num_ranks,
+        run_id=f"{job_file.parents[1].name}-{job_file.parent.name}",
+        rdzv_backend="c10d",
+        rdzv_endpoint=f"{LOOPBACK}:0",
+        local_addr=LOOPBACK,
+        max_restarts=0,
+        start_method="fork",
+        signals_to_handle="SIGINT",
+        shutdown_timeout=SECONDS_TO_END,
+        logs_specs=DefaultLogsSpecs(log_dir=str(job_file.parent / "torchrun")),
+    )
+    threads = max(1, int(os.environ["OMP_NUM_THREADS"]) // num_ranks)
+    try:
+        elastic_launch(config, _rank)(str(job_file), stage, threads)
+    except ChildFailedError as error:
+        return _exit_code(job_file, error)
+    return ExitCode.OK
+
+
+def _pass_on(number: int, _frame: FrameType | None) -> None:
+    for process in multiprocessing.active_children():
+        with suppress(ProcessLookupError):
+            os.kill(process.pid or 0, number)
+
+
+def _exit_code(job_file: Path, error: ChildFailedError) -> int:
+    """That of the failure that a rank has reported; else that of the rank that ended first."""
+    with suppress(OSError, ValueError):
+        return Failure.model_validate_json(job_file.with_name("failure.json").read_bytes()).exit_code
+    _, first = error.get_first_failure()
+    return first.exitcode if first.exitcode >= 0 else code_of_signal(-first.exitcode)
+
+
+def _rank(job_file: str, stage: str, threads: int) -> None:
+    """One rank: returns when the stage is done, and ends the process when it failed."""
+    adopt_descendants()
+    stage_process.die_with(os.getppid())
+    preemption.listen()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    torch.set_num_threads(threads)
+    if not writes_files():
+        logging.getLogger("tasks").setLevel(logging.WARNING)  # all ranks say the same
+    path = Path(job_file)
+    try:
+        ranks.join(timeout_seconds=_timeout_seconds(path))
+        stage_process.compute(path, stage)
+        ranks.leave()
+    except BaseException as error:  # as in ``stage_process.main``
+        if ranks.is_of_communication(error):
+            _wait_to_be_ended()
+        stage_process.end(stage_process.report(error, path))
+
+
+def _timeout_seconds(job_file: Path) -> float | None:
+    work = StageJob.model_validate_json(job_file.read_bytes()).work
+    limit = work.resources.hang_seconds if isinstance(work, Stage) else None
+    return limit and limit + MARGIN_SECONDS
+
+
+def _wait_to_be_ended() -> None:
+    """Another rank has ended, and the agent ends this one; its error must not hide the other's."""
+    deadline = time.monotonic() + SECONDS_FOR_THE_CAUSE
+    while time.monotonic() < deadline:
+        if preemption.requested():
+            stage_process.end(ExitCode.RESUME)
+        time.sleep(0.05)
