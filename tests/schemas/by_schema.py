@@ -44,6 +44,7 @@ RULES = {
     "ModelTerm._wrong_needs_a_verifier": "a field that is read in another kind of term alone",
     "Verifier._fields_fit_the_source": "a field that another's value leaves without a reader",
     "Reward._term_names_are_unique": "equal values in different items",
+    "Resources._one_gpu_for_each_rank": "one number equals another",
     "Rollouts._minibatches_divide_the_batch": "one number divides another",
     "ValuePretraining._groups_divide_the_batch": "one number divides another",
     "PolicyOptimization._groups_divide_the_batch": "one number divides another",
