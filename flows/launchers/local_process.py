@@ -226,11 +226,13 @@ def _write_stacks(process: ForkServerProcess, log: Path, why: str) -> None:
     with suppress(OSError):  # a full disk, or the process has just ended: it is killed anyway
         with log.open("a") as file:
             file.write(f"vantage: {why}; where its threads stand:\n")
+        before = size = log.stat().st_size
         os.kill(_pid(process), signal.SIGUSR1)
-        size, give_up = -1, time.monotonic() + STACKS_SECONDS
-        while size != log.stat().st_size and time.monotonic() < give_up:
-            size = log.stat().st_size
-            wait([process.sentinel], timeout=POLL_SECONDS)
+        give_up = time.monotonic() + STACKS_SECONDS
+        while time.monotonic() < give_up and not wait([process.sentinel], timeout=POLL_SECONDS):
+            previous, size = size, log.stat().st_size
+            if before < previous == size:
+                break
 
 
 def _pid(process: ForkServerProcess) -> int:

@@ -45,6 +45,7 @@ def run_ranks(job_file: Path, stage: str, num_ranks: int) -> int:
 
     SIGTERM (save and stop) and SIGUSR1 (write stacks) to this process are passed on to every rank.
     """
+    faulthandler.unregister(signal.SIGUSR1)
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, _pass_on)
     config = LaunchConfig(

@@ -45,13 +45,18 @@ def join(*, timeout_seconds: float | None, rendezvous: str = "env://") -> None:
         rendezvous: where the ranks meet, as ``torch.distributed`` takes it.
     """
     timeout = timedelta(seconds=timeout_seconds) if timeout_seconds else timedelta(days=7)
-    place = {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
+    device = None
     if torch.cuda.is_available():
         device = torch.device("cuda", distributed.get_node_local_rank(fallback_rank=0))
         torch.cuda.set_device(device)
-        distributed.init_process_group("nccl", rendezvous, timeout=timeout, device_id=device, **place)
-    else:
-        distributed.init_process_group("gloo", rendezvous, timeout=timeout, **place)
+    distributed.init_process_group(
+        "gloo" if device is None else "nccl",
+        rendezvous,
+        timeout=timeout,
+        rank=int(os.environ["RANK"]),
+        world_size=int(os.environ["WORLD_SIZE"]),
+        device_id=device,
+    )
 
 
 def leave() -> None:
