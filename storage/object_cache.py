@@ -74,6 +74,11 @@ class ObjectCache:
                     self._fetch(digest, fetch)
             yield target
 
+    def find(self, digest: str) -> Path | None:
+        """The folder of a copy, which may be removed at any moment; None: there is none."""
+        folder = self._objects / digest
+        return folder if folder.is_dir() else None
+
     def adopt(self, folder: Path, digest: str) -> None:
         """Move a sealed folder of this disk here, unless there is a copy."""
         target = self._objects / digest

@@ -18,6 +18,7 @@ import shutil
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import obstore
@@ -27,14 +28,15 @@ from pydantic import Field, ValidationError
 from schemas.frozen import Frozen
 from schemas.records.artifacts import Artifact
 from storage.attempt_counter import SKIPPED_ATTEMPTS
-from storage.durable_files import make_folder
-from storage.leases import LEASE_SECONDS, RemoteLeases
-from storage.measured_file import contradictions, read_sealed
+from storage.durable_files import make_folder, replace_file_unsynced
+from storage.leases import RemoteLeases
+from storage.measured_file import METRICS_FILE, Sealed, contradictions, read_sealed
 from storage.object_cache import ObjectCache
 from storage.records import Conflict, Version, read_record, replace_record
 from storage.refs import DamagedRef, Lookup, Ref, check_ref, seal_as
 from storage.remote_objects import RemoteObjects, copy_aside, quarantine_of
 from storage.scratch_copy import ScratchCopy
+from storage.sealed_folders import MANIFEST, read_manifest
 from storage.store import Fenced, checked_digest
 
 _log = logging.getLogger(__name__)
@@ -56,14 +58,19 @@ class ObjectStorage:
         cache: Path,
         *,
         objects: ObjectCache | None = None,
-        lease_seconds: float = LEASE_SECONDS,
+        address: str = "",
+        lease_seconds: float | None = None,
     ) -> None:
-        """``remote`` begins at the workspace's prefix.
+        """``remote`` begins at ``address``.
 
         Args:
             cache: scratch and staging folders of this machine; processes may share it.
             objects: copies of objects, on the same disk; None: below ``cache``, without a bound.
+            address: what ``storage.storage.open_storage`` takes, on any machine that reaches the bucket.
+            lease_seconds: how long the holder of a stage key may be silent; None: ``storage.leases.LEASE_SECONDS``.
         """
+        self.address = address
+        self.remote = remote
         self._remote = remote
         self._objects = RemoteObjects(remote)
         self._leases = RemoteLeases(remote, seconds=lease_seconds)
@@ -73,6 +80,45 @@ class ObjectStorage:
             make_folder(self._cache / name)
 
     # Objects
+
+    def local_folder(self, digest: str) -> Path | None:
+        """The object's folder in this machine's cache, if it is there; nothing is fetched or checked."""
+        return self._copies.find(checked_digest(digest))
+
+    def has_object(self, digest: str) -> bool:
+        """Whether there is a whole object of this digest; its files are not checked."""
+        return MANIFEST in self._objects.sizes(checked_digest(digest))
+
+    def sealed(self, digest: str) -> Sealed:
+        """Metrics of an object, from its own files; only the small ones are fetched.
+
+        Raises:
+            ValueError, OSError: it is missing, or does not match the digest.
+        """
+        with TemporaryDirectory(dir=self._cache / "staging") as folder:
+            self._objects.fetch_files(checked_digest(digest), (MANIFEST, METRICS_FILE), Path(folder))
+            return read_sealed(Path(folder), digest=digest)
+
+    def verify(self, artifact: Artifact) -> list[str]:
+        """Problems of the artifact's files in the bucket, every byte of which is fetched; empty: intact."""
+        with TemporaryDirectory(dir=self._cache / "staging") as folder:
+            return self._objects.fetch(checked_digest(artifact.digest), Path(folder) / "object")
+
+    def check_sizes(self, artifact: Artifact) -> list[str]:
+        """Problems of the artifact's files in the bucket that names and sizes show."""
+        with TemporaryDirectory(dir=self._cache / "staging") as folder:
+            try:
+                self._objects.fetch_files(artifact.digest, (MANIFEST,), Path(folder))
+                records = read_manifest(Path(folder), digest=artifact.digest)
+            except ValueError as error:
+                return [str(error)]
+        there = self._objects.sizes(artifact.digest)
+        sizes = {path: record["size"] for path, record in records.items()}
+        return [
+            f"{path} has {there.get(path, 'no')} bytes in place of {size}"
+            for path, size in sizes.items()
+            if there.get(path) != size
+        ]
 
     def folder(self, artifact: Artifact) -> Path:
         """A local folder with the artifact's files, fetched and verified; it stays as long as this object.
@@ -94,6 +140,17 @@ class ObjectStorage:
         if record.ref is None:
             return None
         return check_ref(record.ref, stage_key=stage_key, where=_key_path(stage_key))
+
+    def inspect(self, stage_key: str) -> Lookup:
+        """What is known of a stage key without fetching its artifact; nothing is changed."""
+        try:
+            ref = self.find(stage_key)
+        except DamagedRef as error:
+            return Lookup(None, (str(error),))
+        if ref is None:
+            return Lookup(None)
+        damage = tuple(f"{ref.artifact.uri}: {problem}" for problem in self.check_sizes(ref.artifact))
+        return Lookup(None if damage else ref, damage)
 
     def lookup(self, stage_key: str) -> Lookup:
         """Find, fetch and verify; what is damaged is moved to ``quarantine/``, so that the stage can run again."""
@@ -216,6 +273,16 @@ class ObjectStorage:
     def keep_copy(self, stage_key: str, names: Collection[str]) -> AbstractContextManager[None]:
         """While the block runs, keep what has these names in the scratch folder in the bucket as well."""
         return self._copy(stage_key).kept_up(names)
+
+    def reports(self, stage_key: str, names: Collection[str]) -> Path:
+        """A local folder with the newest of these files of the scratch folder, as the bucket has them."""
+        folder = self._cache / "reports" / checked_digest(stage_key)
+        make_folder(folder)
+        for name in names:
+            data, _ = read_record(self._remote, f"scratch/{stage_key}/{name}")
+            if data is not None:
+                replace_file_unsynced(folder / name, data)
+        return folder
 
     def discard_scratch(self, stage_key: str) -> None:
         """Remove it here and in the bucket."""

@@ -74,6 +74,18 @@ class RemoteObjects:
             return [str(error)]
         return find_problems(folder, digest=digest)
 
+    def fetch_files(self, digest: str, paths: Iterable[str], folder: Path) -> None:
+        """Download some files of an object to a folder.
+
+        Raises:
+            ValueError: one is missing.
+        """
+        for path in paths:
+            try:
+                self._download(digest, path, folder)
+            except (NotFoundError, FileNotFoundError):
+                raise ValueError(f"{uri_of(digest)}/{path} is missing") from None
+
     def sizes(self, digest: str) -> dict[str, int]:
         """Path → bytes of what is there of an object, whole or not."""
         prefix = f"{uri_of(digest)}/"

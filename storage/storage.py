@@ -9,11 +9,15 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from schemas.records.artifacts import Artifact
-from storage.refs import Lookup
+from storage.measured_file import Sealed
+from storage.refs import Lookup, Ref
 from storage.store import Store
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore as Remote  # takes a moment to load
 
 
 class Objects(Protocol):
@@ -22,9 +26,27 @@ class Objects(Protocol):
     def folder(self, artifact: Artifact) -> Path:
         """A local folder with the artifact's files, for reading."""
 
+    def has_object(self, digest: str) -> bool:
+        """Whether there is an object of this digest; its files are not checked."""
+
+    def sealed(self, digest: str) -> Sealed:
+        """Metrics of an object, from its own files; ValueError or OSError if it is missing or not of the digest."""
+
+    def verify(self, artifact: Artifact) -> list[str]:
+        """Problems of the artifact's files, every byte of which is read; empty: intact."""
+
+    def check_sizes(self, artifact: Artifact) -> list[str]:
+        """Problems of the artifact's files that names and sizes show."""
+
 
 class Refs(Protocol):
     """Stage key → object."""
+
+    def find(self, stage_key: str) -> Ref | None:
+        """The ref of a stage key, or None; the artifact's files are not checked. DamagedRef: it cannot be used."""
+
+    def inspect(self, stage_key: str) -> Lookup:
+        """As ``lookup``, without changing anything."""
 
     def lookup(self, stage_key: str) -> Lookup:
         """Find and verify; a damaged artifact is moved away, so that the stage can run again."""
@@ -75,12 +97,28 @@ class Scratch(Protocol):
     def keep_copy(self, stage_key: str, names: Collection[str]) -> AbstractContextManager[None]:
         """While the block runs, keep a copy of these files and folders of the scratch folder for other machines."""
 
+    def reports(self, stage_key: str, names: Collection[str]) -> Path:
+        """A local folder with the newest of these files of the scratch folder, wherever the attempt runs; for reading."""
+
     def discard_scratch(self, stage_key: str) -> None:
         """Remove the scratch folder."""
 
 
 class Storage(Objects, Refs, Leases, Scratch, Protocol):
     """The storage that an attempt needs."""
+
+    @property
+    def address(self) -> str:
+        """What ``open_storage`` takes, on any machine that reaches it."""
+
+    @property
+    def remote(self) -> "Remote":
+        """The storage's folder or bucket as object storage, for messages between machines."""
+
+
+def cache_root() -> Path:
+    """The folder of everything that this machine keeps of buckets: ``$VANTAGE_CACHE``, or ``~/.cache/vantage``."""
+    return Path(os.environ.get("VANTAGE_CACHE") or Path.home() / ".cache" / "vantage")
 
 
 def open_storage(address: str) -> Storage:
@@ -99,8 +137,7 @@ def open_storage(address: str) -> Storage:
     from storage.object_cache import ObjectCache, max_bytes_from
     from storage.object_storage import ObjectStorage
 
-    root = Path(os.environ.get("VANTAGE_CACHE") or Path.home() / ".cache" / "vantage")
+    root = cache_root()
     objects = ObjectCache(root, max_bytes=max_bytes_from(os.environ))
-    return ObjectStorage(
-        open_bucket(address), root / sha256(address.encode()).hexdigest()[:16], objects=objects
-    )
+    scratch = root / sha256(address.encode()).hexdigest()[:16]
+    return ObjectStorage(open_bucket(address), scratch, address=address, objects=objects)

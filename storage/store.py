@@ -32,7 +32,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from schemas.records.artifacts import Artifact
 from storage.attempt_counter import increment_count, read_count
@@ -56,6 +56,9 @@ from storage.refs import (
 )
 from storage.sealed_folders import find_problems
 from storage.verified_folders import VerifiedFolders
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore as Remote
 
 _SECONDS_BETWEEN_TRIES = 0.1
 _log = logging.getLogger(__name__)
@@ -89,7 +92,23 @@ class Store:
             make_folder(folder)
         self._verified = VerifiedFolders()
 
+    @property
+    def address(self) -> str:
+        """What ``storage.storage.open_storage`` takes."""
+        return str(self.root)
+
+    @property
+    def remote(self) -> "Remote":
+        """The store's folder as object storage."""
+        from obstore.store import LocalStore  # takes a moment to load, and most runs have no use for it
+
+        return LocalStore(self.root)
+
     # Reading
+
+    def has_object(self, digest: str) -> bool:
+        """Whether there is an object of this digest; its files are not checked."""
+        return self._object_path(digest).is_dir()
 
     def find(self, stage_key: str) -> Ref | None:
         """The ref of a stage key, or None; the artifact's files are not checked.
@@ -247,6 +266,10 @@ class Store:
     def keep_copy(self, stage_key: str, names: Collection[str]) -> AbstractContextManager[None]:
         """Does nothing: every process that reaches the store reaches its scratch folders."""
         return nullcontext()
+
+    def reports(self, stage_key: str, names: Collection[str]) -> Path:
+        """The scratch folder: every process that reaches the store reads it there."""
+        return self._scratch / checked_digest(stage_key)
 
     def discard_scratch(self, stage_key: str) -> None:
         """Remove the scratch folder, after the artifact is committed and its journal is in the ledger."""

@@ -5,11 +5,8 @@ executes a run holds its lock, which the kernel releases when the process ends. 
 clocks are compared.
 """
 
-import fcntl
 import hashlib
-import os
 import secrets
-import shutil
 import threading
 import time
 from collections.abc import (
@@ -22,27 +19,23 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from flows.runs.record import (
     UNFINISHED,
     OpenFlowRun,
     RunRecord,
     StageRecord,
 )
-from flows.runs.workspace import RUN_ID, RunError, Workspace
+from flows.runs.run_records import RunLock
+from flows.runs.workspace import RunError, Workspace
 from ledger.operations import RunOutcome
 from schemas.canonical_json import canonical_json
 from schemas.recipe.recipe import ResolvedRecipe
-from storage.durable_files import make_folder, replace_file
-
-_LOCK_WAIT_SECONDS = 0.5
 
 
 class Run:
     """A run that this process executes; it holds the run's lock until ``close``."""
 
-    def __init__(self, workspace: Workspace, record: RunRecord, lock: int) -> None:
+    def __init__(self, workspace: Workspace, record: RunRecord, lock: RunLock) -> None:
         self.workspace = workspace
         self._record = record
         self._lock = lock
@@ -62,14 +55,14 @@ class Run:
         """Change fields of the run and write them."""
         with self._writing:
             self._record = self._record.model_copy(update=changes)
-            _write(self.folder / "run.json", self._record)
+            self.workspace.records.write(self._record)
 
     def set_stage(self, step: str, stage: StageRecord) -> None:
         """Replace the record of a stage and write it; thread-safe."""
         with self._writing:
             stages = {**self._record.stages, step: stage}
             self._record = self._record.model_copy(update={"stages": stages})
-            _write(self.folder / "run.json", self._record)
+            self.workspace.records.write(self._record)
 
     def update_stage(self, step: str, **changes: Any) -> None:
         """Change fields of a stage and write them."""
@@ -111,7 +104,7 @@ class Run:
 
     def close(self) -> None:
         """Release the lock."""
-        os.close(self._lock)
+        self._lock.close()
 
 
 def recipe_digest(recipe: ResolvedRecipe) -> str:
@@ -129,7 +122,7 @@ def acquire_run(
     that locks its key first, and reused by the other.
     """
     digest = recipe_digest(recipe)
-    with _creation_lock(workspace):
+    with workspace.records.creation_lock():
         run = _acquire_unfinished(workspace, digest) or _create(
             workspace, recipe, digest, source, tuple(overrides)
         )
@@ -143,7 +136,7 @@ def acquire_run(
 @contextmanager
 def acquire_run_by_id(workspace: Workspace, run_id: str) -> Iterator[Run]:
     """The run with this id, whatever its status; RunError if another process executes it."""
-    with _creation_lock(workspace):
+    with workspace.records.creation_lock():
         run = _acquire(workspace, read_run(workspace, run_id))
     if run is None:
         raise RunError(
@@ -166,7 +159,7 @@ def inactive_runs(workspace: Workspace, wanted: Callable[[RunRecord], bool]) -> 
 
     No run is created meanwhile: a new run exists for a moment before it is locked.
     """
-    with _creation_lock(workspace):
+    with workspace.records.creation_lock():
         for record in read_runs(workspace):
             if not wanted(record) or is_active(workspace, record.run_id):
                 continue
@@ -192,72 +185,28 @@ def damaged_runs(workspace: Workspace) -> list[str]:
 
 def run_ids(workspace: Workspace) -> list[str]:
     """The ids of all runs, readable or not, the oldest first."""
-    folders = workspace.runs.iterdir() if workspace.runs.is_dir() else ()
-    found = [folder.name for folder in folders if RUN_ID.fullmatch(folder.name)]
-    return sorted(found, key=lambda run_id: (int(run_id.partition("-")[0]), run_id))
+    return sorted(workspace.records.ids(), key=lambda run_id: (_number(run_id), run_id))
 
 
 def _read_all(workspace: Workspace) -> tuple[list[RunRecord], list[str]]:
     """The runs that can be read, and why the others cannot."""
     records, damaged = [], []
-    for folder in sorted(workspace.runs.iterdir()) if workspace.runs.is_dir() else ():
-        if RUN_ID.fullmatch(folder.name):
-            try:
-                records.append(read_run(workspace, folder.name))
-            except RunError as error:
-                damaged.append(str(error))
+    for run_id in sorted(workspace.records.ids()):
+        try:
+            records.append(read_run(workspace, run_id))
+        except RunError as error:
+            damaged.append(str(error))
     return records, damaged
 
 
 def read_run(workspace: Workspace, run_id: str) -> RunRecord:
     """One run; RunError if it does not exist or cannot be read."""
-    path = workspace.folder(run_id) / "run.json"
-    remedy = "move the folder away: what its stages made stays in the store, and the same command reuses it"
-    try:
-        record = RunRecord.model_validate_json(path.read_bytes())
-    except (FileNotFoundError, NotADirectoryError):
-        if path.parent.is_dir():
-            raise RunError(f"{path} is missing; {remedy}") from None
-        raise RunError(
-            f"there is no run {run_id} in {workspace.root}; `vantage status` lists the runs"
-        ) from None
-    except (OSError, ValidationError) as error:
-        raise RunError(f"{path} cannot be read ({type(error).__name__}); {remedy}") from error
-    if record.run_id != run_id:
-        raise RunError(f"{path} is that of run {record.run_id}; {remedy}")
-    return record
+    return workspace.records.read(run_id)
 
 
 def is_active(workspace: Workspace, run_id: str) -> bool:
     """Whether a process executes the run; an inactive run with status ``running`` was interrupted."""
-    try:
-        probe = os.open(workspace.folder(run_id) / "lock", os.O_RDONLY)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(probe, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(probe)
-    return False
-
-
-@contextmanager
-def _creation_lock(workspace: Workspace) -> Iterator[None]:
-    """Let one process at a time find or create a run."""
-    try:
-        make_folder(workspace.runs)
-        lock = os.open(workspace.runs / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
-    except OSError as error:
-        raise RunError(
-            f"workspace {workspace.root} cannot be written ({error.strerror}); name another with --workspace DIR"
-        ) from error
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(lock)
+    return workspace.records.is_active(run_id)
 
 
 def _acquire_unfinished(workspace: Workspace, digest: str) -> Run | None:
@@ -274,8 +223,7 @@ def _acquire_unfinished(workspace: Workspace, digest: str) -> Run | None:
 def _create(
     workspace: Workspace, recipe: ResolvedRecipe, digest: str, source: str, overrides: tuple[str, ...]
 ) -> Run:
-    numbers = (int(match[1]) for path in workspace.runs.iterdir() if (match := RUN_ID.fullmatch(path.name)))
-    number = max(numbers, default=0) + 1
+    number = max((_number(run_id) for run_id in workspace.records.ids()), default=0) + 1
     run_id = f"{number:04d}-{recipe.recipe}-{secrets.token_hex(3)}"
     record = RunRecord(
         run_id=run_id,
@@ -286,38 +234,19 @@ def _create(
         overrides=overrides,
         started=time.strftime("%Y-%m-%d %H:%M:%S"),
     )
-    # The folder is renamed when it is complete, so that no run without a record is read.
-    half = workspace.runs / f".creating-{run_id}"
-    half.mkdir()
-    (half / "lock").touch()
-    _write(half / "run.json", record)
-    half.rename(workspace.folder(run_id))
-    for left_over in workspace.runs.glob(".creating-*"):
-        shutil.rmtree(left_over, ignore_errors=True)
+    workspace.records.create(record)
     run = _acquire(workspace, record)
     assert run is not None, "created under the lock"
     return run
 
 
 def _acquire(workspace: Workspace, record: RunRecord) -> Run | None:
-    """The run with its lock, or None if another process has the lock.
-
-    `is_active` in another process takes the lock for a moment, so this waits briefly.
-    """
-    lock = os.open(workspace.folder(record.run_id) / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
-    give_up = time.monotonic() + _LOCK_WAIT_SECONDS
-    while True:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > give_up:
-                os.close(lock)
-                return None
-            time.sleep(0.01)
-        else:
-            # Read again: the previous holder of the lock may have written since.
-            return Run(workspace, read_run(workspace, record.run_id), lock)
+    """The run with its lock, or None if another process has the lock."""
+    lock = workspace.records.lock(record.run_id)
+    # Read again: the previous holder of the lock may have written since.
+    return None if lock is None else Run(workspace, read_run(workspace, record.run_id), lock)
 
 
-def _write(path: Path, record: RunRecord) -> None:
-    replace_file(path, record.model_dump_json(indent=1).encode())
+def _number(run_id: str) -> int:
+    """The number that a run id begins with."""
+    return int(run_id.partition("-")[0])

@@ -1,0 +1,126 @@
+"""The records of the runs of a workspace in a folder: ``runs/<id>/run.json``, with locks of the kernel."""
+
+import fcntl
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from flows.runs.record import RunRecord
+from flows.runs.run_records import REMEDY, parse_record
+from flows.runs.workspace import RUN_ID, RunError
+from storage.durable_files import make_folder, replace_file
+
+if TYPE_CHECKING:
+    from flows.runs.workspace import Workspace
+
+_LOCK_WAIT_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class FileLock:
+    """A locked file; the kernel releases it when the process ends."""
+
+    descriptor: int
+
+    def close(self) -> None:
+        """Release it."""
+        os.close(self.descriptor)
+
+
+class FolderRecords:
+    """``RunRecords`` in a folder."""
+
+    def __init__(self, workspace: "Workspace") -> None:
+        self._workspace = workspace
+
+    def ids(self) -> list[str]:
+        """The names of the runs' folders."""
+        runs = self._workspace.runs
+        return (
+            [folder.name for folder in runs.iterdir() if RUN_ID.fullmatch(folder.name)]
+            if runs.is_dir()
+            else []
+        )
+
+    def read(self, run_id: str) -> RunRecord:
+        """The run's ``run.json``; RunError if it does not exist or cannot be read."""
+        path = self._workspace.folder(run_id) / "run.json"
+        try:
+            data = path.read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            if path.parent.is_dir():
+                raise RunError(f"{path} is missing; {REMEDY}") from None
+            raise RunError(
+                f"there is no run {run_id} in {self._workspace.root}; `vantage status` lists the runs"
+            ) from None
+        except OSError as error:
+            raise RunError(f"{path} cannot be read ({type(error).__name__}); {REMEDY}") from error
+        return parse_record(data, run_id=run_id, where=str(path))
+
+    def write(self, record: RunRecord) -> None:
+        """Replace ``run.json``, durably."""
+        path = self._workspace.folder(record.run_id) / "run.json"
+        replace_file(path, record.model_dump_json(indent=1).encode())
+
+    def create(self, record: RunRecord) -> None:
+        """Make the run's folder; it is renamed when it is complete, so that no run without a record is read."""
+        runs = self._workspace.runs
+        half = runs / f".creating-{record.run_id}"
+        half.mkdir()
+        (half / "lock").touch()
+        replace_file(half / "run.json", record.model_dump_json(indent=1).encode())
+        half.rename(self._workspace.folder(record.run_id))
+        for left_over in runs.glob(".creating-*"):
+            shutil.rmtree(left_over, ignore_errors=True)
+
+    def lock(self, run_id: str) -> FileLock | None:
+        """The run's lock; waits briefly, since ``is_active`` in another process takes it for a moment."""
+        path = self._workspace.folder(run_id) / "lock"
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+        give_up = time.monotonic() + _LOCK_WAIT_SECONDS
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > give_up:
+                    os.close(descriptor)
+                    return None
+                time.sleep(0.01)
+            else:
+                return FileLock(descriptor)
+
+    def is_active(self, run_id: str) -> bool:
+        """Whether the run's lock is held."""
+        try:
+            probe = os.open(self._workspace.folder(run_id) / "lock", os.O_RDONLY)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(probe, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(probe)
+        return False
+
+    @contextmanager
+    def creation_lock(self) -> Iterator[None]:
+        """Hold a lock of the folder of all runs."""
+        runs = self._workspace.runs
+        try:
+            make_folder(runs)
+            lock = os.open(runs / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+        except OSError as error:
+            raise RunError(
+                f"workspace {self._workspace.root} cannot be written ({error.strerror}); name another with "
+                "--workspace DIR"
+            ) from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(lock)

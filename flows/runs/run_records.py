@@ -1,0 +1,54 @@
+"""The interface of the records of runs: ``run.json`` of each run, and the locks of those that execute them."""
+
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from pydantic import ValidationError
+
+from flows.runs.record import RunRecord
+from flows.runs.workspace import RunError
+
+REMEDY = "move the folder away: what its stages made stays in the store, and the same command reuses it"
+
+
+class RunLock(Protocol):
+    """The lock of a run that this process executes."""
+
+    def close(self) -> None:
+        """Release it."""
+
+
+class RunRecords(Protocol):
+    """The records and locks of a workspace's runs: ``FolderRecords``, ``BucketRecords``."""
+
+    def ids(self) -> list[str]:
+        """The ids of all runs, readable or not, in no order."""
+
+    def read(self, run_id: str) -> RunRecord:
+        """One run's record; RunError if it does not exist or cannot be read."""
+
+    def write(self, record: RunRecord) -> None:
+        """Replace the record of a run whose lock this process holds."""
+
+    def create(self, record: RunRecord) -> None:
+        """Add a run; the caller holds ``creation_lock``."""
+
+    def lock(self, run_id: str) -> RunLock | None:
+        """The lock of a run; None if another process holds it."""
+
+    def is_active(self, run_id: str) -> bool:
+        """Whether a process executes the run."""
+
+    def creation_lock(self) -> AbstractContextManager[None]:
+        """Let one process at a time find or create a run."""
+
+
+def parse_record(data: bytes, *, run_id: str, where: str) -> RunRecord:
+    """The content of a ``run.json``; RunError if it cannot be read or is another run's."""
+    try:
+        record = RunRecord.model_validate_json(data)
+    except ValidationError as error:
+        raise RunError(f"{where} cannot be read ({type(error).__name__}); {REMEDY}") from error
+    if record.run_id != run_id:
+        raise RunError(f"{where} is that of run {record.run_id}; {REMEDY}")
+    return record
