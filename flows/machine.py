@@ -15,6 +15,7 @@ from schemas.recipe.recipe import ResolvedRecipe
 from schemas.recipe.stages import Resources, Stage
 from schemas.recipe.work import Work
 from schemas.records.attempt import Share
+from schemas.steps import pool_of
 
 CGROUP = Path("/sys/fs/cgroup")
 
@@ -108,6 +109,8 @@ def check_resources(recipe: ResolvedRecipe) -> None:
     """Raise ValueError if a stage needs more GPUs than there are, before any stage starts."""
     machine = this_machine()
     for name, stage in recipe.stages.items():
+        if pool_of(recipe, name) is not None:
+            continue
         try:
             machine.share_of(stage.resources)
         except ValueError as error:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from flows.attempts.jobs import request_for
-from flows.attempts.run_attempt import run_attempt
+from flows.attempts.run_attempt import reused, run_attempt
 from flows.launchers.launcher import Launcher
 from flows.launchers.stage_process import explain
 from flows.machine import Machine, this_machine
@@ -30,8 +30,8 @@ from schemas.records.attempt import (
     Share,
 )
 from schemas.safe_text import without_secrets
-from schemas.steps import dependencies, ordered_steps
-from storage.store import Store
+from schemas.steps import dependencies, ordered_steps, pool_of
+from storage.storage import Storage
 from tasks.training.progress import StageProgress, read_progress
 from tasks.training.scratch import PROGRESS
 
@@ -46,7 +46,7 @@ class Orchestrator:
         self,
         run: Run,
         *,
-        store: Store,
+        store: Storage,
         ledger: Ledger,
         watcher: Watcher,
         machine: Machine | None = None,
@@ -179,7 +179,7 @@ class Orchestrator:
                 step,
                 {role: self.artifacts[read] for role, read in self.inputs[step].items()},
                 run_id=self.run.record.run_id,
-                storage=str(self.store.root),
+                storage=self.store.address,
                 log=self.log_of(step),
                 share=share,
                 only_reuse=only_reuse,
@@ -202,13 +202,7 @@ class Orchestrator:
         step = request.step
         began = time.monotonic()
         try:
-            outcome = run_attempt(
-                request,
-                observer=self._recording.observer(request),
-                stop=self.stop,
-                storage=self.store,
-                launcher=self._launcher,
-            )
+            outcome = self._make(request)
             if outcome.artifact is not None:
                 self.artifacts[step] = outcome.artifact
                 return self._recording.succeeded(request, outcome, outcome.artifact)
@@ -227,6 +221,23 @@ class Orchestrator:
             )
         return self._failed(step, outcome)
 
+    def _make(self, request: AttemptRequest) -> AttemptOutcome:
+        """Make the attempt: in this process, or on a worker of the stage's pool."""
+        pool, observer = pool_of(self.recipe, request.step), self._recording.observer(request)
+        if pool is None:
+            return run_attempt(
+                request, observer=observer, stop=self.stop, storage=self.store, launcher=self._launcher
+            )
+        # What is there is not fetched to this machine; workers verify what they read.
+        found = self.store.inspect(request.stage_key)
+        if found.ref is not None:
+            return reused(request, found.ref, self.store)
+        if request.only_reuse:
+            return AttemptOutcome(status="absent")
+        from flows.pools.run_on_pool import run_on_pool  # imports Prefect
+
+        return run_on_pool(request, pool=pool, storage=self.store, observer=observer, stop=self.stop)
+
     def log_of(self, step: str) -> Path:
         """File that receives all output of the step's process."""
         return self.run.folder / "logs" / f"{step}.log"
@@ -234,7 +245,7 @@ class Orchestrator:
     def progress(self, step: str) -> StageProgress | None:
         """Progress of the running step."""
         key = self.run.record.stages[step].stage_key
-        return read_progress(self.store.root / "scratch" / key / PROGRESS) if key else None
+        return read_progress(self.store.reports(key, (PROGRESS,)) / PROGRESS) if key else None
 
     def _failed(self, step: str, outcome: AttemptOutcome) -> StageRecord:
         """Record why the step failed, and how it is retried."""

@@ -33,6 +33,7 @@ from flows.runs.starting import open_run
 from flows.stopping import first_error, stopping
 from schemas.records.attempt import AttemptRequest
 from schemas.safe_text import without_secrets
+from schemas.steps import pool_of
 
 
 async def order(orchestrator: Orchestrator, *, recipe: str, overrides: Sequence[str], strict: bool) -> None:
@@ -42,7 +43,7 @@ async def order(orchestrator: Orchestrator, *, recipe: str, overrides: Sequence[
         state: State[State[None]] = await pipeline(
             recipe=recipe,
             overrides=list(overrides),
-            workspace=str(run.workspace.root.absolute()),
+            workspace=run.workspace.address,
             run_id=run.record.run_id,
             strict=strict,
             return_state=True,
@@ -77,7 +78,7 @@ async def pipeline(
     Args:
         recipe: a recipe's file, the name of a built-in one, or a recipe's text.
         overrides: ``KEY=VALUE``, as after ``--set``.
-        workspace: the folder that holds runs, artifacts and ledger.
+        workspace: the folder or bucket that holds runs, artifacts and ledger.
         run_id: the run to resume; None: chosen as ``vantage run`` does.
         strict: refuse to reuse artifacts made with other code or libraries.
     """
@@ -87,7 +88,7 @@ async def pipeline(
         if orchestrator is None:
             try:
                 orchestrator = await asyncio.to_thread(
-                    open_run, held, recipe, overrides or [], Path(workspace), run_id, strict=strict
+                    open_run, held, recipe, overrides or [], workspace, run_id, strict=strict
                 )
             except ValueError as error:  # the recipe, the run or the machine; the message says what to do
                 return state_of("failed", without_secrets(str(error)))
@@ -151,7 +152,8 @@ async def when_ready(
     for number in range(MAX_ATTEMPTS):
         only_reuse = step in orchestrator.in_store and number == 0
         resources = resources_of(orchestrator.recipe, step)
-        lent = nullcontext(None) if only_reuse else orchestrator.machine.reserve(resources)
+        elsewhere = only_reuse or pool_of(orchestrator.recipe, step) is not None
+        lent = nullcontext(None) if elsewhere else orchestrator.machine.reserve(resources)
         async with lent as share:
             request = await asyncio.to_thread(orchestrator.request, step, share, only_reuse=only_reuse)
             if request is None:

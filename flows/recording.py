@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from flows.attempts.jobs import work_of
@@ -18,7 +19,9 @@ from schemas.records.artifacts import Artifact
 from schemas.records.attempt import AttemptBegun, AttemptOutcome, AttemptRequest
 from schemas.records.metric_warnings import dropped_summary, warnings_of
 from schemas.safe_text import safe_text
-from storage.store import Locked, Store
+from storage.storage import Storage
+from storage.store import Locked
+from tasks.training.scratch import REPORTS
 
 
 class Recording:
@@ -28,7 +31,7 @@ class Recording:
         self,
         run: Run,
         *,
-        store: Store,
+        store: Storage,
         ledger: Ledger,
         watcher: Watcher,
         inputs: Mapping[str, Mapping[str, str]],
@@ -50,6 +53,12 @@ class Recording:
         self.watcher = watcher
         self._inputs = inputs
         self._artifacts = artifacts
+        self._scratch: dict[str, Path] = {}
+        """Stage key → folder of the journal of the computation that this process watches."""
+
+    def watches(self, request: AttemptRequest, begun: AttemptBegun) -> None:
+        """The computation's journal is in ``begun.scratch``."""
+        self._scratch[request.stage_key] = begun.scratch
 
     def observer(self, request: AttemptRequest) -> "AttemptObserver":
         """An observer that records an attempt in run.json and the ledger, and reports it to the watcher."""
@@ -63,7 +72,9 @@ class Recording:
         if outcome.unreported:  # this run made it, and was killed before everything was recorded
             self.ledger.open_stage(step, attempt=outcome.attempt or 1, **fields)
         elif reused:
-            self.ledger.record_reuse(step, artifact=artifact, folder=self.store.folder(artifact), **fields)
+            self.ledger.record_reuse(
+                step, artifact=artifact, folder=self.store.local_folder(artifact.digest), **fields
+            )
         verdicts = check_gates(self.recipe, step, artifact, inputs)
         closed = are_closed(verdicts)
         if verdicts:
@@ -100,12 +111,13 @@ class Recording:
     ) -> None:
         """Record the remaining metrics and the artifact in the ledger, then remove the scratch folder."""
         step, key = request.step, request.stage_key
-        self.ledger.send_metrics(step, journal_entries(self.store.scratch_folder(key)))
+        scratch = self._scratch.get(key) or self.store.reports(key, REPORTS)
+        self.ledger.send_metrics(step, journal_entries(scratch))
         self.ledger.finish_stage(
             step,
             stage_outcome,
             artifact=artifact,
-            folder=self.store.folder(artifact),
+            folder=self.store.local_folder(artifact.digest),
             provenance=outcome.provenance,
         )
         # Another process that holds the key may use the folder; then it removes the folder.
@@ -179,6 +191,9 @@ class AttemptObserver:
         step = self._request.step
         self._recording.watcher.say(f"  {step}: waits for {holder}, which makes the same artifact", "dim")
 
+    def queued(self, pool: str) -> None:
+        self._recording.watcher.say(f"  {self._request.step}: waits for a worker of pool {pool}", "dim")
+
     def damaged(self, problem: str) -> None:
         self._recording.watcher.say(
             f"  {self._request.step}: the stored artifact is damaged and made again: {problem}", "red"
@@ -198,6 +213,7 @@ class AttemptObserver:
         fields = recording.ledger_fields(request)
         recording.ledger.open_stage(request.step, attempt=begun.attempt, **fields)
         recording.watcher.started(request.step, begun.attempt)
+        recording.watches(request, begun)
         self._feed = feed(request.step, begun.scratch, watcher=recording.watcher, ledger=recording.ledger)
 
     def polled(self) -> None:

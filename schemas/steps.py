@@ -147,3 +147,13 @@ def content_of(recipe: Recipe, data_name: str) -> Content:
     if not readings:
         raise ValueError(f"data.{data_name} is read by no stage; remove it, or name it in one")
     return next((content for content in readings if content != "prompts"), "prompts")
+
+
+def pool_of(recipe: Recipe, step: str) -> str | None:
+    """The work pool that computes the step; None: the process that orders the run.
+
+    Implicit steps run in that process, which has the recipe's files.
+    """
+    if step not in recipe.stages:
+        return None
+    return recipe.stages[step].resources.pool or recipe.workers

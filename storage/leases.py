@@ -23,7 +23,7 @@ from storage.store import Locked
 
 LEASE_SECONDS = 30.0
 """How long a holder may be silent before another takes the lease over."""
-_BEATS_PER_LEASE = 4
+_BEATS_PER_LEASE = 6
 
 _log = logging.getLogger(__name__)
 
@@ -41,9 +41,10 @@ class Lease(Frozen):
 class RemoteLeases:
     """The leases of one storage, as this process sees them."""
 
-    def __init__(self, remote: Remote, *, seconds: float = LEASE_SECONDS) -> None:
+    def __init__(self, remote: Remote, *, seconds: float | None = None) -> None:
+        """``seconds``: how long a holder may be silent; None: ``LEASE_SECONDS``."""
         self._remote = remote
-        self._seconds = seconds
+        self._seconds = LEASE_SECONDS if seconds is None else seconds
         self._watched: dict[str, tuple[Version | None, float]] = {}
         """Path → the version last seen and since when, by this process's monotonic clock."""
 
@@ -69,12 +70,37 @@ class RemoteLeases:
         """
         lease = Lease(holder=holder, token=secrets.token_hex(8))
         version = self._acquire(path, lease, on_wait=on_wait, timeout=timeout)
-        heart = _Heart(self._remote, path, lease, version, seconds=self._seconds / _BEATS_PER_LEASE)
-        heart.start()
+        held = HeldLease(self._remote, path, lease, version, seconds=self._seconds / _BEATS_PER_LEASE)
         try:
             yield
         finally:
-            heart.stop()
+            held.close()
+
+    def try_hold(self, path: str, *, holder: str) -> "HeldLease | None":
+        """Hold the lease at ``path`` if nobody does, and keep it alive until it is closed; None: its holder lives.
+
+        Waits until the holder has beaten, or has been silent for as long as a lease lasts.
+        """
+        lease = Lease(holder=holder, token=secrets.token_hex(8))
+        while not self.is_held(path):
+            _, version = self._read(path)
+            with suppress(Conflict):
+                taken = replace_record(self._remote, path, _encoded(lease), version)
+                self._watched.pop(path, None)
+                return HeldLease(self._remote, path, lease, taken, seconds=self._seconds / _BEATS_PER_LEASE)
+        return None
+
+    def is_held(self, path: str) -> bool:
+        """Whether somebody holds the lease and lives; waits for the next beat, or for a lease's silence."""
+        first: Version | None = None
+        while True:
+            present, version = self._read(path)
+            if present is None or present.holder is None or self._is_silent(path, version):
+                return False
+            if first is not None and version != first:
+                return True
+            first = version
+            time.sleep(min(0.5, self._seconds / 10))
 
     def _acquire(
         self, path: str, lease: Lease, *, on_wait: Callable[[str], None] | None, timeout: float | None
@@ -118,8 +144,8 @@ class RemoteLeases:
         return time.monotonic() - since >= self._seconds
 
 
-class _Heart:
-    """A thread that keeps a lease alive until it is stopped, then gives it back."""
+class HeldLease:
+    """A lease that this process holds: a thread keeps it alive until it is closed, which gives it back."""
 
     def __init__(self, remote: Remote, path: str, lease: Lease, version: Version, *, seconds: float) -> None:
         self._remote = remote
@@ -130,11 +156,9 @@ class _Heart:
         self._seconds = seconds
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
-
-    def start(self) -> None:
         self._thread.start()
 
-    def stop(self) -> None:
+    def close(self) -> None:
         """Give the lease back; a storage that does not answer leaves it to its silence."""
         self._stopped.set()
         self._thread.join()

@@ -26,6 +26,9 @@ class Objects(Protocol):
     def folder(self, artifact: Artifact) -> Path:
         """A local folder with the artifact's files, for reading."""
 
+    def local_folder(self, digest: str) -> Path | None:
+        """The object's folder if this machine has it already; nothing is fetched or checked."""
+
     def has_object(self, digest: str) -> bool:
         """Whether there is an object of this digest; its files are not checked."""
 

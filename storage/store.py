@@ -106,6 +106,10 @@ class Store:
 
     # Reading
 
+    def local_folder(self, digest: str) -> Path | None:
+        """The object's folder if there is one; its files are not checked."""
+        return self._object_path(digest) if self.has_object(digest) else None
+
     def has_object(self, digest: str) -> bool:
         """Whether there is an object of this digest; its files are not checked."""
         return self._object_path(digest).is_dir()

@@ -57,16 +57,6 @@ def resources_of(recipe: ResolvedRecipe, step: str) -> Resources:
     return recipe.stages[step].resources if step in recipe.stages else _ONE_CPU
 
 
-def pool_of(recipe: ResolvedRecipe, step: str) -> str | None:
-    """The work pool that computes the step; None: the process that orders the run.
-
-    Implicit steps run in that process, which has the recipe's files.
-    """
-    if step not in recipe.stages:
-        return None
-    return recipe.stages[step].resources.pool or recipe.workers
-
-
 def key_parts_of(recipe: ResolvedRecipe, step: str, inputs: Mapping[str, str]) -> dict[str, Any]:
     """The parts of the step's key, given the content digests of its inputs (role → digest).
 

@@ -28,9 +28,10 @@ from schemas.records.artifacts import Artifact
 from schemas.records.attempt import AttemptBegun, AttemptOutcome, AttemptRequest
 from schemas.records.job import StageJob, StageResult
 from schemas.safe_text import without_secrets
+from storage.refs import Ref
 from storage.storage import Storage, open_storage
 from storage.store import Locked
-from tasks.training.scratch import RESUMED_FROM, read_committed
+from tasks.training.scratch import REPORTS, RESUMED_FROM, read_committed
 
 _PATIENCE_SECONDS = 1.0
 """How long to wait for the stage key before checking whether a stop was requested."""
@@ -41,6 +42,9 @@ class Observer(Protocol):
 
     def waits(self, holder: str) -> None:
         """Another process holds the stage key."""
+
+    def queued(self, pool: str) -> None:
+        """The attempt waits for a worker of the work pool."""
 
     def damaged(self, problem: str) -> None:
         """A stored artifact is damaged and will be made again."""
@@ -56,6 +60,7 @@ class Unobserved:
     """An ``Observer`` that does nothing."""
 
     def waits(self, holder: str) -> None: ...
+    def queued(self, pool: str) -> None: ...
     def damaged(self, problem: str) -> None: ...
     def begun(self, begun: AttemptBegun) -> None: ...
     def polled(self) -> None: ...
@@ -95,7 +100,7 @@ def run_attempt(
             outcome = attempt.reuse()
             if outcome is None:
                 begun, job = attempt.begin()
-                with attempt.storage.keep_copy(request.stage_key, RESUMED_FROM):
+                with attempt.storage.keep_copy(request.stage_key, {*RESUMED_FROM, *REPORTS}):
                     result = attempt.launcher.launch(
                         job,
                         log=request.log,
@@ -111,6 +116,18 @@ def run_attempt(
     except Exception as error:  # a failed attempt must not stop those that run beside it
         outcome = attempt.failed(error)
     return outcome.model_copy(update={"seconds": time.monotonic() - began})
+
+
+def reused(request: AttemptRequest, ref: Ref, storage: Storage) -> AttemptOutcome:
+    """The outcome of a request whose artifact is there; nothing of it is fetched."""
+    return AttemptOutcome(
+        status="reused",
+        attempt=ref.attempt,
+        artifact=ref.artifact,
+        provenance=ref.provenance,
+        made_by=ref.run_id,
+        unreported=ref.run_id == request.run_id and storage.has_scratch(request.stage_key),
+    )
 
 
 class _Attempt:
@@ -162,17 +179,17 @@ class _Attempt:
         ref = found.ref
         if ref is None:
             return AttemptOutcome(status="absent") if self.request.only_reuse else None
-        left = self.storage.has_scratch(key)
-        result = saved_result(self.storage.scratch_folder(key), ref.attempt) if left else None
-        return AttemptOutcome(
-            status="reused",
-            attempt=ref.attempt,
-            artifact=ref.artifact,
-            provenance=ref.provenance,
-            made_by=ref.run_id,
-            unreported=left and ref.run_id == self.request.run_id,
-            samples=result.samples if result else (),
-            dropped=self._dropped(ref.artifact),
+        outcome = reused(self.request, ref, self.storage)
+        result = (
+            saved_result(self.storage.scratch_folder(key), ref.attempt)
+            if self.storage.has_scratch(key)
+            else None
+        )
+        return outcome.model_copy(
+            update={
+                "samples": result.samples if result else (),
+                "dropped": self._dropped(ref.artifact),
+            }
         )
 
     def begin(self) -> tuple[AttemptBegun, StageJob]:

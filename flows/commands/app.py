@@ -1,6 +1,5 @@
 """The program and the shared options of its commands. Each command imports the heavy modules that it needs."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -8,7 +7,7 @@ import typer
 from flows.commands.output import workspace_at
 from flows.exit_codes import MEANINGS
 
-DEFAULT_WORKSPACE = Path(".vantage")
+DEFAULT_WORKSPACE = ".vantage"
 RUN_HELP = "A run's id, the beginning of one, its number, or `latest`."
 
 
@@ -42,10 +41,13 @@ Set = Annotated[
         "--set", metavar="KEY=VALUE", help="Override a field: stages.policy.algorithm=ppo. Repeatable."
     ),
 ]
-Folder = Annotated[
-    Path,
+Place = Annotated[
+    str,
     typer.Option(
-        "--workspace", metavar="DIR", envvar="VANTAGE_WORKSPACE", help="Runs, artifacts and ledger."
+        "--workspace",
+        metavar="PLACE",
+        envvar="VANTAGE_WORKSPACE",
+        help="Runs, artifacts and ledger: a folder, or s3://BUCKET/PREFIX, gs://…, az://….",
     ),
 ]
 AsJson = Annotated[

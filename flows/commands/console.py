@@ -295,7 +295,7 @@ def show_result(
             console.print(Text(line), soft_wrap=True)
 
 
-def show_runs(console: Console, views: Sequence[RunView], workspace: Path) -> None:
+def show_runs(console: Console, views: Sequence[RunView], workspace: str) -> None:
     """Print all runs of a workspace, the newest first."""
     if not views:
         console.print(f"no runs in {workspace}", soft_wrap=True)

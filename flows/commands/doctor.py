@@ -4,12 +4,12 @@ from dataclasses import asdict
 
 import typer
 
-from flows.commands.app import DEFAULT_WORKSPACE, AsJson, Folder
+from flows.commands.app import DEFAULT_WORKSPACE, AsJson, Place
 from flows.commands.output import print_json, workspace_at
 from flows.exit_codes import ExitCode
 
 
-def doctor(workspace: Folder = DEFAULT_WORKSPACE, as_json: AsJson = False) -> None:
+def doctor(workspace: Place = DEFAULT_WORKSPACE, as_json: AsJson = False) -> None:
     """Check that this machine can run recipes: versions, disk, servers, processes, accelerators."""
     from flows.commands.console import open_console, show_findings
     from flows.commands.findings import run_checks

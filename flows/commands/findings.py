@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import platform
+import secrets
 import shutil
 import sqlite3
 import subprocess
@@ -15,11 +16,15 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
 
+import obstore
+from obstore.exceptions import BaseError
+
 from flows.launchers.local_process import SOURCE_ROOT
 from flows.machine import available_cpus, available_gpus
-from flows.runs.run import read_run
-from flows.runs.workspace import RunError, Workspace
-from storage.store import Store
+from flows.runs.run import damaged_runs
+from flows.runs.workspace import Workspace
+from storage.durable_files import make_folder
+from storage.records import BucketNotFound, Conflict, replace_record
 
 PACKAGES = ("schemas", "algorithms", "models", "storage", "ledger", "tasks", "flows", "recipes")
 LIBRARIES = ("torch", "transformers", "prefect", "mlflow", "pandera", "pyarrow", "safetensors")
@@ -47,6 +52,12 @@ def run_checks(workspace: Workspace) -> Iterator[Finding]:
     yield from _servers()
     yield _processes()
     yield _accelerators()
+
+
+def machine_faults() -> Iterator[str]:
+    """What keeps this machine from computing stages, whatever the workspace."""
+    checks = [*_versions(), *_name_clashes(), _processes(), _accelerators()]
+    yield from (f"{each.subject}: {each.message}" for each in checks if each.verdict == "broken")
 
 
 def _versions() -> Iterator[Finding]:
@@ -91,8 +102,8 @@ def _location(package: str) -> Path | None:
 def _storage(workspace: Workspace) -> Iterator[Finding]:
     root = workspace.root
     try:
-        Store(workspace.store)
-        with tempfile.NamedTemporaryFile(dir=workspace.store) as probe:
+        make_folder(root)
+        with tempfile.NamedTemporaryFile(dir=root) as probe:
             probe.write(b"probe")
             probe.flush()
             os.fsync(probe.fileno())
@@ -101,6 +112,8 @@ def _storage(workspace: Workspace) -> Iterator[Finding]:
             "workspace", "broken", f"{root} cannot be written ({error.strerror}); use --workspace DIR"
         )
         return
+    if workspace.uri:
+        yield _bucket(workspace)
     free = shutil.disk_usage(root).free
     described = f"{root}, {free / 2**30:.1f} GiB free"
     verdict: Literal["fine", "warning"] = "fine" if free >= FREE_BYTES else "warning"
@@ -109,12 +122,29 @@ def _storage(workspace: Workspace) -> Iterator[Finding]:
     )
 
 
-def _runs(workspace: Workspace) -> Iterator[Finding]:
-    for folder in sorted(workspace.runs.glob("[0-9]*")) if workspace.runs.is_dir() else ():
+def _bucket(workspace: Workspace) -> Finding:
+    """Whether the bucket takes conditional writes, which locks and commits rest on."""
+    path = f"probes/{secrets.token_hex(8)}"
+    try:
+        remote = workspace.storage.remote
+        version = replace_record(remote, path, b"1", None)
+        replace_record(remote, path, b"2", version)
         try:
-            read_run(workspace, folder.name)
-        except RunError as error:
-            yield Finding("run", "warning", str(error))
+            replace_record(remote, path, b"3", version)
+        except Conflict:
+            return Finding("bucket", "fine", workspace.address)
+        finally:
+            obstore.delete(remote, path)
+    except (BaseError, BucketNotFound, Conflict, ValueError) as error:
+        return Finding("bucket", "broken", f"{workspace.address}: {str(error).splitlines()[0]}")
+    return Finding(
+        "bucket", "broken", f"{workspace.address} takes stale writes; use a storage with conditional ones"
+    )
+
+
+def _runs(workspace: Workspace) -> Iterator[Finding]:
+    for damaged in damaged_runs(workspace):
+        yield Finding("run", "warning", damaged)
 
 
 def _sqlite(workspace: Workspace) -> Finding:

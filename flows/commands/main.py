@@ -10,9 +10,10 @@ from flows.commands.run import run
 from flows.commands.schema import schema
 from flows.commands.status import status
 from flows.commands.sweep import sweep
+from flows.commands.worker import worker
 from flows.launchers.safe_stream import SafeStream
 
-for command in (run, plan, resume, sweep, status, schema, doctor):
+for command in (run, plan, resume, sweep, status, worker, schema, doctor):
     app.command()(command)
 
 

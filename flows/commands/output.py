@@ -6,7 +6,6 @@ import sys
 import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -78,11 +77,11 @@ def print_damage(run_id: str, what: str, problems: Iterable[str]) -> None:
     print(f"vantage: {what}: run the same recipe again, which makes it anew", file=sys.stderr)
 
 
-def workspace_at(folder: Path) -> "Workspace":
-    """The workspace in a folder."""
+def workspace_at(place: str) -> "Workspace":
+    """The workspace in a folder or a bucket."""
     from flows.runs.workspace import Workspace
 
-    return Workspace(folder.absolute())
+    return Workspace.at(place)
 
 
 def print_json(value: Any, *, indent: int | None = None) -> None:

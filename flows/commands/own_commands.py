@@ -24,8 +24,8 @@ def python() -> str:
     return shlex.quote(sys.executable)
 
 
-def run_command(source: str, overrides: Sequence[str], workspace: Path, *more: str) -> str:
+def run_command(source: str, overrides: Sequence[str], workspace: str, *more: str) -> str:
     """The command ``vantage run`` with a recipe, its overrides and then ``more``, in one line for a shell."""
     sets = [word for text in (*overrides, *more) for word in ("--set", text)]
-    words = ["run", source, *sets, "--workspace", str(workspace)]
+    words = ["run", source, *sets, "--workspace", workspace]
     return " ".join([program("vantage"), *map(shlex.quote, words)])

@@ -2,7 +2,7 @@
 
 import typer
 
-from flows.commands.app import DEFAULT_WORKSPACE, AsJson, Folder, Set, Source, Strict, Verbose
+from flows.commands.app import DEFAULT_WORKSPACE, AsJson, Place, Set, Source, Strict, Verbose
 from flows.commands.output import explained, print_json, warn, workspace_at
 from flows.exit_codes import ExitCode
 
@@ -10,7 +10,7 @@ from flows.exit_codes import ExitCode
 def plan(
     recipe: Source,
     overrides: Set = None,
-    workspace: Folder = DEFAULT_WORKSPACE,
+    workspace: Place = DEFAULT_WORKSPACE,
     as_json: AsJson = False,
     strict: Strict = False,
     verbose: Verbose = False,
@@ -22,13 +22,11 @@ def plan(
         from flows.runs.planning import plan as plan_steps
         from flows.runs.resolving import load_resolved
         from flows.runs.run import damaged_runs, read_runs
-        from storage.store import Store
 
         resolved, chosen = load_resolved(recipe, overrides or [])
         place = workspace_at(workspace)
-        store = Store(place.store) if place.store.is_dir() else None
         warn(damaged_runs(place))
-        steps = plan_steps(resolved, store, read_runs(place))
+        steps = plan_steps(resolved, place.existing_storage, read_runs(place))
         if as_json:
             told = [step.as_json() for step in steps]
             shown = {
@@ -42,7 +40,7 @@ def plan(
             show_plan(
                 open_console(),
                 steps,
-                heading=f"{resolved.recipe} · {place.root}",
+                heading=f"{resolved.recipe} · {place.address}",
                 warnings=plan_warnings(resolved, steps),
                 chosen=chosen,
             )

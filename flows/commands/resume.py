@@ -4,14 +4,14 @@ from typing import Annotated
 
 import typer
 
-from flows.commands.app import DEFAULT_WORKSPACE, RUN_HELP, AsJson, Folder, Strict, Verbose, complete_run
+from flows.commands.app import DEFAULT_WORKSPACE, RUN_HELP, AsJson, Place, Strict, Verbose, complete_run
 from flows.commands.output import explained, warn, workspace_at
 from flows.commands.run import finish, screen_of
 
 
 def resume(
     run_id: Annotated[str, typer.Argument(metavar="RUN", help=RUN_HELP, autocompletion=complete_run)],
-    workspace: Folder = DEFAULT_WORKSPACE,
+    workspace: Place = DEFAULT_WORKSPACE,
     as_json: AsJson = False,
     strict: Strict = False,
     verbose: Verbose = False,

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from flows.commands.app import DEFAULT_WORKSPACE, AsJson, Folder, Set, Source, Strict, Verbose
+from flows.commands.app import DEFAULT_WORKSPACE, AsJson, Place, Set, Source, Strict, Verbose
 from flows.commands.output import explained, print_json, workspace_at
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def run(
     recipe: Source,
     overrides: Set = None,
-    workspace: Folder = DEFAULT_WORKSPACE,
+    workspace: Place = DEFAULT_WORKSPACE,
     as_json: AsJson = False,
     strict: Strict = False,
     verbose: Verbose = False,

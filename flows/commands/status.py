@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from flows.commands.app import DEFAULT_WORKSPACE, RUN_HELP, AsJson, Folder, Verbose, complete_run
+from flows.commands.app import DEFAULT_WORKSPACE, RUN_HELP, AsJson, Place, Verbose, complete_run
 from flows.commands.output import explained, print_damage, print_json, warn, workspace_at
 from flows.exit_codes import ExitCode
 
@@ -16,7 +16,7 @@ def status(
             metavar="[RUN]", help=f"{RUN_HELP} All runs if none is named.", autocompletion=complete_run
         ),
     ] = None,
-    workspace: Folder = DEFAULT_WORKSPACE,
+    workspace: Place = DEFAULT_WORKSPACE,
     verify: Annotated[
         bool,
         typer.Option(
@@ -45,7 +45,7 @@ def status(
         elif run_id:
             show_run(open_console(), views[0])
         else:
-            show_runs(open_console(), views, place.root)
+            show_runs(open_console(), views, place.address)
         for view in views:
             for what, problems in view.damage.items():
                 print_damage(view.record.run_id, what, problems)

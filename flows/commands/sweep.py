@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from flows.commands.app import DEFAULT_WORKSPACE, AsJson, Folder, Set, Strict, Verbose
+from flows.commands.app import DEFAULT_WORKSPACE, AsJson, Place, Set, Strict, Verbose
 from flows.commands.output import explained, print_json, workspace_at
 
 
@@ -16,7 +16,7 @@ def sweep(
     overrides: Set = None,
     arms: Annotated[str | None, typer.Option("--arms", metavar="A,B", help="These arms alone.")] = None,
     seeds: Annotated[str | None, typer.Option("--seeds", metavar="1,2", help="These seeds alone.")] = None,
-    workspace: Folder = DEFAULT_WORKSPACE,
+    workspace: Place = DEFAULT_WORKSPACE,
     as_json: AsJson = False,
     strict: Strict = False,
     verbose: Verbose = False,

@@ -8,7 +8,7 @@ from flows.runs.workspace import Workspace
 from ledger import tracking
 from ledger.published_copies import problems_in
 from storage.refs import DamagedRef
-from storage.store import Store
+from storage.storage import Storage
 
 
 def damage_of(workspace: Workspace, record: RunRecord, *, verify: bool) -> dict[str, tuple[str, ...]]:
@@ -21,15 +21,15 @@ def damage_of(workspace: Workspace, record: RunRecord, *, verify: bool) -> dict[
     Raises:
         OSError: ``verify``, and the MLflow server does not answer.
     """
-    if not workspace.store.is_dir():
+    store = workspace.existing_storage
+    if store is None:
         return {}
-    store = Store(workspace.store)
     found = {step: _of_stage(store, stage, verify=verify) for step, stage in record.stages.items()}
     found |= {name: _of_copy(workspace, copy, verify=verify) for name, copy in record.copies.items()}
     return {what: tuple(problems) for what, problems in found.items() if problems}
 
 
-def _of_stage(store: Store, stage: StageRecord, *, verify: bool) -> list[str]:
+def _of_stage(store: Storage, stage: StageRecord, *, verify: bool) -> list[str]:
     if stage.digest is None or stage.stage_key is None:
         return []
     try:

@@ -12,9 +12,8 @@ from flows.runs.workspace import Workspace
 from schemas.recipe.recipe import ResolvedRecipe
 from schemas.records.verdicts import Verdict, check_gate
 from schemas.steps import dependencies
-from storage.measured_file import Sealed, differences, read_sealed
+from storage.measured_file import Sealed, differences
 from storage.refs import DamagedRef
-from storage.store import Store
 
 _CHECKED = frozenset({"completed", "reused", "gate_closed"})
 _COMPARED = ("passed", "metric", "measured", "relation", "threshold", "n", "interval", "confidence")
@@ -28,7 +27,7 @@ def contradictions(workspace: Workspace, record: RunRecord) -> list[str]:
         if stage.status not in _CHECKED or stage.digest is None or _made_again(workspace, stage):
             continue
         try:
-            sealed[step] = read_sealed(workspace.store / "objects" / stage.digest, digest=stage.digest)
+            sealed[step] = workspace.storage.sealed(stage.digest)
         except (ValueError, OSError) as error:
             found.append(f"{step}: what was measured cannot be looked up: {error}")
             continue
@@ -38,10 +37,10 @@ def contradictions(workspace: Workspace, record: RunRecord) -> list[str]:
 
 def _made_again(workspace: Workspace, stage: StageRecord) -> bool:
     """Whether the stage key has another artifact by now, with other bits, and the run's own is no longer kept."""
-    if stage.stage_key is None or (workspace.store / "objects" / str(stage.digest)).is_dir():
+    if stage.stage_key is None or workspace.storage.has_object(str(stage.digest)):
         return False
     try:
-        ref = Store(workspace.store).find(stage.stage_key)
+        ref = workspace.storage.find(stage.stage_key)
     except DamagedRef:
         return False
     return ref is not None and ref.artifact.digest != stage.digest

@@ -25,7 +25,6 @@ from flows.runs.run import Run, is_active, read_runs
 from flows.runs.summary import model_folders, samples_heading, snippet_for
 from ledger.run_ledger import Ledger
 from schemas.records.attempt import RUN_STAGE
-from storage.store import Store
 
 QUIET = {
     "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
@@ -67,7 +66,7 @@ def execute(
     with Ledger(None, workspace.root, recipe.recipe) as ledger:
         orchestrator = Orchestrator(
             run,
-            store=Store(workspace.store),
+            store=workspace.storage,
             ledger=ledger,
             watcher=screen,
             in_store=steps_in_store(steps),
@@ -90,9 +89,9 @@ def execute(
             screen.console,
             run.record,
             pages=_pages(run, ledger, in_prefect=in_prefect),
-            models=model_folders(run.record, workspace.store),
-            snippet=snippet_for(run.record, workspace.store),
-            next_steps=after_closed_gates(run.record, workspace.root),
+            models=model_folders(run.record, workspace.storage),
+            snippet=snippet_for(run.record, workspace.storage),
+            next_steps=after_closed_gates(run.record, workspace.address),
         )
     if lost is not None:
         raise lost
@@ -102,7 +101,7 @@ def execute(
 def planned(run: Run, screen: Screen, *, strict: bool, chosen: ChosenRates | None) -> list[PlannedStep]:
     """Plan the run and show the plan; see ``execute``."""
     recipe = run.record.recipe
-    steps = plan(recipe, Store(run.workspace.store), read_runs(run.workspace))
+    steps = plan(recipe, run.workspace.existing_storage, read_runs(run.workspace))
     heading = f"{recipe.recipe} · run {run.record.run_id}"
     show_plan(screen.console, steps, heading=heading, warnings=plan_warnings(recipe, steps), chosen=chosen)
     if strict:
@@ -145,7 +144,9 @@ def _order(orchestrator: Orchestrator, *, strict: bool, verbose: bool) -> server
     try:
         with ordering(orchestrator.run.workspace.root, verbose=verbose):
             from flows.pipeline import order
+            from flows.pools.deployments import require_pools
 
+            require_pools(orchestrator.recipe)
             record = orchestrator.run.record
             asyncio.run(order(orchestrator, recipe=record.source, overrides=record.overrides, strict=strict))
     except Exception as error:  # once the run has ended, an error concerns only Prefect's page

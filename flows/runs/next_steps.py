@@ -1,7 +1,6 @@
 """Suggestions after a gate has closed: fields to change, commands, and the steps that they run again."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from flows.commands.own_commands import run_command
 from flows.runs.record import SUCCEEDED, RunRecord
@@ -11,7 +10,7 @@ from schemas.records.verdicts import Verdict
 from schemas.sweep import with_downstream
 
 
-def after_closed_gates(record: RunRecord, workspace: Path) -> list[str]:
+def after_closed_gates(record: RunRecord, workspace: str) -> list[str]:
     """Lines to print for each closed gate that stopped the run."""
     lines: list[str] = []
     for step, stage in record.stages.items():
@@ -22,7 +21,7 @@ def after_closed_gates(record: RunRecord, workspace: Path) -> list[str]:
 
 
 def _steps_after_gate(
-    record: RunRecord, workspace: Path, step: str, number: int, verdict: Verdict
+    record: RunRecord, workspace: str, step: str, number: int, verdict: Verdict
 ) -> list[str]:
     recipe = record.recipe
     kept, again = _reused_and_rerun(record, step)

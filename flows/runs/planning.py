@@ -29,8 +29,8 @@ from schemas.records.stage_key import differences, stage_key
 from schemas.records.verdicts import Verdict, check_artifact_gate
 from schemas.steps import dependencies, ordered_steps
 from storage.refs import Lookup
-from storage.store import Store
-from tasks.training.scratch import read_committed
+from storage.storage import Storage
+from tasks.training.scratch import REPORTS, read_committed
 
 Action = Literal["reuse", "resume", "run", "wait", "blocked"]
 
@@ -82,7 +82,7 @@ class PlannedStep:
         return {**values, "verdicts": [verdict.model_dump(mode="json") for verdict in self.verdicts]}
 
 
-def plan(recipe: ResolvedRecipe, store: Store | None, runs: Sequence[RunRecord]) -> list[PlannedStep]:
+def plan(recipe: ResolvedRecipe, store: Storage | None, runs: Sequence[RunRecord]) -> list[PlannedStep]:
     """The plan for every step, in order.
 
     Args:
@@ -140,7 +140,7 @@ def _plan_step(
     recipe: ResolvedRecipe,
     name: str,
     read: Mapping[str, PlannedStep],
-    store: Store | None,
+    store: Storage | None,
     earlier: StageRecord | None,
     present: Mapping[str, str],
 ) -> PlannedStep:
@@ -242,6 +242,6 @@ def _provenance(recipe: ResolvedRecipe, name: str) -> dict[str, str]:
     return provenance(work.kind, threads=threads_of(share), world_size=num_ranks(work, None))
 
 
-def _checkpointed(store: Store | None, key: str) -> int:
+def _checkpointed(store: Storage | None, key: str) -> int:
     """The step of the newest checkpoint of an interrupted attempt; 0: none."""
-    return read_committed(store.root / "scratch" / key)[0] if store else 0
+    return read_committed(store.reports(key, REPORTS))[0] if store else 0

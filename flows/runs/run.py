@@ -15,6 +15,7 @@ from collections.abc import (
     Iterator,
     Sequence,
 )
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ from flows.runs.workspace import RunError, Workspace
 from ledger.operations import RunOutcome
 from schemas.canonical_json import canonical_json
 from schemas.recipe.recipe import ResolvedRecipe
+
+_READERS = 8
 
 
 class Run:
@@ -191,11 +194,19 @@ def run_ids(workspace: Workspace) -> list[str]:
 def _read_all(workspace: Workspace) -> tuple[list[RunRecord], list[str]]:
     """The runs that can be read, and why the others cannot."""
     records, damaged = [], []
-    for run_id in sorted(workspace.records.ids()):
+
+    def read(run_id: str) -> RunRecord | RunError:
         try:
-            records.append(read_run(workspace, run_id))
+            return read_run(workspace, run_id)
         except RunError as error:
-            damaged.append(str(error))
+            return error
+
+    with ThreadPoolExecutor(_READERS) as readers:  # a bucket answers each request after a while
+        for found in readers.map(read, sorted(workspace.records.ids())):
+            if isinstance(found, RunError):
+                damaged.append(str(found))
+            else:
+                records.append(found)
     return records, damaged
 
 

@@ -3,27 +3,26 @@
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
-from pathlib import Path
 
 from flows.commands.console import Screen, open_console
 from flows.launchers.local_process import warm_up
 from flows.machine import check_resources
 from flows.open_runs import opened
 from flows.orchestrator import Orchestrator
+from flows.pools.deployments import require_pools
 from flows.runs.execution import planned
 from flows.runs.planning import steps_in_store
 from flows.runs.resolving import ChosenRates, load_resolved, load_resolved_text
 from flows.runs.run import acquire_run, acquire_run_by_id
 from flows.runs.workspace import Workspace
 from ledger.run_ledger import Ledger
-from storage.store import Store
 
 
 def open_run(
     held: ExitStack,
     recipe: str,
     overrides: Sequence[str],
-    workspace: Path,
+    workspace: str,
     run_id: str | None,
     *,
     strict: bool,
@@ -34,7 +33,7 @@ def open_run(
         held: closes the run's lock and ledger.
         recipe: a recipe's file, the name of a built-in one, or a recipe's text; not read where ``run_id`` is given.
         overrides: ``KEY=VALUE``.
-        workspace: the folder with runs, artifacts and ledger.
+        workspace: the folder or bucket with runs, artifacts and ledger.
         run_id: of the run to resume, with its recorded recipe; None: the newest unfinished run of the recipe, or a new
             one.
         strict: refuse to reuse artifacts that were made with other code or libraries.
@@ -43,7 +42,7 @@ def open_run(
         ValueError: the recipe is invalid, or a stage needs more than the machine has (``RunError``: about the run).
     """
     warm_up()
-    where = Workspace(workspace)
+    where = Workspace.at(workspace)
     if run_id is not None:
         run = held.enter_context(acquire_run_by_id(where, run_id))
         chosen: ChosenRates = {}
@@ -53,12 +52,13 @@ def open_run(
         source = resolved.recipe if "\n" in recipe else recipe
         run = held.enter_context(acquire_run(where, resolved, source=source, overrides=overrides))
     check_resources(run.record.recipe)
+    require_pools(run.record.recipe)
     screen = Screen(open_console(sys.stdout))
     steps = planned(run, screen, strict=strict, chosen=chosen)
     ledger = held.enter_context(Ledger(None, where.root, run.record.recipe.recipe))
     orchestrator = Orchestrator(
         run,
-        store=Store(where.store),
+        store=where.storage,
         ledger=ledger,
         watcher=screen,
         in_store=steps_in_store(steps),

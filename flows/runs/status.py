@@ -68,7 +68,7 @@ def view_run(workspace: Workspace, record: RunRecord, *, verify: bool = False) -
     progress = {}
     for step, stage in record.stages.items():
         if stage.status == "running" and stage.stage_key is not None:
-            report = read_progress(workspace.store / "scratch" / stage.stage_key / PROGRESS)
+            report = read_progress(workspace.storage.reports(stage.stage_key, (PROGRESS,)) / PROGRESS)
             if report is not None:
                 progress[step] = report
     interrupted = record.status == "running" and not is_active(workspace, record.run_id)

@@ -8,6 +8,7 @@ from flows.commands.own_commands import python
 from flows.runs.record import SUCCEEDED, RunRecord, StageRecord
 from schemas.kinds import KINDS, MODELS
 from schemas.recipe.stages import PolicyEvaluation
+from storage.storage import Storage
 
 
 def comparison(stage: StageRecord) -> str:
@@ -42,16 +43,18 @@ def samples_heading(record: RunRecord, step: str) -> str:
     return f"{step}: {stage.baseline} (baseline) and {stage.candidate} (candidate) on test prompts, with their judgements"
 
 
-def model_folders(record: RunRecord, store: Path) -> dict[str, Path]:
-    """Stage → folder of its model, in the order of the recipe; without the imported model."""
-    return {
-        name: store / "objects" / stage.digest
+def model_folders(record: RunRecord, storage: Storage) -> dict[str, Path]:
+    """Stage → folder of its model, in the order of the recipe; without the imported model, and without those that this
+    machine has not fetched."""
+    folders = {
+        name: storage.local_folder(stage.digest)
         for name, stage in record.stages.items()
         if name in record.recipe.stages
         and stage.digest is not None
         and stage.status in SUCCEEDED
         and KINDS[record.recipe.stages[name].kind].makes in MODELS
     }
+    return {name: folder for name, folder in folders.items() if folder is not None}
 
 
 def policy_to_load(record: RunRecord) -> str | None:
@@ -106,12 +109,12 @@ def first_prompt(record: RunRecord) -> str:
     return str(samples[0].get("prompt", "Hello")) if samples else "Hello"
 
 
-def snippet_for(record: RunRecord, store: Path) -> list[str]:
-    """Lines that load the run's policy; empty if there is none."""
+def snippet_for(record: RunRecord, storage: Storage) -> list[str]:
+    """Lines that load the run's policy; empty if there is none on this machine."""
     name = policy_to_load(record)
-    if name is None:
+    folder = model_folders(record, storage).get(name or "")
+    if folder is None:
         return []
-    folder = model_folders(record, store)[name]
     chat = record.recipe.model.chat
     return loading_snippet(
         folder,

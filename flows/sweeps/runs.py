@@ -42,7 +42,7 @@ from ledger.run_ledger import Ledger
 from schemas.recipe.recipe import ResolvedRecipe
 from schemas.sweep import Cell, Sweep, SweepPlan
 from storage.durable_files import replace_file
-from storage.store import Store
+from storage.storage import Storage
 from tasks.training.progress import StageProgress
 
 FINISHED = ("completed", "gate_closed")
@@ -81,7 +81,7 @@ class SweepRuns:
         swept: SweepPlan[ResolvedRecipe],
         *,
         workspace: Workspace,
-        store: Store,
+        store: Storage,
         screen: Screen,
         folder: Path,
         source: str,

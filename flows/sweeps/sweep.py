@@ -25,10 +25,9 @@ from flows.sweeps.runs import SweepResult, SweepRuns, finished_run
 from schemas.checks.warnings import warnings
 from schemas.recipe.recipe import ResolvedRecipe
 from schemas.records.attempt import RUN_STAGE
-from schemas.steps import dependencies
+from schemas.steps import dependencies, pool_of
 from schemas.sweep import Cell, SweepPlan, with_downstream
 from storage.durable_files import make_folder
-from storage.store import Store
 
 
 class SweepError(ValueError):
@@ -53,7 +52,7 @@ def run_sweep(
         flows.prefect_server.server.ServerUnavailable: the Prefect server does not answer.
     """
     swept = resolve_sweep(written)
-    machine, cells, store = this_machine(), swept.cells(), Store(workspace.store)
+    machine, cells, store = this_machine(), swept.cells(), workspace.storage
     at_once = cells_at_once(machine, swept)
     sweep_id = f"{swept.sweep.sweep}-{swept.digest[:6]}"
     with _sweep_lock(workspace.root / "sweeps" / sweep_id) as folder:
@@ -100,6 +99,8 @@ def cells_at_once(machine: Machine, swept: SweepPlan[ResolvedRecipe]) -> int:
     for arm, recipe in swept.recipes.items():
         differing = with_downstream(recipe, swept.sweep.reseeds)
         for name, stage in recipe.stages.items():
+            if pool_of(recipe, name) is not None:
+                continue
             try:
                 cpus, gpus = machine.share_of(stage.resources)
             except ValueError as error:

@@ -14,6 +14,9 @@ JOURNAL = "journal.jsonl"
 PROGRESS = "progress.json"
 _COMMITTED = "committed.json"
 
+REPORTS = (PROGRESS, JOURNAL, _COMMITTED)
+"""What those who watch an attempt read."""
+
 RESUMED_FROM = (CHECKPOINTS, BATCHES, JOURNAL, _COMMITTED)
 """What the next attempt goes on from, on whichever machine."""
 

@@ -13,7 +13,6 @@ from flows.runs.run import acquire_run
 from flows.runs.workspace import Workspace
 from ledger.run_ledger import Ledger
 from schemas.records.attempt import Share
-from storage.store import Store
 from tasks.training.progress import StageProgress
 
 
@@ -45,7 +44,7 @@ def orchestrated(workspace: Workspace, recipe: Path, *overrides: str) -> Iterato
         ledger = Ledger(None, workspace.root, resolved.recipe)
         orchestrator = Orchestrator(
             run,
-            store=Store(workspace.store),
+            store=workspace.storage,
             ledger=ledger,
             watcher=Witness(),
             stage_function="tests.flows.fake_work.run_stage",

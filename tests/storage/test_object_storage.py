@@ -108,7 +108,7 @@ def test_a_silent_holder_loses_the_lease_and_its_commit(
     machines: Machines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = machines.new(lease_seconds=0.5), machines.new(lease_seconds=0.5)
-    monkeypatch.setattr("storage.leases._Heart._run", lambda self: None)  # a machine that sleeps
+    monkeypatch.setattr("storage.leases.HeldLease._run", lambda self: None)  # a machine that sleeps
     with first.exclusive(KEY, holder="run a"):
         folder, attempt = stage(first, b"late")
         for _ in range(40):  # as an attempt waits: in short turns

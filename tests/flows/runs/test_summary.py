@@ -54,7 +54,7 @@ def record(workspace: Workspace, recipe_file: Path) -> RunRecord:
 
 
 def test_every_trained_model_has_a_folder_that_is_there(record: RunRecord, workspace: Workspace) -> None:
-    folders = model_folders(record, workspace.store)
+    folders = model_folders(record, workspace.storage)
     assert list(folders) == ["sft", "reward", "value", "policy"]
     assert all((folder / "manifest.json").is_file() for folder in folders.values())
 

@@ -1,0 +1,141 @@
+"""The Prefect flow that a worker runs: one attempt at a stage, as plain JSON.
+
+What the attempt tells, it writes to the storage (``storage.messages``): the run that asked for it may have died, and
+another may be waiting for the same artifact.
+"""
+
+import asyncio
+import os
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from prefect import flow
+from prefect.client.schemas.objects import State
+
+from flows.attempts.run_attempt import Unobserved, run_attempt
+from flows.launchers.local_process import warm_up
+from flows.launchers.stage_process import explain
+from flows.pools.share import share_of_this_machine
+from flows.prefect_server.flow_runs import state_of
+from flows.stopping import stopping
+from schemas.records.attempt import AttemptBegun, AttemptOutcome, AttemptRequest
+from storage.messages import Messages, messages_of
+from storage.storage import open_storage
+
+BEAT_SECONDS = 5.0
+DRAIN_FILE = "VANTAGE_DRAIN_FILE"
+"""Variable with the path of a file that a worker makes when its attempts are to save and stop."""
+
+
+@flow(name="vantage-attempt", flow_run_name="{name}", persist_result=False)
+async def attempt(request: dict[str, Any], number: int, name: str) -> State[None]:
+    """Make one attempt at a stage of a run.
+
+    Args:
+        request: an ``AttemptRequest``.
+        number: of the request, among those for its stage key.
+        name: shown in Prefect: run, stage and number.
+    """
+    stop = threading.Event()
+    with stopping(stop.set):
+        outcome = await asyncio.to_thread(_make, AttemptRequest.model_validate(request), number, stop)
+    return state_of(*_seen_by_prefect(outcome))
+
+
+def _make(request: AttemptRequest, number: int, stop: threading.Event) -> AttemptOutcome:
+    """Make the attempt, and tell the storage how it goes."""
+    warm_up()
+    storage = open_storage(request.storage)
+    messages = messages_of(storage.remote, request.stage_key, number)
+    with tempfile.TemporaryDirectory(prefix="vantage-attempt-") as folder:
+        log = Path(folder) / "log.txt"
+        with _Reporter(messages, log, stop):
+            try:
+                with share_of_this_machine(request.resources, stop=stop) as share:
+                    outcome = run_attempt(
+                        request.model_copy(update={"log": log, "share": share}),
+                        observer=_Observer(messages),
+                        stop=stop,
+                        storage=storage,
+                    )
+            except ValueError as error:  # it asks for more than this machine has
+                outcome = AttemptOutcome(status="failed", failure=explain(error))
+    messages.create("outcome.json", outcome.model_dump_json().encode())
+    return outcome
+
+
+def _seen_by_prefect(outcome: AttemptOutcome) -> tuple[str, str]:
+    """Status and message of the flow run."""
+    if outcome.artifact is not None:
+        return ("reused" if outcome.status == "reused" else "completed"), ""
+    failure = outcome.failure
+    if failure is None or failure.cause == "preempted":
+        return "resumable", failure.message if failure else "stopped before it began"
+    return "failed", f"exit code {failure.exit_code}: {failure.message}; {failure.remedy}"
+
+
+class _Observer(Unobserved):
+    """Tells the storage that the computation begins."""
+
+    def __init__(self, messages: Messages) -> None:
+        self._messages = messages
+
+    def begun(self, begun: AttemptBegun) -> None:
+        self._messages.write("begun.json", begun.model_dump_json().encode())
+
+
+class _Reporter:
+    """A thread that tells the storage every few seconds that the attempt lives and what it printed, and hears of stops."""
+
+    def __init__(self, messages: Messages, log: Path, stop: threading.Event) -> None:
+        self._messages = messages
+        self._log = log
+        self._stop = stop
+        self._sent = 0
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="reporter", daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+        self._send_log()
+
+    def _run(self) -> None:
+        drain = os.environ.get(DRAIN_FILE)
+        beat = 0
+        while True:
+            beat += 1
+            with _network_faults_ignored():
+                self._messages.write("beat", str(beat).encode())
+                self._send_log()
+                if self._messages.read("stop") is not None:
+                    self._stop.set()
+            for _ in range(5):
+                if drain and Path(drain).exists():
+                    self._stop.set()
+                if self._done.wait(BEAT_SECONDS / 5):
+                    return
+
+    def _send_log(self) -> None:
+        with suppress(FileNotFoundError):
+            size = self._log.stat().st_size
+            if size != self._sent:
+                with _network_faults_ignored():
+                    self._messages.write("log.txt", self._log.read_bytes())
+                    self._sent = size
+
+
+@contextmanager
+def _network_faults_ignored() -> Iterator[None]:
+    """A bucket that does not answer costs a report, not the computation; the next one is due in seconds."""
+    from obstore.exceptions import BaseError
+
+    with suppress(BaseError, OSError):
+        yield

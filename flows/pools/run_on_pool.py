@@ -1,0 +1,242 @@
+"""One attempt on a worker of a Prefect work pool, as the run that asks for it sees it.
+
+The request is numbered among those for its stage key, and its Prefect flow run has that number as idempotency key: a run
+that was started again, or another run that needs the same artifact, finds the flow run that is under way. How the attempt
+ends is read from the storage; from Prefect it is only learnt that a flow run will never start, or was cancelled.
+"""
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from uuid import UUID
+
+from httpx import HTTPError
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.objects import FlowRun, State, StateType
+from prefect.deployments.flow_runs import arun_deployment
+from prefect.exceptions import ObjectNotFound, PrefectException
+from prefect.states import Cancelled, Crashed
+
+from flows.attempts.run_attempt import Observer
+from flows.exit_codes import ExitCode
+from flows.pools.deployments import attempt_deployment, deploy_attempts
+from flows.pools.job_variables import job_variables
+from schemas.records.attempt import AttemptBegun, AttemptOutcome, AttemptRequest, Failure
+from storage.messages import Messages, messages_of, newest_number
+from storage.storage import Storage
+from tasks.training.scratch import REPORTS
+
+POLL_SECONDS = 1.0
+SECONDS_BETWEEN_REPORTS = 5.0
+SILENT_SECONDS = 60.0
+"""A process on a worker that has not beaten for so long is lost."""
+PENDING_SECONDS = 900.0
+"""A flow run that a worker has taken and not started for so long is lost; a container's image may take minutes."""
+QUEUED_SECONDS = 10.0
+"""After so long without a worker, the run says what it waits for."""
+STOP_SECONDS = 60.0
+"""Time for an attempt to save its state after a stop was requested."""
+
+_log = logging.getLogger(__name__)
+
+
+def run_on_pool(
+    request: AttemptRequest,
+    *,
+    pool: str,
+    storage: Storage,
+    observer: Observer,
+    stop: threading.Event,
+) -> AttemptOutcome:
+    """Make one attempt on a worker of the pool, or join the one that is under way; errors are in the outcome.
+
+    Args:
+        request: the work; its log gets what the attempt prints.
+        pool: name of the work pool.
+        storage: the opened ``request.storage``, which the workers must reach at the same address.
+        observer: called in this thread.
+        stop: when set, the attempt is asked to save its state and stop.
+    """
+    began = time.monotonic()
+    with get_client(sync_client=True) as client:
+        deploy_attempts(client, pool)
+        number = max(1, newest_number(storage.remote, request.stage_key))
+        while messages_of(storage.remote, request.stage_key, number).read("outcome.json") is not None:
+            number += 1
+        messages = messages_of(storage.remote, request.stage_key, number)
+        is_ours = _ask(messages, request)
+        outcome = _Attempt(client, request, number, messages, pool, storage, observer, stop).wait()
+    if not is_ours:
+        outcome = _made_for_another(outcome)
+    return outcome.model_copy(update={"seconds": time.monotonic() - began})
+
+
+def _ask(messages: Messages, request: AttemptRequest) -> bool:
+    """Whether the request with these messages is of this run; makes it, if there is none."""
+    if messages.create("request.json", request.run_id.encode()):
+        return True
+    return messages.read("request.json") == request.run_id.encode()
+
+
+def _made_for_another(outcome: AttemptOutcome) -> AttemptOutcome:
+    """An artifact that another run's attempt made is reused by this one."""
+    return outcome.model_copy(update={"status": "reused"}) if outcome.artifact is not None else outcome
+
+
+async def _start_flow_run(request: AttemptRequest, number: int, pool: str) -> FlowRun:
+    """The flow run of a numbered attempt, which Prefect creates unless there is one."""
+    return await arun_deployment(
+        attempt_deployment(pool),
+        parameters={
+            "request": request.model_dump(mode="json"),
+            "number": number,
+            "name": f"{request.step} · {request.run_id} · {number}",
+        },
+        idempotency_key=f"{request.stage_key}.{number}",
+        job_variables=job_variables(request.resources),
+        tags=[f"run:{request.run_id}", f"stage:{request.step}"],
+        timeout=0,
+    )
+
+
+class _Attempt:
+    """Waits for one numbered attempt."""
+
+    def __init__(
+        self,
+        client: SyncPrefectClient,
+        request: AttemptRequest,
+        number: int,
+        messages: Messages,
+        pool: str,
+        storage: Storage,
+        observer: Observer,
+        stop: threading.Event,
+    ) -> None:
+        self._client = client
+        self._request = request
+        self._messages = messages
+        self._pool = pool
+        self._storage = storage
+        self._observer = observer
+        self._stop = stop
+        self._begun = False
+        self._beat: bytes | None = None
+        self._heard = time.monotonic()
+        """When the attempt's beat last changed, or its flow run was last seen to wait for a worker."""
+        # In a loop of its own: in this thread, Prefect would take the flow's for ours.
+        self._flow_run = asyncio.run(_start_flow_run(request, number, pool))
+
+    def wait(self) -> AttemptOutcome:
+        """Wait for the outcome; the attempt is given up when its process is lost."""
+        started, reported, told = time.monotonic(), 0.0, False
+        while True:
+            outcome = self._outcome()
+            if outcome is not None:
+                self._report()
+                return outcome
+            if self._stop.is_set():
+                return self._stopped()
+            now = time.monotonic()
+            if now - reported >= SECONDS_BETWEEN_REPORTS:
+                reported = now
+                if (ended := self._ended()) is not None:
+                    return self._give_up(ended)
+                self._report()
+            if not told and not self._begun and now - started >= QUEUED_SECONDS and self._is_queued():
+                told = True
+                self._observer.queued(self._pool)
+            self._stop.wait(POLL_SECONDS)
+
+    def _outcome(self) -> AttemptOutcome | None:
+        data = self._messages.read("outcome.json")
+        return None if data is None else AttemptOutcome.model_validate_json(data)
+
+    def _report(self) -> None:
+        """Tell the observer that the computation has begun, and how far it is."""
+        folder = self._storage.reports(self._request.stage_key, REPORTS)
+        data = self._messages.read("begun.json")
+        if data is not None and not self._begun:
+            self._begun = True
+            begun = AttemptBegun.model_validate_json(data)
+            self._observer.begun(begun.model_copy(update={"scratch": folder}))
+        if self._begun:
+            self._observer.polled()
+        if (log := self._messages.read("log.txt")) is not None:
+            self._request.log.parent.mkdir(parents=True, exist_ok=True)
+            self._request.log.write_bytes(log)
+
+    def _is_queued(self) -> bool:
+        state = self._flow_run.state
+        return state is not None and state.type in (StateType.SCHEDULED, StateType.PENDING)
+
+    def _ended(self) -> str | None:
+        """Why there will be no outcome; None: there may be one."""
+        with _server_faults_ignored():
+            try:
+                self._flow_run = self._client.read_flow_run(self._flow_run.id)
+            except ObjectNotFound:
+                return "its flow run was deleted from Prefect"
+        beat = self._messages.read("beat")
+        state = self._flow_run.state
+        if beat != self._beat or state is None or state.type == StateType.SCHEDULED:
+            self._beat, self._heard = beat, time.monotonic()
+        if state is not None and state.is_final() and self._outcome() is None:
+            return f"its flow run is {state.name}{f': {state.message}' if state.message else ''}"
+        patience = PENDING_SECONDS if self._is_queued() else SILENT_SECONDS
+        if time.monotonic() - self._heard >= patience:
+            return f"its process has not been heard of for {patience:g} s"
+        return None
+
+    def _give_up(self, reason: str) -> AttemptOutcome:
+        """Record that the attempt is lost, so that nobody waits for it; unless it has ended after all."""
+        lost = AttemptOutcome(
+            status="failed",
+            failure=Failure(
+                exit_code=ExitCode.RESUME,
+                cause="killed",
+                message=f"the attempt on pool {self._pool} was lost: {reason}",
+                remedy="another worker goes on from its last checkpoint",
+            ),
+        )
+        if not self._messages.create("outcome.json", lost.model_dump_json().encode()):
+            return self._outcome() or lost
+        self._end_flow_run(self._flow_run.id, crashed=True)
+        return lost
+
+    def _stopped(self) -> AttemptOutcome:
+        """Ask the attempt to save and stop, and wait for that; one that has not started is cancelled."""
+        self._messages.write("stop", b"")
+        deadline = time.monotonic() + STOP_SECONDS
+        while (outcome := self._outcome()) is None and time.monotonic() < deadline:
+            ended = self._ended()
+            if self._is_queued():
+                stopped = AttemptOutcome(status="stopped")
+                if self._messages.create("outcome.json", stopped.model_dump_json().encode()):
+                    self._end_flow_run(self._flow_run.id, crashed=False)
+                    return stopped
+            elif ended is not None:
+                return self._give_up(ended)
+            time.sleep(POLL_SECONDS)
+        self._report()
+        return outcome or self._give_up(f"it did not stop within {STOP_SECONDS:g} s")
+
+    def _end_flow_run(self, flow_run_id: UUID, *, crashed: bool) -> None:
+        """Give the flow run a final state, so that its slot in the pool is free."""
+        state: State[None] = Crashed(message="its process was lost") if crashed else Cancelled()
+        with _server_faults_ignored():
+            self._client.set_flow_run_state(flow_run_id, state, force=True)
+
+
+@contextmanager
+def _server_faults_ignored() -> Iterator[None]:
+    """A Prefect server that does not answer ends no attempt: its outcome comes by the storage."""
+    try:
+        yield
+    except ObjectNotFound:
+        raise
+    except (HTTPError, PrefectException) as error:
+        _log.debug("the Prefect server did not answer: %s", error)

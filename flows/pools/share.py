@@ -1,0 +1,85 @@
+"""The CPUs and GPUs of a worker's machine that one attempt gets.
+
+Attempts on one machine are separate processes, of one worker or of several. Each GPU has a lock file, which the kernel
+releases when its process ends. An attempt takes all of its GPUs at once, and attempts wait in turn, so none starves.
+"""
+
+import os
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from flows.machine import Machine, available_cpus, available_gpus
+from schemas.recipe.stages import Resources
+from schemas.records.attempt import Share
+from storage.durable_files import open_lock, try_lock
+
+SLOTS = "VANTAGE_WORKER_SLOTS"
+"""Variable with the number of attempts that the worker runs at once; they share the machine's CPUs."""
+
+_SECONDS_BETWEEN_TRIES = 0.5
+
+
+@contextmanager
+def share_of_this_machine(
+    resources: Resources, *, stop: threading.Event, gpus: tuple[str, ...] | None = None
+) -> Iterator[Share | None]:
+    """Wait for the GPUs that ``resources`` asks for, and hold them; None if a stop was requested meanwhile.
+
+    Args:
+        resources: what the attempt asks for.
+        stop: ends the wait.
+        gpus: of the machine; None: those that this process may use.
+
+    Raises:
+        ValueError: it asks for more GPUs than there are.
+    """
+    machine = Machine(cpus=_cpus(), gpus=available_gpus() if gpus is None else gpus)
+    cpus, count = machine.share_of(resources)
+    with ExitStack() as held:
+        taken = _take(count, machine.gpus, stop, held)
+        yield None if taken is None else Share(cpus=cpus, gpus=taken)
+
+
+def _cpus() -> int:
+    """CPUs of one attempt that does not say how many it wants."""
+    return max(1, available_cpus() // max(1, int(os.environ.get(SLOTS, "1"))))
+
+
+def _take(
+    count: int, gpus: tuple[str, ...], stop: threading.Event, held: ExitStack
+) -> tuple[str, ...] | None:
+    if count == 0:
+        return ()
+    folder = Path(tempfile.gettempdir()) / f"vantage-gpus-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    turn = open_lock(folder / "turn.lock")
+    try:
+        while not try_lock(turn):  # whoever has waited longest goes first
+            if stop.wait(_SECONDS_BETWEEN_TRIES):
+                return None
+        while True:
+            taken = _try_to_take(count, gpus, folder, held)
+            if taken is not None:
+                return taken
+            if stop.wait(_SECONDS_BETWEEN_TRIES):
+                return None
+    finally:
+        os.close(turn)
+
+
+def _try_to_take(count: int, gpus: tuple[str, ...], folder: Path, held: ExitStack) -> tuple[str, ...] | None:
+    """So many GPUs that no other process holds; none of them if there are fewer."""
+    with ExitStack() as locks:
+        taken = []
+        for gpu in gpus:
+            descriptor = open_lock(folder / f"{gpu.replace('/', '-')}.lock")
+            locks.callback(os.close, descriptor)
+            if try_lock(descriptor):
+                taken.append(gpu)
+            if len(taken) == count:
+                held.push(locks.pop_all())
+                return tuple(taken)
+    return None

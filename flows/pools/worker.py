@@ -1,0 +1,86 @@
+"""A worker of a Prefect work pool on this machine: Prefect's own, which lets attempts save their state before it ends."""
+
+import asyncio
+import os
+import signal
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from prefect.client.orchestration import get_client
+from prefect.workers.process import ProcessWorker
+
+from flows.launchers.local_process import SOURCE_ROOT
+from flows.pools.attempt_flow import DRAIN_FILE
+from flows.pools.deployments import create_pool, deploy_attempts
+from flows.pools.share import SLOTS
+
+POLL_SECONDS = 1.0
+
+
+class Worker(ProcessWorker):
+    """Prefect's worker of processes; while it drains, it takes no more flow runs."""
+
+    draining = False
+
+    async def get_and_submit_flow_runs(self) -> list[Any]:
+        """Take flow runs from the pool, unless the worker is about to end."""
+        return [] if self.draining else await super().get_and_submit_flow_runs()
+
+    @property
+    def running(self) -> int:
+        """How many flow runs it has started that have not ended."""
+        return int(self.limiter.borrowed_tokens)
+
+
+def serve(pool: str, *, name: str, slots: int, gpus: tuple[str, ...], say: Callable[[str], None]) -> None:
+    """Take attempts from the pool until SIGTERM or SIGINT, then wait until those that run have saved and ended.
+
+    Args:
+        pool: the work pool, created if missing.
+        name: of the worker, in Prefect.
+        slots: attempts that it runs at once.
+        gpus: GPUs for its attempts, as CUDA_VISIBLE_DEVICES takes them; empty: none.
+        say: prints a line.
+    """
+    with get_client(sync_client=True) as client:
+        if create_pool(client, pool):
+            say(f"created work pool {pool}")
+        deploy_attempts(client, pool)
+    with tempfile.TemporaryDirectory(prefix="vantage-worker-") as folder:
+        drain = Path(folder) / "drain"
+        os.environ.update(
+            {
+                "CUDA_VISIBLE_DEVICES": ",".join(gpus),
+                "PYTHONPATH": os.pathsep.join(
+                    [str(SOURCE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+                ),
+                "PYTHONSAFEPATH": "1",
+                DRAIN_FILE: str(drain),
+                SLOTS: str(slots),
+            }
+        )
+        asyncio.run(_serve(Worker(work_pool_name=pool, name=name, limit=slots), drain, say))
+
+
+async def _serve(worker: Worker, drain: Path, say: Callable[[str], None]) -> None:
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    serving = asyncio.create_task(worker.start(printer=lambda *_: None))
+    waiting = asyncio.create_task(stopping.wait())
+    await asyncio.wait([serving, waiting], return_when=asyncio.FIRST_COMPLETED)
+    if not serving.done():
+        worker.draining = True
+        drain.touch()
+        if worker.running:
+            say(f"{worker.running} running: they save their state and stop")
+        while worker.running and not serving.done():
+            await asyncio.sleep(POLL_SECONDS)
+        serving.cancel()
+    waiting.cancel()
+    await asyncio.wait([serving, waiting])
+    if not serving.cancelled() and (error := serving.exception()) is not None:
+        raise error

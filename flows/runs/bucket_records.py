@@ -1,0 +1,150 @@
+"""The records of the runs of a workspace in a bucket, so that any machine can execute, resume and show them.
+
+runs/<id>/run.json          the record, replaced by conditional writes alone
+runs/<id>/machine           the machine that last executed the run
+runs/<id>/files/…           copy of the run's folder on that machine: the ledger's outbox, logs
+runs/leases/<id>.json       who executes the run (``storage.leases``); ``creation.json``: who finds or creates one
+"""
+
+import os
+import secrets
+import shutil
+import socket
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import obstore
+from obstore.store import ObjectStore as Remote
+
+from flows.runs.record import RunRecord
+from flows.runs.run_records import parse_record
+from flows.runs.workspace import RUN_ID, RunError
+from storage.durable_files import locked, make_folder, replace_file
+from storage.leases import RemoteLeases
+from storage.records import BucketNotFound, Conflict, Version, read_record, replace_record
+from storage.scratch_copy import ScratchCopy
+
+if TYPE_CHECKING:
+    from flows.runs.workspace import Workspace
+
+COPIED = ("ledger", "logs")
+"""Folders of a run that are copied to the bucket while it runs."""
+
+
+class BucketLock:
+    """The lock of a run: its lease, and the thread that keeps the copy of its folder."""
+
+    def __init__(self, held: ExitStack) -> None:
+        self._held = held
+
+    def close(self) -> None:
+        """Send what has changed, and give the lease back."""
+        self._held.close()
+
+
+class BucketRecords:
+    """``RunRecords`` in a bucket."""
+
+    def __init__(self, remote: Remote, workspace: "Workspace", leases: RemoteLeases | None = None) -> None:
+        """``remote`` begins at the workspace's ``runs/``."""
+        self._remote = remote
+        self._workspace = workspace
+        self._leases = leases or RemoteLeases(remote)
+        self._versions: dict[str, Version | None] = {}
+
+    def ids(self) -> list[str]:
+        """The runs' prefixes."""
+        prefixes = obstore.list_with_delimiter(self._remote)["common_prefixes"]
+        names = [str(prefix).rstrip("/").rpartition("/")[2] for prefix in prefixes]
+        return [name for name in names if RUN_ID.fullmatch(name)]
+
+    def read(self, run_id: str) -> RunRecord:
+        """The run's ``run.json``; RunError if it does not exist or cannot be read."""
+        self._workspace.folder(run_id)  # refuses what is no run id
+        data, version = read_record(self._remote, f"{run_id}/run.json")
+        if data is None:
+            raise RunError(
+                f"there is no run {run_id} in {self._workspace.address}; `vantage status` lists the runs"
+            )
+        self._versions[run_id] = version
+        return parse_record(data, run_id=run_id, where=f"{self._workspace.address}/runs/{run_id}/run.json")
+
+    def write(self, record: RunRecord) -> None:
+        """Replace ``run.json``.
+
+        Raises:
+            RunError: another process has taken the run over.
+        """
+        path, data = f"{record.run_id}/run.json", _encoded(record)
+        try:
+            version = replace_record(self._remote, path, data, self._versions.get(record.run_id))
+        except Conflict:
+            present, version_there = read_record(self._remote, path)
+            if present != data or version_there is None:  # else the answer to our own write was lost
+                raise RunError(
+                    f"run {record.run_id} was taken over by another process; `vantage status` shows how far it is"
+                ) from None
+            version = version_there
+        self._versions[record.run_id] = version
+
+    def create(self, record: RunRecord) -> None:
+        """Add the run; its first record is its beginning, so nothing half-made is ever read."""
+        self._versions[record.run_id] = None
+        self.write(record)
+
+    def lock(self, run_id: str) -> BucketLock | None:
+        """The run's lease; waits until a holder has beaten, or has been silent for as long as a lease lasts."""
+        lease = self._leases.try_hold(f"leases/{run_id}.json", holder=_holder())
+        if lease is None:
+            return None
+        with ExitStack() as held:
+            held.callback(lease.close)
+            folder = self._workspace.folder(run_id)
+            copy = ScratchCopy(self._remote, f"{run_id}/files", folder)
+            self._take_over(run_id, folder, copy)
+            held.enter_context(copy.kept_up(COPIED))
+            return BucketLock(held.pop_all())
+        return None
+
+    def is_active(self, run_id: str) -> bool:
+        """Whether a process executes the run; waits for its next beat."""
+        return self._leases.is_held(f"leases/{run_id}.json")
+
+    def creation_lock(self) -> AbstractContextManager[None]:
+        """Hold a lease of the workspace."""
+        try:
+            return self._leases.hold("leases/creation.json", holder=_holder())
+        except BucketNotFound as error:
+            raise RunError(
+                f"workspace {self._workspace.address}: {error}; create the bucket first"
+            ) from error
+
+    def _take_over(self, run_id: str, folder: Path, copy: ScratchCopy) -> None:
+        """Have the run's folder here: this machine's own if it executed the run last, else the copy."""
+        last, version = read_record(self._remote, f"{run_id}/machine")
+        this = self._machine()
+        if last != this:
+            shutil.rmtree(folder, ignore_errors=True)
+            make_folder(folder.parent)
+            copy.fetch()
+            replace_record(self._remote, f"{run_id}/machine", this, version)
+        make_folder(folder)
+
+    def _machine(self) -> bytes:
+        """The random name of this machine's folder for the workspace."""
+        root = self._workspace.root
+        make_folder(root)
+        with locked(root / ".machine.lock"):
+            path = root / "machine"
+            if not path.is_file():
+                replace_file(path, secrets.token_hex(8).encode())
+            return path.read_bytes()
+
+
+def _holder() -> str:
+    return f"process {os.getpid()} on {socket.gethostname()}"
+
+
+def _encoded(record: RunRecord) -> bytes:
+    return record.model_dump_json(indent=1).encode()
