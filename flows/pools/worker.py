@@ -24,6 +24,11 @@ class Worker(ProcessWorker):
 
     draining = False
 
+    @classmethod
+    def __dispatch_key__(cls) -> str:
+        """Registered beside Prefect's own worker of the same type of pool, not in its place."""
+        return "vantage"
+
     async def get_and_submit_flow_runs(self) -> list[Any]:
         """Take flow runs from the pool, unless the worker is about to end."""
         return [] if self.draining else await super().get_and_submit_flow_runs()
