@@ -79,7 +79,7 @@ class Orchestrator:
         self.stop = threading.Event()
         """When set, running stages save their state and stop, and no new stage starts."""
         self.cancelled = False
-        """Whether the stop was requested in Prefect."""
+        """Whether the stop was requested in Prefect, or by ``vantage cancel``."""
         self.inputs = {step: dependencies(self.recipe)[step] for step in ordered_steps(self.recipe)}
         """Step → role → input step, in topological order."""
         self.artifacts: dict[str, Artifact] = {}
@@ -124,9 +124,9 @@ class Orchestrator:
         self.stop.set()
 
     def cancel(self) -> None:
-        """The run was cancelled in Prefect."""
+        """The run was cancelled: in Prefect, or by ``vantage cancel``."""
         self.cancelled = True
-        self.watcher.say("  cancelled in Prefect", "yellow")
+        self.watcher.say("  cancelled", "yellow")
         self.request_stop()
 
     # The order

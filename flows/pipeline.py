@@ -98,7 +98,7 @@ async def pipeline(
         # Task runs get no tags: for tagged ones Prefect asks its server for a slot, and fails the run if the server is busy.
         with TagsContext(current_tags=set()), stopping(orchestrator.request_stop), first_error():
             async with (
-                watch_cancellation(flow_run_id, orchestrator.cancel),
+                watch_cancellation(flow_run_id, orchestrator.run.is_cancel_requested, orchestrator.cancel),
                 asyncio.TaskGroup() as side_by_side,
             ):
                 for step, reads in orchestrator.inputs.items():

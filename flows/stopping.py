@@ -1,19 +1,28 @@
-"""Stop requests for a run: by a signal, or by an exception in the flow."""
+"""Stop requests for a run or an attempt: by a signal, by a worker that ends, or by an exception in the flow."""
 
 import asyncio
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
+
+DRAIN_FILE = "VANTAGE_DRAIN_FILE"
+"""Variable with the path of a file that a worker makes when what it has started is to save its state and stop."""
 
 
 @contextmanager
 def stopping(request_stop: Callable[[], None]) -> Iterator[None]:
-    """Inside this block, SIGINT, SIGTERM and any exception call ``request_stop``.
+    """Inside this block, SIGINT, SIGTERM, a worker's wish to end and any exception call ``request_stop``.
 
     Called in a coroutine; only the main thread can handle signals.
     """
     loop = asyncio.get_running_loop()
+    done = threading.Event()
+    if drain := os.environ.get(DRAIN_FILE):
+        watch = threading.Thread(target=_watch, args=(Path(drain), done, request_stop), daemon=True)
+        watch.start()
     taken = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
     before = {number: signal.getsignal(number) for number in taken}
     for number in taken:
@@ -24,9 +33,17 @@ def stopping(request_stop: Callable[[], None]) -> Iterator[None]:
         request_stop()
         raise
     finally:
+        done.set()
         for number, handler in before.items():
             loop.remove_signal_handler(number)
             signal.signal(number, handler)
+
+
+def _watch(file: Path, done: threading.Event, request_stop: Callable[[], None]) -> None:
+    while not done.wait(1.0):
+        if file.exists():
+            request_stop()
+            return
 
 
 @contextmanager

@@ -59,6 +59,12 @@ def newest_number(remote: "Remote", stage_key: str) -> int:
     return max((int(number) for number in numbers if number.isdecimal()), default=0)
 
 
+def newest_messages(remote: "Remote", stage_key: str) -> Messages | None:
+    """The messages of the newest request for the stage key; None: there is none."""
+    number = newest_number(remote, stage_key)
+    return messages_of(remote, stage_key, number) if number else None
+
+
 def messages_of(remote: "Remote", stage_key: str, number: int) -> Messages:
     """The messages of a numbered request for the stage key."""
     return Messages(remote, f"{stage_key}/{number}")

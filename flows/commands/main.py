@@ -3,7 +3,9 @@
 import sys
 
 from flows.commands.app import app
+from flows.commands.cancel import cancel
 from flows.commands.doctor import doctor
+from flows.commands.logs import logs
 from flows.commands.plan import plan
 from flows.commands.resume import resume
 from flows.commands.run import run
@@ -13,7 +15,7 @@ from flows.commands.sweep import sweep
 from flows.commands.worker import worker
 from flows.launchers.safe_stream import SafeStream
 
-for command in (run, plan, resume, sweep, status, worker, schema, doctor):
+for command in (run, plan, resume, sweep, status, logs, cancel, worker, schema, doctor):
     app.command()(command)
 
 

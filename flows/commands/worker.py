@@ -38,6 +38,9 @@ def worker(
 
         for variable, value in (SETTINGS if verbose else {**SETTINGS, **QUIET}).items():
             os.environ.setdefault(variable, value)
+        os.environ.setdefault(
+            "PREFECT_WORKER_QUERY_SECONDS", "2"
+        )  # Prefect's own 10 would be waited for at each stage
         if configured_url() is None:
             raise ValueError(
                 "a worker needs the server of its pool; set PREFECT_API_URL (`make servers` starts one)"

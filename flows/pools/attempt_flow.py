@@ -5,7 +5,6 @@ another may be waiting for the same artifact.
 """
 
 import asyncio
-import os
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -27,8 +26,6 @@ from storage.messages import Messages, messages_of
 from storage.storage import open_storage
 
 BEAT_SECONDS = 5.0
-DRAIN_FILE = "VANTAGE_DRAIN_FILE"
-"""Variable with the path of a file that a worker makes when its attempts are to save and stop."""
 
 
 @flow(name="vantage-attempt", flow_run_name="{name}", persist_result=False)
@@ -108,7 +105,6 @@ class _Reporter:
         self._send_log()
 
     def _run(self) -> None:
-        drain = os.environ.get(DRAIN_FILE)
         beat = 0
         while True:
             beat += 1
@@ -117,11 +113,8 @@ class _Reporter:
                 self._send_log()
                 if self._messages.read("stop") is not None:
                     self._stop.set()
-            for _ in range(5):
-                if drain and Path(drain).exists():
-                    self._stop.set()
-                if self._done.wait(BEAT_SECONDS / 5):
-                    return
+            if self._done.wait(BEAT_SECONDS):
+                return
 
     def _send_log(self) -> None:
         with suppress(FileNotFoundError):

@@ -12,9 +12,9 @@ from prefect.client.orchestration import get_client
 from prefect.workers.process import ProcessWorker
 
 from flows.launchers.local_process import SOURCE_ROOT
-from flows.pools.attempt_flow import DRAIN_FILE
 from flows.pools.deployments import create_pool, deploy_attempts
 from flows.pools.share import SLOTS
+from flows.stopping import DRAIN_FILE
 
 POLL_SECONDS = 1.0
 

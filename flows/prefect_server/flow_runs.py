@@ -71,9 +71,11 @@ def page_of(flow_run_id: str) -> str:
 
 
 @asynccontextmanager
-async def watch_cancellation(flow_run_id: str, cancel: Callable[[], None]) -> AsyncIterator[None]:
-    """Inside this block, call ``cancel`` if the flow run is cancelled in Prefect."""
-    watch = asyncio.create_task(_watch(flow_run_id, cancel))
+async def watch_cancellation(
+    flow_run_id: str, is_requested: Callable[[], bool], cancel: Callable[[], None]
+) -> AsyncIterator[None]:
+    """Inside this block, call ``cancel`` if the flow run is cancelled in Prefect, or ``is_requested`` says so."""
+    watch = asyncio.create_task(_watch(flow_run_id, is_requested, cancel))
     try:
         yield
     finally:
@@ -81,13 +83,16 @@ async def watch_cancellation(flow_run_id: str, cancel: Callable[[], None]) -> As
         await asyncio.wait([watch])
 
 
-async def _watch(flow_run_id: str, cancel: Callable[[], None]) -> None:
+async def _watch(flow_run_id: str, is_requested: Callable[[], bool], cancel: Callable[[], None]) -> None:
     async with get_client() as client:
         while True:
             await asyncio.sleep(POLL_SECONDS)
             try:
+                if await asyncio.to_thread(is_requested):
+                    cancel()
+                    return
                 flow_run = await client.read_flow_run(UUID(flow_run_id))
-            except Exception:  # a dead server is noticed when the run ends
+            except Exception:  # a dead server or bucket is noticed when the run ends
                 log.debug("flow run %s cannot be looked at", flow_run_id, exc_info=True)
                 continue
             if flow_run.state_type in (StateType.CANCELLING, StateType.CANCELLED):

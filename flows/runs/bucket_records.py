@@ -10,11 +10,12 @@ import os
 import secrets
 import shutil
 import socket
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import obstore
+from obstore.exceptions import NotFoundError
 from obstore.store import ObjectStore as Remote
 
 from flows.runs.record import RunRecord
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 
 COPIED = ("ledger", "logs")
 """Folders of a run that are copied to the bucket while it runs."""
+
+
+_CANCEL = "cancel"
 
 
 class BucketLock:
@@ -100,6 +104,8 @@ class BucketRecords:
             return None
         with ExitStack() as held:
             held.callback(lease.close)
+            with suppress(NotFoundError, FileNotFoundError):
+                obstore.delete(self._remote, f"{run_id}/{_CANCEL}")
             folder = self._workspace.folder(run_id)
             copy = ScratchCopy(self._remote, f"{run_id}/files", folder)
             self._take_over(run_id, folder, copy)
@@ -110,6 +116,18 @@ class BucketRecords:
     def is_active(self, run_id: str) -> bool:
         """Whether a process executes the run; waits for its next beat."""
         return self._leases.is_held(f"leases/{run_id}.json")
+
+    def request_cancel(self, run_id: str) -> None:
+        """Make a file beside the run's record."""
+        obstore.put(self._remote, f"{run_id}/{_CANCEL}", b"")
+
+    def is_cancel_requested(self, run_id: str) -> bool:
+        """Whether that file is there."""
+        return read_record(self._remote, f"{run_id}/{_CANCEL}")[0] is not None
+
+    def read_log(self, run_id: str, step: str) -> bytes | None:
+        """The copy of the step's log."""
+        return read_record(self._remote, f"{run_id}/files/logs/{step}.log")[0]
 
     def creation_lock(self) -> AbstractContextManager[None]:
         """Hold a lease of the workspace."""

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from flows.runs.workspace import Workspace
 
 _LOCK_WAIT_SECONDS = 0.5
+_CANCEL = "cancel"
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,7 @@ class FolderRecords:
                     return None
                 time.sleep(0.01)
             else:
+                (self._workspace.folder(run_id) / _CANCEL).unlink(missing_ok=True)
                 return FileLock(descriptor)
 
     def is_active(self, run_id: str) -> bool:
@@ -106,6 +108,21 @@ class FolderRecords:
         finally:
             os.close(probe)
         return False
+
+    def request_cancel(self, run_id: str) -> None:
+        """Make a file in the run's folder."""
+        (self._workspace.folder(run_id) / _CANCEL).touch()
+
+    def is_cancel_requested(self, run_id: str) -> bool:
+        """Whether that file is there."""
+        return (self._workspace.folder(run_id) / _CANCEL).exists()
+
+    def read_log(self, run_id: str, step: str) -> bytes | None:
+        """The step's log in the run's folder."""
+        try:
+            return (self._workspace.folder(run_id) / "logs" / f"{step}.log").read_bytes()
+        except FileNotFoundError:
+            return None
 
     @contextmanager
     def creation_lock(self) -> Iterator[None]:

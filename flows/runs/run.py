@@ -96,6 +96,10 @@ class Run:
         left = (each for each in self._record.open_flow_runs if each.flow_run_id not in flow_run_ids)
         self.update(open_flow_runs=tuple(left))
 
+    def is_cancel_requested(self) -> bool:
+        """Whether ``vantage cancel`` asked for this run's end since this process executes it."""
+        return self.workspace.records.is_cancel_requested(self._record.run_id)
+
     def outcome(self) -> RunOutcome:
         """The outcome of the run, from the status of its stages."""
         statuses = {stage.status for stage in self._record.stages.values()}

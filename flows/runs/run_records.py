@@ -39,6 +39,15 @@ class RunRecords(Protocol):
     def is_active(self, run_id: str) -> bool:
         """Whether a process executes the run."""
 
+    def request_cancel(self, run_id: str) -> None:
+        """Ask the process that executes the run, wherever it is, to save and stop."""
+
+    def is_cancel_requested(self, run_id: str) -> bool:
+        """Whether that was asked since the run was last locked."""
+
+    def read_log(self, run_id: str, step: str) -> bytes | None:
+        """What the step printed where the run's own process computed it; None: nothing."""
+
     def creation_lock(self) -> AbstractContextManager[None]:
         """Let one process at a time find or create a run."""
 
