@@ -72,6 +72,7 @@ async def pipeline(
     workspace: str = ".vantage",
     run_id: str | None = None,
     strict: bool = False,
+    seed: int | None = None,
 ) -> State[None]:
     """Run all steps, side by side as far as the machine has resources, then publish.
 
@@ -81,14 +82,16 @@ async def pipeline(
         workspace: the folder or bucket that holds runs, artifacts and ledger.
         run_id: the run to resume; None: chosen as ``vantage run`` does.
         strict: refuse to reuse artifacts made with other code or libraries.
+        seed: in place of the recipe's; None: the recipe's.
     """
     flow_run_id = str(runtime.flow_run.id)
     with ExitStack() as held:
         orchestrator = orchestrator_of(run_id)
         if orchestrator is None:
             try:
+                changes = [*(overrides or []), *([] if seed is None else [f"seed={seed}"])]
                 orchestrator = await asyncio.to_thread(
-                    open_run, held, recipe, overrides or [], workspace, run_id, strict=strict
+                    open_run, held, recipe, changes, workspace, run_id, strict=strict
                 )
             except ValueError as error:  # the recipe, the run or the machine; the message says what to do
                 return state_of("failed", without_secrets(str(error)))

@@ -247,6 +247,16 @@ def show_plan(
         console.print(Text(f"warning: {warning}", style="yellow"), soft_wrap=True)
 
 
+def show_table(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print rows with the same fields as a table."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for field in rows[0]:
+        table.add_column(field, overflow="fold")
+    for row in rows:
+        table.add_row(*("" if value is None else safe_text(str(value)) for value in row.values()))
+    console.print(table)
+
+
 def show_result(
     console: Console,
     record: RunRecord,

@@ -4,6 +4,7 @@ import sys
 
 from flows.commands.app import app
 from flows.commands.cancel import cancel
+from flows.commands.deploy import deploy, deployments, undeploy
 from flows.commands.doctor import doctor
 from flows.commands.logs import logs
 from flows.commands.plan import plan
@@ -15,7 +16,21 @@ from flows.commands.sweep import sweep
 from flows.commands.worker import worker
 from flows.launchers.safe_stream import SafeStream
 
-for command in (run, plan, resume, sweep, status, logs, cancel, worker, schema, doctor):
+for command in (
+    run,
+    plan,
+    resume,
+    sweep,
+    status,
+    logs,
+    cancel,
+    deploy,
+    deployments,
+    undeploy,
+    worker,
+    schema,
+    doctor,
+):
     app.command()(command)
 
 

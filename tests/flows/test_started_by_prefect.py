@@ -131,5 +131,6 @@ def test_the_form_asks_for_plain_values() -> None:
         "workspace": "string",
         "run_id": ["string", "null"],
         "strict": "boolean",
+        "seed": ["integer", "null"],
     }
     assert all(each.get("description") for each in schema.properties.values())

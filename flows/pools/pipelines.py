@@ -1,0 +1,301 @@
+"""A recipe as a Prefect deployment, which schedules, people and automations start."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import yaml
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.actions import DeploymentScheduleCreate
+from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterTags
+from prefect.client.schemas.objects import StateType
+from prefect.client.schemas.responses import DeploymentResponse
+from prefect.client.schemas.schedules import SCHEDULE_TYPES, construct_schedule
+from prefect.events.actions import ChangeFlowRunState, RunDeployment
+from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
+from prefect.events.schemas.events import ResourceSpecification
+from prefect.exceptions import ObjectNotFound
+from prefect.utilities.callables import parameter_schema
+from pydantic import ValidationError
+
+from flows.pools.deployments import require_pool
+from flows.pools.job_variables import ENVIRONMENT
+from flows.prefect_server.flow_runs import STATES
+from flows.runs.resolving import load_resolved, load_resolved_text
+from flows.runs.run import recipe_digest
+from schemas.loading.recipe_file import builtin_recipes, load_recipe
+from schemas.steps import pool_of
+
+FLOW = "vantage"
+ENTRYPOINT = "flows.pipeline.pipeline"
+TAG = "vantage-pipeline"
+HEARTBEAT_SECONDS = 30
+"""How often a pipeline's process tells Prefect that it lives; Prefect's smallest."""
+LOST_SECONDS = 90.0
+"""A pipeline that has told nothing for so long is lost, and started again."""
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """What is registered for a recipe."""
+
+    name: str
+    recipe: str
+    """The name of a built-in recipe, or a recipe's text."""
+    overrides: tuple[str, ...]
+    workspace: str
+    pool: str
+    version: str
+    """The first 12 digits of the resolved recipe's digest."""
+    tags: tuple[str, ...]
+    schedule: SCHEDULE_TYPES | None
+    stage_pools: frozenset[str] = frozenset()
+    """Pools of its stages."""
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """Defaults of the flow's parameters, which Prefect's run form shows and can change."""
+        return {"recipe": self.recipe, "overrides": list(self.overrides), "workspace": self.workspace}
+
+    @property
+    def warnings(self) -> list[str]:
+        """What may go wrong when workers run it."""
+        if self.pool not in self.stage_pools:
+            return []
+        return [
+            f"pool {self.pool} also computes stages: the pipeline holds one of its slots while it waits for them; "
+            "give it a pool of its own, or the pool more slots"
+        ]
+
+    @property
+    def job_variables(self) -> dict[str, Any]:
+        """Environment of the pipeline's process."""
+        return {"env": {**ENVIRONMENT, "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT_SECONDS)}}
+
+
+def pipeline_of(
+    source: str,
+    overrides: Sequence[str],
+    *,
+    workspace: str,
+    pool: str,
+    name: str | None = None,
+    cron: str | None = None,
+    interval: float | None = None,
+    rrule: str | None = None,
+    timezone: str | None = None,
+) -> Pipeline:
+    """The pipeline of a recipe, whose file the workers do not need: its text goes along, its sources as full paths.
+
+    Args:
+        source: a recipe's file, or the name of a built-in one.
+        overrides: ``KEY=VALUE``.
+        workspace: a folder that all workers reach, or a bucket.
+        pool: work pool of the process that orders the stages.
+        name: of the deployment; None: the recipe's.
+        cron, interval, rrule: at most one: when it is started; ``interval`` in seconds.
+        timezone: of the schedule; None: UTC.
+
+    Raises:
+        ValueError: the recipe or the schedule is invalid.
+    """
+    resolved, _ = load_resolved(source, overrides)
+    text = (
+        source if source in builtin_recipes() and not Path(source).exists() else _text_of(source, overrides)
+    )
+    if text != source and load_resolved_text(text, overrides)[0] != resolved:
+        raise ValueError(f"{source}: its text alone is another recipe; name its sources by full paths")
+    schedule = _schedule(cron=cron, interval=interval, rrule=rrule, timezone=timezone)
+    return Pipeline(
+        name=name or resolved.recipe,
+        recipe=text,
+        overrides=tuple(overrides),
+        workspace=workspace,
+        pool=pool,
+        version=recipe_digest(resolved)[:12],
+        tags=(TAG, f"recipe:{resolved.recipe}"),
+        schedule=schedule,
+        stage_pools=frozenset(pool for step in resolved.stages if (pool := pool_of(resolved, step))),
+    )
+
+
+def _schedule(**given: Any) -> SCHEDULE_TYPES | None:
+    """The schedule that the options describe; None if they give no time."""
+    timezone = given["timezone"]
+    named = {name: value for name, value in given.items() if value is not None and name != "timezone"}
+    if not named:
+        if timezone:
+            raise ValueError(f"--timezone {timezone} is that of a schedule; add --cron, --interval or --rrule")
+        return None
+    if len(named) > 1:
+        raise ValueError(f"{', '.join(f'--{name}' for name in named)} exclude each other; give one of them")
+    try:
+        return construct_schedule(**given)
+    except ValidationError as error:
+        reasons = "; ".join(str(each["msg"]).removeprefix("Value error, ") for each in error.errors())
+        raise ValueError(f"the schedule is refused: {reasons}") from None
+
+
+def _text_of(source: str, overrides: Sequence[str]) -> str:
+    """A recipe's file as text that is the same from every folder."""
+    try:
+        recipe = load_recipe(source)
+    except ValueError:  # valid only with its overrides
+        recipe = load_recipe(source, overrides)
+    values = recipe.model_dump(mode="json", exclude_unset=True)
+    return yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=100)
+
+
+def register(client: SyncPrefectClient, pipeline: Pipeline) -> UUID:
+    """Create the deployment, or update the one of this name, and what starts it again when it is lost.
+
+    Raises:
+        UnknownPool: Prefect has no such work pool.
+    """
+    from flows.pipeline import pipeline as flow
+
+    require_pool(client, pipeline.pool)
+    schedules = []
+    if pipeline.schedule is not None:
+        schedules.append(DeploymentScheduleCreate(schedule=pipeline.schedule, active=True))
+    _remove_schedules(client, pipeline.name)
+    deployment = client.create_deployment(
+        client.create_flow(flow),
+        pipeline.name,
+        version=pipeline.version,
+        schedules=schedules,
+        parameters=pipeline.parameters,
+        description=f"Recipe {pipeline.version} in {pipeline.workspace}.",
+        work_pool_name=pipeline.pool,
+        tags=list(pipeline.tags),
+        entrypoint=ENTRYPOINT,
+        parameter_openapi_schema=parameter_schema(flow).model_dump(),
+        enforce_parameter_schema=True,
+        job_variables=pipeline.job_variables,
+    )
+    _remove_automations(client, deployment)
+    for automation in automations_of(pipeline.name, deployment):
+        client.create_automation(automation)
+    return deployment
+
+
+def registered(client: SyncPrefectClient) -> list[DeploymentResponse]:
+    """All deployments of pipelines, by name."""
+    tagged = DeploymentFilter(tags=DeploymentFilterTags(all_=[TAG]))
+    return sorted(client.read_deployments(deployment_filter=tagged), key=lambda each: each.name)
+
+
+def remove(client: SyncPrefectClient, name: str) -> None:
+    """Remove a deployment and what belongs to it; its runs stay.
+
+    Raises:
+        ValueError: there is none of this name.
+    """
+    try:
+        deployment = client.read_deployment_by_name(f"{FLOW}/{name}")
+    except ObjectNotFound:
+        known = ", ".join(each.name for each in registered(client)) or "none"
+        raise ValueError(f"there is no deployment {name} (known: {known})") from None
+    _remove_automations(client, deployment.id)
+    client.delete_deployment(deployment.id)
+
+
+def automations_of(name: str, deployment: UUID) -> list[AutomationCore]:
+    """A lost pipeline counts as crashed, and a crashed one is started again with the same parameters.
+
+    Started again, it goes on with its unfinished run: attempts that still run on their workers are adopted.
+    """
+    heartbeat = f"{_EVENT}heartbeat"
+    ends = {f"{_EVENT}{state}" for state in ("Crashed", *(name for _, name in STATES.values()))}
+    of_deployment = ResourceSpecification(
+        {"prefect.resource.role": "deployment", "prefect.resource.id": f"prefect.deployment.{deployment}"}
+    )
+    lost = EventTrigger(
+        after={heartbeat},
+        expect={heartbeat, *ends},
+        match=ResourceSpecification({"prefect.resource.id": "prefect.flow-run.*"}),
+        match_related=of_deployment,
+        for_each={"prefect.resource.id"},
+        posture=Posture.Proactive,
+        threshold=1,
+        within=timedelta(seconds=LOST_SECONDS),
+    )
+    crashed = EventTrigger(
+        expect={f"{_EVENT}Crashed"},
+        match=ResourceSpecification({"prefect.resource.id": "prefect.flow-run.*"}),
+        match_related=of_deployment,
+        posture=Posture.Reactive,
+        threshold=1,
+        within=timedelta(0),
+    )
+    again = RunDeployment(
+        source="selected",
+        deployment_id=deployment,
+        parameters={field: _same(field) for field in ("recipe", "overrides", "workspace", "seed", "strict")},
+    )
+    return [
+        AutomationCore(
+            name=f"{FLOW}/{name}: lost",
+            description="A pipeline whose process tells nothing any more counts as crashed.",
+            trigger=lost,
+            actions=[
+                ChangeFlowRunState(
+                    state=StateType.CRASHED,
+                    name="Crashed",
+                    message=f"nothing heard of it for {LOST_SECONDS:g} s",
+                )
+            ],
+            owner_resource=f"prefect.deployment.{deployment}",
+        ),
+        AutomationCore(
+            name=f"{FLOW}/{name}: again",
+            description="A crashed pipeline is started again, and goes on with its run.",
+            trigger=crashed,
+            actions=[again],
+            owner_resource=f"prefect.deployment.{deployment}",
+        ),
+    ]
+
+
+_EVENT = "prefect.flow-run."
+
+
+def _same(field: str) -> dict[str, Any]:
+    """A parameter of the crashed flow run, as a template of Prefect's."""
+    value = f"{{{{ flow_run.parameters.get('{field}') | tojson }}}}"
+    return {"__prefect_kind": "json", "value": {"__prefect_kind": "jinja", "template": value}}
+
+
+def _remove_schedules(client: SyncPrefectClient, name: str) -> None:
+    """Prefect adds schedules that it is given to those that are there."""
+    try:
+        deployment = client.read_deployment_by_name(f"{FLOW}/{name}")
+    except ObjectNotFound:
+        return
+    for schedule in deployment.schedules:
+        client.delete_deployment_schedule(deployment.id, schedule.id)
+
+
+def _remove_automations(client: SyncPrefectClient, deployment: UUID) -> None:
+    client.delete_resource_owned_automations(f"prefect.deployment.{deployment}")
+
+
+def as_prefect_yaml(pipeline: Pipeline) -> str:
+    """The deployment for ``prefect deploy``, as ``prefect.yaml``."""
+    schedule = None
+    if pipeline.schedule is not None:
+        schedule = pipeline.schedule.model_dump(mode="json", exclude_none=True)
+    deployment = {
+        "name": pipeline.name,
+        "version": pipeline.version,
+        "tags": list(pipeline.tags),
+        "entrypoint": ENTRYPOINT,
+        "parameters": pipeline.parameters,
+        "schedules": [schedule] if schedule else [],
+        "work_pool": {"name": pipeline.pool, "job_variables": pipeline.job_variables},
+        "pull": [],
+    }
+    return yaml.safe_dump({"name": FLOW, "deployments": [deployment]}, sort_keys=False, allow_unicode=True)
