@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from flows.attempts.jobs import request_for
-from flows.attempts.run_attempt import reused, run_attempt
+from flows.attempts.run_attempt import Observer, reused, run_attempt
 from flows.launchers.launcher import Launcher
 from flows.launchers.stage_process import explain
 from flows.machine import Machine, this_machine
@@ -202,7 +202,13 @@ class Orchestrator:
         step = request.step
         began = time.monotonic()
         try:
-            outcome = self._make(request)
+            pool, observer = pool_of(self.recipe, step), self._recording.observer(request)
+            if pool is None:
+                outcome = run_attempt(
+                    request, observer=observer, stop=self.stop, storage=self.store, launcher=self._launcher
+                )
+            else:
+                outcome = self._attempt_on_pool(request, pool, observer)
             if outcome.artifact is not None:
                 self.artifacts[step] = outcome.artifact
                 return self._recording.succeeded(request, outcome, outcome.artifact)
@@ -221,13 +227,8 @@ class Orchestrator:
             )
         return self._failed(step, outcome)
 
-    def _make(self, request: AttemptRequest) -> AttemptOutcome:
-        """Make the attempt: in this process, or on a worker of the stage's pool."""
-        pool, observer = pool_of(self.recipe, request.step), self._recording.observer(request)
-        if pool is None:
-            return run_attempt(
-                request, observer=observer, stop=self.stop, storage=self.store, launcher=self._launcher
-            )
+    def _attempt_on_pool(self, request: AttemptRequest, pool: str, observer: Observer) -> AttemptOutcome:
+        """Reuse the artifact, or have a worker of the pool make it."""
         # What is there is not fetched to this machine; workers verify what they read.
         found = self.store.inspect(request.stage_key)
         if found.ref is not None:

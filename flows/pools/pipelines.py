@@ -118,7 +118,7 @@ def pipeline_of(
         version=recipe_digest(resolved)[:12],
         tags=(TAG, f"recipe:{resolved.recipe}"),
         schedule=schedule,
-        stage_pools=frozenset(pool for step in resolved.stages if (pool := pool_of(resolved, step))),
+        stage_pools=frozenset(named for step in resolved.stages if (named := pool_of(resolved, step))),
     )
 
 
@@ -128,7 +128,9 @@ def _schedule(**given: Any) -> SCHEDULE_TYPES | None:
     named = {name: value for name, value in given.items() if value is not None and name != "timezone"}
     if not named:
         if timezone:
-            raise ValueError(f"--timezone {timezone} is that of a schedule; add --cron, --interval or --rrule")
+            raise ValueError(
+                f"--timezone {timezone} is that of a schedule; add --cron, --interval or --rrule"
+            )
         return None
     if len(named) > 1:
         raise ValueError(f"{', '.join(f'--{name}' for name in named)} exclude each other; give one of them")
