@@ -7,6 +7,7 @@ ends is read from the storage; from Prefect it is only learnt that a flow run wi
 
 import asyncio
 import logging
+import secrets
 import threading
 import time
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from flows.attempts.run_attempt import Observer
 from flows.exit_codes import ExitCode
 from flows.pools.deployments import attempt_deployment, deploy_attempts
 from flows.pools.job_variables import job_variables
+from schemas.frozen import Frozen
 from schemas.records.attempt import AttemptBegun, AttemptOutcome, AttemptRequest, Failure
 from storage.messages import Messages, messages_of, newest_number
 from storage.storage import Storage
@@ -67,27 +69,35 @@ def run_on_pool(
         while messages_of(storage.remote, request.stage_key, number).read("outcome.json") is not None:
             number += 1
         messages = messages_of(storage.remote, request.stage_key, number)
-        is_ours = _ask(messages, request)
-        outcome = _Attempt(client, request, number, messages, pool, storage, observer, stop).wait()
-    if not is_ours:
-        outcome = _made_for_another(outcome)
+        asked = _ask(messages, request)
+        flow_run = asyncio.run(_start_flow_run(request, number, asked.token, pool))
+        outcome = _Attempt(client, flow_run, request, messages, pool, storage, observer, stop).wait()
+    if asked.run_id != request.run_id and outcome.artifact is not None:
+        outcome = outcome.model_copy(update={"status": "reused"})  # another run's attempt made it
     return outcome.model_copy(update={"seconds": time.monotonic() - began})
 
 
-def _ask(messages: Messages, request: AttemptRequest) -> bool:
-    """Whether the request with these messages is of this run; makes it, if there is none."""
-    if messages.create("request.json", request.run_id.encode()):
-        return True
-    return messages.read("request.json") == request.run_id.encode()
+class Asked(Frozen):
+    """Who asked first for a numbered attempt."""
+
+    run_id: str
+    token: str
+    """Random; part of the idempotency key, so that no flow run of another storage or of earlier days is found."""
 
 
-def _made_for_another(outcome: AttemptOutcome) -> AttemptOutcome:
-    """An artifact that another run's attempt made is reused by this one."""
-    return outcome.model_copy(update={"status": "reused"}) if outcome.artifact is not None else outcome
+def _ask(messages: Messages, request: AttemptRequest) -> Asked:
+    """Ask for the attempt, unless another run or an earlier process of this one has."""
+    ours = Asked(run_id=request.run_id, token=secrets.token_hex(8))
+    if messages.create("request.json", ours.model_dump_json().encode()):
+        return ours
+    return Asked.model_validate_json(messages.read("request.json") or b"")
 
 
-async def _start_flow_run(request: AttemptRequest, number: int, pool: str) -> FlowRun:
-    """The flow run of a numbered attempt, which Prefect creates unless there is one."""
+async def _start_flow_run(request: AttemptRequest, number: int, token: str, pool: str) -> FlowRun:
+    """The flow run of a numbered attempt, which Prefect creates unless there is one.
+
+    To be run in a loop of its own: in the flow's, Prefect would wait for it.
+    """
     return await arun_deployment(
         attempt_deployment(pool),
         parameters={
@@ -95,7 +105,7 @@ async def _start_flow_run(request: AttemptRequest, number: int, pool: str) -> Fl
             "number": number,
             "name": f"{request.step} · {request.run_id} · {number}",
         },
-        idempotency_key=f"{request.stage_key}.{number}",
+        idempotency_key=f"{request.stage_key}.{number}.{token}",
         job_variables=job_variables(request.resources),
         tags=[f"run:{request.run_id}", f"stage:{request.step}"],
         timeout=0,
@@ -108,8 +118,8 @@ class _Attempt:
     def __init__(
         self,
         client: SyncPrefectClient,
+        flow_run: FlowRun,
         request: AttemptRequest,
-        number: int,
         messages: Messages,
         pool: str,
         storage: Storage,
@@ -117,6 +127,7 @@ class _Attempt:
         stop: threading.Event,
     ) -> None:
         self._client = client
+        self._flow_run = flow_run
         self._request = request
         self._messages = messages
         self._pool = pool
@@ -127,8 +138,6 @@ class _Attempt:
         self._beat: bytes | None = None
         self._heard = time.monotonic()
         """When the attempt's beat last changed, or its flow run was last seen to wait for a worker."""
-        # In a loop of its own: in this thread, Prefect would take the flow's for ours.
-        self._flow_run = asyncio.run(_start_flow_run(request, number, pool))
 
     def wait(self) -> AttemptOutcome:
         """Wait for the outcome; the attempt is given up when its process is lost."""
