@@ -2,7 +2,7 @@
 
 import argparse
 import csv
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime
 from pathlib import Path
@@ -70,29 +70,42 @@ def read_pipelines(prefect: str, opened_at: float) -> list[Pipeline]:
     )
 
 
-def count(table: str, prefect: str, pipelines: int) -> dict[str, Any]:
-    """What was lost, what was doubled: by the table that the stages write, and by Prefect's own."""
-    with psycopg.connect(table) as connection:
-        attempts: dict[tuple[int, str], list[str]] = {}
-        for number, stage, event in connection.execute(
-            "SELECT pipeline, stage, event FROM events ORDER BY at"
-        ):
-            attempts.setdefault((number, stage), []).append(event)
-    ended = [[event for event in events if event == "done"] for events in attempts.values()]
+def count_steps(rows: Iterable[tuple[int, str, str]], pipelines: int) -> dict[str, int]:
+    """What was lost and what was doubled, from (pipeline, step, event) in the order of time."""
+    histories: dict[tuple[int, str], list[str]] = {}
+    for number, step, event in rows:
+        histories.setdefault((number, step), []).append(event)
+    done = [events.count("done") for events in histories.values()]
     once, retried = ["started", "done"], ["started", "lost", "started", "done"]
-    with psycopg.connect(prefect) as connection:
-        states = counts(connection, "state_name", "flow_run")
-        tasks = counts(connection, "state_name", "task_run")
+    expected = pipelines * STEPS_OF_A_PIPELINE
     return {
-        "steps expected": pipelines * STEPS_OF_A_PIPELINE,
-        "steps done": sum(len(each) > 0 for each in ended),
-        "steps lost": pipelines * STEPS_OF_A_PIPELINE - sum(len(each) > 0 for each in ended),
-        "steps done twice": sum(len(each) > 1 for each in ended),
-        "attempts lost on purpose": sum(events.count("lost") for events in attempts.values()),
-        "steps of another history": sum(events not in (once, retried) for events in attempts.values()),
-        "flow runs in Prefect": states,
-        "task runs in Prefect": tasks,
+        "steps expected": expected,
+        "steps done": sum(times > 0 for times in done),
+        "steps lost": expected - sum(times > 0 for times in done),
+        "steps done twice": sum(times > 1 for times in done),
+        "first attempts lost on purpose, and retried": sum(
+            events == retried for events in histories.values()
+        ),
+        "steps with any other history": sum(events not in (once, retried) for events in histories.values()),
     }
+
+
+def count(table: str, prefect: str, pipelines: int) -> dict[str, Any]:
+    """The steps by the table that they write, and the runs by Prefect's own."""
+    with psycopg.connect(table) as connection:
+        rows: list[tuple[int, str, str]] = connection.execute(
+            "SELECT pipeline, stage, event FROM events ORDER BY at"
+        ).fetchall()
+    with psycopg.connect(prefect) as connection:
+        in_prefect = {
+            f"{what} runs in Prefect": counts(connection, "state_name", f"{what}_run")
+            for what in ("flow", "task")
+        }
+    described = {
+        what: ", ".join(f"{state} {number:,}" for state, number in sorted(states.items()))
+        for what, states in in_prefect.items()
+    }
+    return {**count_steps(rows, pipelines), **described}
 
 
 def speed(
@@ -178,30 +191,33 @@ def write(
 
 
 def draw(path: Path, pipelines: Sequence[Pipeline], samples: Sequence[Sample], *, slots: int) -> None:
-    """Slots in use, the queue, and the load, against time."""
+    """Slots in use, the queue and the load against time, and how long pipelines waited."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, (above, middle, below) = pyplot.subplots(3, 1, figsize=(8, 8), sharex=True)
+    figure, ((use, queue), (load, wait)) = pyplot.subplots(2, 2, figsize=(11, 6.5))
     minutes = [each.seconds / 60 for each in samples]
-    above.plot(minutes, [each.running for each in samples], label="slots in use")
-    above.axhline(slots, color="grey", linewidth=0.8, linestyle="--", label="slots")
-    above.set_ylabel("pipelines")
-    middle.plot(minutes, [each.waiting for each in samples], label="waiting")
-    middle.plot(minutes, [each.ended for each in samples], label="ended")
-    middle.set_ylabel("pipelines")
+    use.plot(minutes, [each.running for each in samples], label="slots in use")
+    use.axhline(slots, color="grey", linewidth=0.8, linestyle="--", label="slots")
+    queue.plot(minutes, [each.waiting for each in samples], label="waiting")
+    queue.plot(minutes, [each.ended for each in samples], label="ended")
     for name, label in (
         ("prefect_cpu", "Prefect's server"),
         ("postgres_cpu", "PostgreSQL"),
         ("workers_cpu", "workers"),
     ):
-        below.plot(minutes, [getattr(each, name) for each in samples], label=label)
-    below.set_ylabel("cores")
-    below.set_xlabel("minutes since the workers started")
-    for axes in (above, middle, below):
+        load.plot(minutes, [getattr(each, name) for each in samples], label=label)
+    wait.hist([each.started / 60 for each in pipelines], bins=30, label="minutes in the queue")
+    for axes, ylabel in ((use, "pipelines"), (queue, "pipelines"), (load, "cores")):
+        axes.set_ylabel(ylabel)
+        axes.set_xlabel("minutes since the workers started")
+    wait.set_ylabel("pipelines")
+    wait.set_xlabel("minutes in the queue")
+    for axes in (use, queue, load):
         axes.legend(loc="best", fontsize=8)
+    for axes in (use, queue, load, wait):
         axes.set_ylim(bottom=0)
     figure.tight_layout()
-    figure.savefig(path, dpi=110)
+    figure.savefig(path, dpi=100)
