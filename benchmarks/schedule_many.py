@@ -288,6 +288,7 @@ def watch(
                     prefect_mib=round(sum(each.memory_info().rss for each in server) / 2**20),
                     commits_per_second=round((now_commits - commits) / (now - last), 1),
                     database_mib=round(size / 2**20, 1),
+                    load_average=round(os.getloadavg()[0], 1),
                 )
             )
             last, commits = now, now_commits

@@ -29,6 +29,8 @@ class Sample:
     prefect_mib: float
     commits_per_second: float
     database_mib: float
+    load_average: float
+    """Of the whole machine, over the last minute: other work may run on it."""
 
 
 @dataclass(frozen=True)
@@ -148,6 +150,7 @@ def speed(
         "cores used: Prefect's server": round(mean["prefect_cpu"], 2),
         "cores used: PostgreSQL": round(mean["postgres_cpu"], 2),
         "cores used: workers": round(mean["workers_cpu"], 2),
+        "load average of the machine": round(mean["load_average"], 1),
         "memory of Prefect's server, MiB": round(max(each.prefect_mib for each in samples)),
     }
 
