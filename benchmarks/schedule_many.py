@@ -84,11 +84,16 @@ def main() -> None:
     for line in exports.splitlines():
         name, _, value = line.removeprefix("export ").partition("=")
         os.environ[name] = value
-    os.environ |= {"PREFECT_WORKER_QUERY_SECONDS": "2", "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL"}
+    os.environ |= {
+        "PREFECT_WORKER_QUERY_SECONDS": "2",
+        "PREFECT_CLIENT_RETRY_EXTRA_CODES": "500",  # one would end Prefect's worker
+        "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
+    }
     try:
         simulate(options, Settings.model_validate_json((options.servers / "settings.json").read_text()))
-    finally:
-        subprocess.run([*servers, "down", "--delete", *data], cwd=ROOT, check=True)
+        data.append("--delete")
+    finally:  # after a failure, logs and database stay
+        subprocess.run([*servers, "down", *data], cwd=ROOT, check=True)
 
 
 def simulate(options: argparse.Namespace, settings: Settings) -> None:

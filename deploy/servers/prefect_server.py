@@ -25,6 +25,10 @@ def prefect_server(settings: Settings, folder: Path, environment: dict[str, str]
             "PREFECT_SERVER_API_PORT": port,
             "PREFECT_SERVER_API_AUTH_STRING": f"{USER}:{settings.prefect_password}",
             "PREFECT_SERVER_DATABASE_CONNECTION_URL": settings.database_url("vantage_prefect", "asyncpg"),
+            # A database that is slow for a moment must not become an error 500, which ends Prefect's workers.
+            "PREFECT_SERVER_DATABASE_TIMEOUT": "60",
+            "PREFECT_SERVER_DATABASE_CONNECTION_TIMEOUT": "60",
+            "PREFECT_SERVER_DATABASE_SQLALCHEMY_POOL_SIZE": "20",
             "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": f"http://{LOOPBACK}:{port}",
             "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
             "DO_NOT_TRACK": "1",
