@@ -58,10 +58,8 @@ def start_all(folder: Path) -> Settings:
     write_auth_config(settings, folder)
     _start(settings, "prefect", folder)
     _start(settings, "mlflow", folder)
-    _wait_until_ready(settings, "prefect", folder, health="/api/health", needs_login="/api/admin/version")
-    _wait_until_ready(
-        settings, "mlflow", folder, health="/health", needs_login=f"/api/2.0/mlflow/users/get?username={USER}"
-    )
+    _wait_until_ready(settings, "prefect", folder, page="/api/admin/version")
+    _wait_until_ready(settings, "mlflow", folder, page=f"/api/2.0/mlflow/users/get?username={USER}")
     return settings
 
 
@@ -129,17 +127,22 @@ def _start(settings: Settings, name: str, folder: Path) -> None:
     _server(settings, name, folder).start()
 
 
-def _wait_until_ready(settings: Settings, name: str, folder: Path, *, health: str, needs_login: str) -> None:
-    """Wait until a server answers, and check that it refuses strangers and accepts us."""
+def _wait_until_ready(settings: Settings, name: str, folder: Path, *, page: str) -> None:
+    """Wait until a server answers, and check that it refuses strangers and accepts us.
+
+    ``page``: a path that needs a login.
+    """
     server = _server(settings, name, folder)
     address = f"http://{LOOPBACK}:{settings.ports[name]}"
     login = {"prefect": settings.prefect_password, "mlflow": settings.mlflow_password}[name]
     deadline = time.monotonic() + START_SECONDS
-    while _status(address + health) != 200:
+    while True:
+        answers = _status(address + page), _status(address + page, password=login)
+        if all(each is not None and each < 500 for each in answers):
+            break
         if not server.runs() or time.monotonic() > deadline:
             raise ServersFailure(f"the {name} server did not start: {last_lines(server.log)} ({server.log})")
         time.sleep(0.2)
-    answers = _status(address + needs_login), _status(address + needs_login, password=login)
     if answers != (401, 200):
         raise ServersFailure(
             f"the {name} server answers {answers[0]} without a login and {answers[1]} with ours (not 401 and 200): its database "
