@@ -186,6 +186,7 @@ class Orchestrator:
                 microbatch_size=self.run.record.stages[step].microbatch_size,
                 function=self.stage_function,
             )
+            self.run.use_key(step, request.stage_key)
             if not self.store.has_scratch(request.stage_key):
                 return request
             return request.model_copy(update={"made_with": self._last_made_with(request.stage_key)})

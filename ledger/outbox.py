@@ -94,6 +94,12 @@ class Outbox:
         """Whether there may be unsent operations for the destination; cheap, compares two files' sizes."""
         return self._path.exists() and self._path.stat().st_size > self.sent(destination)
 
+    def is_unsent(self) -> bool:
+        """Whether there are operations, and no destination has all of them."""
+        if not self._path.exists():
+            return False
+        return self._path.stat().st_size > max(map(self.sent, self._all_sent()), default=0)
+
     def mark_refused(self, destination: str, operation: Operation, error: str) -> None:
         """Record an operation that the destination refused permanently, with the error; sending continues."""
         refusal = {"destination": destination, "error": error, "operation": operation}

@@ -7,10 +7,15 @@ the file, and its name only after fsync of its folder. Rename is atomic: a reade
 import errno
 import fcntl
 import os
+import secrets
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
+
+REMOVED = ".removed-"
+"""In the name of a folder that is on its way out."""
 
 
 def sync_file(path: Path) -> None:
@@ -72,6 +77,15 @@ def move_folder(source: Path, target: Path) -> None:
     """
     os.rename(source, target)
     sync_folder(target.parent)
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder if it is there; it is renamed first, so that no half-removed folder is used."""
+    # Another process may have removed it already.
+    with suppress(FileNotFoundError):
+        os.rename(folder, folder.with_name(f"{folder.name}{REMOVED}{secrets.token_hex(8)}"))
+    for removed in folder.parent.glob(f"{folder.name}{REMOVED}*"):
+        shutil.rmtree(removed, ignore_errors=True)
 
 
 @contextmanager

@@ -44,7 +44,7 @@ class RemoteLeases:
     def __init__(self, remote: Remote, *, seconds: float | None = None) -> None:
         """``seconds``: how long a holder may be silent; None: ``LEASE_SECONDS``."""
         self._remote = remote
-        self._seconds = LEASE_SECONDS if seconds is None else seconds
+        self.seconds = LEASE_SECONDS if seconds is None else seconds
         self._watched: dict[str, tuple[Version | None, float]] = {}
         """Path → the version last seen and since when, by this process's monotonic clock."""
 
@@ -56,7 +56,7 @@ class RemoteLeases:
         holder: str,
         on_wait: Callable[[str], None] | None = None,
         timeout: float | None = None,
-    ) -> Iterator[None]:
+    ) -> Iterator["HeldLease"]:
         """Hold the lease at ``path`` and keep it alive.
 
         Args:
@@ -70,9 +70,9 @@ class RemoteLeases:
         """
         lease = Lease(holder=holder, token=secrets.token_hex(8))
         version = self._acquire(path, lease, on_wait=on_wait, timeout=timeout)
-        held = HeldLease(self._remote, path, lease, version, seconds=self._seconds / _BEATS_PER_LEASE)
+        held = HeldLease(self._remote, path, lease, version, seconds=self.seconds / _BEATS_PER_LEASE)
         try:
-            yield
+            yield held
         finally:
             held.close()
 
@@ -87,7 +87,7 @@ class RemoteLeases:
             with suppress(Conflict):
                 taken = replace_record(self._remote, path, _encoded(lease), version)
                 self._watched.pop(path, None)
-                return HeldLease(self._remote, path, lease, taken, seconds=self._seconds / _BEATS_PER_LEASE)
+                return HeldLease(self._remote, path, lease, taken, seconds=self.seconds / _BEATS_PER_LEASE)
         return None
 
     def is_held(self, path: str) -> bool:
@@ -100,7 +100,7 @@ class RemoteLeases:
             if first is not None and version != first:
                 return True
             first = version
-            time.sleep(min(0.5, self._seconds / 10))
+            time.sleep(min(0.5, self.seconds / 10))
 
     def _acquire(
         self, path: str, lease: Lease, *, on_wait: Callable[[str], None] | None, timeout: float | None
@@ -122,7 +122,7 @@ class RemoteLeases:
                 raise Locked(
                     f"{path} is held by {present.holder} since more than {timeout:g} s; wait for it, or stop it"
                 )
-            time.sleep(min(0.5, self._seconds / 10))
+            time.sleep(min(0.5, self.seconds / 10))
 
     def _read(self, path: str) -> tuple[Lease | None, Version | None]:
         """The lease; None where there is none or where it cannot be read, which is nobody's."""
@@ -141,7 +141,7 @@ class RemoteLeases:
         if seen != version:
             self._watched[path] = (version, time.monotonic())
             return False
-        return time.monotonic() - since >= self._seconds
+        return time.monotonic() - since >= self.seconds
 
 
 class HeldLease:
@@ -154,6 +154,7 @@ class HeldLease:
         self._version: Version | None = version
         """None: the lease is lost."""
         self._seconds = seconds
+        self._writing = threading.Lock()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
         self._thread.start()
@@ -164,21 +165,28 @@ class HeldLease:
         self._thread.join()
         self._write(self._lease.model_copy(update={"holder": None}))
 
+    def is_still_ours(self) -> bool:
+        """Whether nobody has taken the lease over: a beat that has just succeeded."""
+        before = self._lease.beat
+        self._write(self._lease.model_copy(update={"beat": before + 1}))
+        return self._version is not None and self._lease.beat > before
+
     def _run(self) -> None:
         while not self._stopped.wait(self._seconds) and self._version is not None:
             self._write(self._lease.model_copy(update={"beat": self._lease.beat + 1}))
 
     def _write(self, lease: Lease) -> None:
-        if self._version is None:
-            return
-        try:
+        with self._writing:
+            if self._version is None:
+                return
             try:
-                self._version = replace_record(self._remote, self._path, _encoded(lease), self._version)
-                self._lease = lease
-            except Conflict:
-                self._version = self._version_if_ours()
-        except (BaseError, OSError) as error:  # the network: tried again with the next beat
-            _log.warning("%s: the lease could not be renewed: %s", self._path, error)
+                try:
+                    self._version = replace_record(self._remote, self._path, _encoded(lease), self._version)
+                    self._lease = lease
+                except Conflict:
+                    self._version = self._version_if_ours()
+            except (BaseError, OSError) as error:  # the network: tried again with the next beat
+                _log.warning("%s: the lease could not be renewed: %s", self._path, error)
 
     def _version_if_ours(self) -> Version | None:
         """An answer may be lost after a write that took effect: the record then has our own token."""

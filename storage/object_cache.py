@@ -20,6 +20,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from storage.durable_files import locked, make_folder, move_folder, open_lock, try_lock
+from storage.garbage import bytes_in
 from storage.verified_folders import VerifiedFolders
 
 GB_VARIABLE = "VANTAGE_CACHE_GB"
@@ -84,14 +85,14 @@ class ObjectCache:
         target = self._objects / digest
         with _used(self._locks / f"used-{digest}"), locked(self._locks / f"fetch-{digest}"):
             if not target.is_dir():
-                self.make_room(_bytes_in(folder))
+                self.make_room(bytes_in(folder))
                 move_folder(folder, target)
 
     def make_room(self, wanted: int = 0) -> None:
         """Remove unused copies, those unused for longest first, until ``wanted`` more bytes are within the bound."""
         with locked(self._locks / "make-room"):
             self._clear()
-            sizes = {path.name: _bytes_in(path) for path in self._objects.iterdir()}
+            sizes = {path.name: bytes_in(path) for path in self._objects.iterdir()}
             too_many = sum(sizes.values()) + wanted - self._max_bytes
             for digest in sorted(sizes, key=self._last_use):
                 if too_many <= 0:
@@ -172,11 +173,3 @@ def _used(path: Path) -> Iterator[None]:
         yield
     finally:
         os.close(lock)
-
-
-def _bytes_in(folder: Path) -> int:
-    total = 0
-    for root, _, files in os.walk(folder):
-        for name in files:
-            total += os.lstat(os.path.join(root, name)).st_size
-    return total

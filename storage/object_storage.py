@@ -16,37 +16,28 @@ finds another version of the record and cannot commit.
 import logging
 import shutil
 from collections.abc import Callable, Collection, Mapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import obstore
 from obstore.store import ObjectStore as Remote
-from pydantic import Field, ValidationError
 
-from schemas.frozen import Frozen
 from schemas.records.artifacts import Artifact
-from storage.attempt_counter import SKIPPED_ATTEMPTS
+from storage.bucket_garbage import BucketGarbage, object_lease
 from storage.durable_files import make_folder, replace_file_unsynced
+from storage.key_records import KeyRecords, key_path
 from storage.leases import RemoteLeases
 from storage.measured_file import METRICS_FILE, Sealed, contradictions, read_sealed
 from storage.object_cache import ObjectCache
-from storage.records import Conflict, Version, read_record, replace_record
+from storage.records import Conflict
 from storage.refs import DamagedRef, Lookup, Ref, check_ref, seal_as
-from storage.remote_objects import RemoteObjects, copy_aside, quarantine_of
+from storage.remote_objects import RemoteObjects
 from storage.scratch_copy import ScratchCopy
 from storage.sealed_folders import MANIFEST, read_manifest
 from storage.store import Fenced, checked_digest
 
 _log = logging.getLogger(__name__)
-
-
-class KeyRecord(Frozen):
-    """What the bucket knows of a stage key."""
-
-    newest_attempt: int = Field(0, ge=0, strict=True)
-    ref: Ref | None = None
 
 
 class ObjectStorage:
@@ -73,6 +64,7 @@ class ObjectStorage:
         self.remote = remote
         self._remote = remote
         self._objects = RemoteObjects(remote)
+        self._keys = KeyRecords(remote)
         self._leases = RemoteLeases(remote, seconds=lease_seconds)
         self._cache = cache.absolute()
         self._copies = objects or ObjectCache(self._cache, max_bytes=2**63)
@@ -136,10 +128,8 @@ class ObjectStorage:
         Raises:
             DamagedRef: the record cannot be read, or belongs to another stage key.
         """
-        record, _ = self._read_key(stage_key)
-        if record.ref is None:
-            return None
-        return check_ref(record.ref, stage_key=stage_key, where=_key_path(stage_key))
+        ref = self._keys.read_for_use(stage_key).ref
+        return None if ref is None else check_ref(ref, stage_key=stage_key, where=key_path(stage_key))
 
     def inspect(self, stage_key: str) -> Lookup:
         """What is known of a stage key without fetching its artifact; nothing is changed."""
@@ -157,7 +147,7 @@ class ObjectStorage:
         try:
             ref = self.find(stage_key)
         except DamagedRef as error:
-            self._quarantine_ref(stage_key)
+            self._keys.quarantine_ref(stage_key)
             return Lookup(None, (str(error),))
         if ref is None:
             return Lookup(None)
@@ -168,8 +158,8 @@ class ObjectStorage:
             self._objects.quarantine_manifest(ref.artifact.digest)
             return Lookup(None, (str(error),))
         if differing:
-            self._quarantine_ref(stage_key)
-            return Lookup(None, tuple(f"{_key_path(stage_key)}: {each}" for each in differing))
+            self._keys.quarantine_ref(stage_key)
+            return Lookup(None, tuple(f"{key_path(stage_key)}: {each}" for each in differing))
         return Lookup(ref)
 
     def commit(
@@ -206,8 +196,7 @@ class ObjectStorage:
             key_parts=key_parts,
             provenance=provenance,
         )
-        self._objects.upload(folder, ref.artifact.digest)
-        self._swap_ref(ref)
+        self._commit_object(folder, ref)
         self._copies.adopt(folder, ref.artifact.digest)
         return ref.artifact
 
@@ -220,7 +209,7 @@ class ObjectStorage:
         holder: str,
         on_wait: Callable[[str], None] | None = None,
         timeout: float | None = None,
-    ) -> AbstractContextManager[None]:
+    ) -> AbstractContextManager[object]:
         """Be the only one, among all machines, who works on the key; see ``RemoteLeases.hold``."""
         path = f"leases/{checked_digest(stage_key)}.json"
         return self._leases.hold(path, holder=holder, on_wait=on_wait, timeout=timeout)
@@ -229,13 +218,17 @@ class ObjectStorage:
         """Count a new attempt, 1 at first, and fence off every earlier one for good."""
         while True:
             try:
-                record, version = self._read_key(stage_key)
+                record, version = self._keys.read(stage_key)
             except DamagedRef:
-                self._quarantine_ref(stage_key)
+                self._keys.quarantine_ref(stage_key)
                 continue
             number = record.newest_attempt + 1
             try:
-                self._write_key(stage_key, record.model_copy(update={"newest_attempt": number}), version)
+                self._keys.write(
+                    stage_key,
+                    record.model_copy(update={"newest_attempt": number, "unneeded": False}),
+                    version,
+                )
             except Conflict:
                 continue
             return number
@@ -289,6 +282,10 @@ class ObjectStorage:
         shutil.rmtree(self._scratch(stage_key), ignore_errors=True)
         self._copy(stage_key).remove()
 
+    def garbage(self) -> BucketGarbage:
+        """What may be removed."""
+        return BucketGarbage(self._remote, self._keys, self._leases, self._cache)
+
     # Implementation
 
     def _copy_of(self, digest: str) -> tuple[str, Callable[[Path], list[str]], Callable[[], int]]:
@@ -309,12 +306,22 @@ class ObjectStorage:
     def _copy(self, stage_key: str) -> ScratchCopy:
         return ScratchCopy(self._remote, f"scratch/{checked_digest(stage_key)}", self._scratch(stage_key))
 
+    def _commit_object(self, folder: Path, ref: Ref) -> None:
+        """Upload the object and point the ref to it, while nobody removes an equal one."""
+        lease = object_lease(ref.artifact.digest)
+        while True:
+            with self._leases.hold(lease, holder=f"run {ref.run_id}") as held:
+                self._objects.upload(folder, ref.artifact.digest)
+                self._swap_ref(ref)
+                if held.is_still_ours():
+                    return
+
     def _swap_ref(self, ref: Ref) -> None:
         """Point the stage key to the object, unless a newer attempt has started (compare-and-swap)."""
         stage_key = ref.artifact.stage_key
         while True:
             self._require_newest(stage_key, ref.attempt)
-            record, version = self._read_key(stage_key)
+            record, version = self._keys.read(stage_key)
             if record.ref is not None and record.ref.attempt >= ref.attempt:
                 if record.ref.artifact.digest != ref.artifact.digest:
                     raise Fenced(
@@ -325,13 +332,15 @@ class ObjectStorage:
             if record.newest_attempt != ref.attempt:
                 continue
             try:
-                self._write_key(stage_key, record.model_copy(update={"ref": ref}), version)
+                self._keys.write(
+                    stage_key, record.model_copy(update={"ref": ref, "unneeded": False}), version
+                )
             except Conflict:
                 continue
             return
 
     def _require_newest(self, stage_key: str, attempt: int) -> None:
-        record, _ = self._read_key(stage_key)
+        record, _ = self._keys.read(stage_key)
         if attempt > record.newest_attempt or attempt < 1:
             raise ValueError(
                 f"attempt={attempt} of stage key {stage_key[:12]} was never begun; use next_attempt"
@@ -341,40 +350,3 @@ class ObjectStorage:
                 f"attempt {attempt} of stage key {stage_key[:12]} was superseded by attempt "
                 f"{record.newest_attempt}; its result is not committed"
             )
-
-    def _read_key(self, stage_key: str) -> tuple[KeyRecord, Version | None]:
-        data, version = read_record(self._remote, _key_path(stage_key))
-        if data is None:
-            return KeyRecord(), None
-        try:
-            return KeyRecord.model_validate_json(data), version
-        except ValidationError as error:
-            raise DamagedRef(
-                f"{_key_path(stage_key)}: cannot be read as the record of a stage key"
-            ) from error
-
-    def _write_key(self, stage_key: str, record: KeyRecord, version: Version | None) -> None:
-        replace_record(self._remote, _key_path(stage_key), record.model_dump_json().encode(), version)
-
-    def _quarantine_ref(self, stage_key: str) -> None:
-        """Take a wrong ref out of the key's record; attempts go on above every earlier number."""
-        path = _key_path(stage_key)
-        data, version = read_record(self._remote, path)
-        if data is None:
-            return
-        try:
-            newest = KeyRecord.model_validate_json(data).newest_attempt
-        except ValidationError:
-            newest = SKIPPED_ATTEMPTS * (1 + len(self._copies_aside(path)))
-        aside = copy_aside(self._remote, path)
-        with suppress(Conflict):  # another machine was faster
-            self._write_key(stage_key, KeyRecord(newest_attempt=newest), version)
-            _log.warning("%s is damaged and not used (kept as %s)", path, aside)
-
-    def _copies_aside(self, path: str) -> list[str]:
-        listed = obstore.list(self._remote, f"{quarantine_of(path)}/")
-        return [str(each["path"]) for batch in listed for each in batch]
-
-
-def _key_path(stage_key: str) -> str:
-    return f"keys/{checked_digest(stage_key)}.json"

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from schemas.records.artifacts import Artifact
+from storage.garbage import Garbage
 from storage.measured_file import Sealed
 from storage.refs import Lookup, Ref
 from storage.store import Store
+from storage.store_garbage import StoreGarbage
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore as Remote  # takes a moment to load
@@ -78,7 +80,7 @@ class Leases(Protocol):
         holder: str,
         on_wait: Callable[[str], None] | None = None,
         timeout: float | None = None,
-    ) -> AbstractContextManager[None]:
+    ) -> AbstractContextManager[object]:
         """Hold exclusive access to the key; see ``Store.exclusive``."""
 
     def next_attempt(self, stage_key: str) -> int:
@@ -144,3 +146,13 @@ def open_storage(address: str) -> Storage:
     objects = ObjectCache(root, max_bytes=max_bytes_from(os.environ))
     scratch = root / sha256(address.encode()).hexdigest()[:16]
     return ObjectStorage(open_bucket(address), scratch, address=address, objects=objects)
+
+
+def garbage_of(storage: Storage) -> Garbage:
+    """What may be removed from a storage."""
+    from storage.object_storage import ObjectStorage
+
+    if isinstance(storage, ObjectStorage):
+        return storage.garbage()
+    assert isinstance(storage, Store)
+    return StoreGarbage(storage)

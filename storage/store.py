@@ -25,12 +25,10 @@ import json
 import logging
 import os
 import re
-import secrets
-import shutil
 import socket
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +40,7 @@ from storage.durable_files import (
     make_folder,
     move_folder,
     open_lock,
+    remove_folder,
     replace_file,
     sync_folder,
     try_lock,
@@ -157,7 +156,7 @@ class Store:
         found = self.inspect(stage_key)
         if not found.damage:
             return found
-        with locked(self._swap_lock(stage_key)):
+        with locked(self.swap_lock(stage_key)):
             try:
                 ref = self.find(stage_key)
             except DamagedRef:
@@ -167,7 +166,7 @@ class Store:
                 self._quarantine_ref(stage_key)
                 return found
         if ref is not None and os.path.lexists(self._object_path(ref.artifact.digest)):
-            with self._object_lock(ref.artifact.digest):
+            with self.object_lock(ref.artifact.digest):
                 problems = self.verify(ref.artifact)
                 if problems:  # else another process has written an intact one
                     self._quarantine_object(ref.artifact.digest, problems)
@@ -240,7 +239,7 @@ class Store:
 
     def next_attempt(self, stage_key: str) -> int:
         """Number of a new attempt, from 1; earlier attempts can no longer commit."""
-        with locked(self._swap_lock(stage_key)):
+        with locked(self.swap_lock(stage_key)):
             return increment_count(self._lock_path(stage_key, "attempt"), seen=self._attempt_seen(stage_key))
 
     def staging_folder(self, stage_key: str, attempt: int) -> Path:
@@ -252,7 +251,7 @@ class Store:
         self._require_newest(stage_key, attempt)
         for left, its_attempt in self._staged(stage_key):
             if its_attempt <= attempt:
-                self._discard(left)
+                remove_folder(left)
         folder = self._staging_path(stage_key, attempt)
         make_folder(folder)
         return folder
@@ -277,7 +276,7 @@ class Store:
 
     def discard_scratch(self, stage_key: str) -> None:
         """Remove the scratch folder, after the artifact is committed and its journal is in the ledger."""
-        self._discard(self._scratch / checked_digest(stage_key))
+        remove_folder(self._scratch / checked_digest(stage_key))
 
     def commit(
         self,
@@ -326,31 +325,31 @@ class Store:
                 provenance=provenance,
             )
             self._require_newest(stage_key, attempt)
-            self._place_object(folder, ref.artifact.digest)
+            with self.object_lock(ref.artifact.digest):  # it is not removed before the ref points to it
+                self._place_object(folder, ref.artifact.digest)
+                return self._swap_ref(ref).artifact
         except FileNotFoundError:
             self._require_newest(stage_key, attempt)  # a newer attempt removes the folders of older ones
             raise
-        return self._swap_ref(ref).artifact
 
     # Implementation
 
     def _place_object(self, folder: Path, digest: str) -> None:
-        """Move a sealed folder to its object path, or remove it if an intact equal object exists."""
+        """Move a sealed folder to its object path, or remove it if an intact equal object exists; hold its lock."""
         target = self._object_path(digest)
-        with self._object_lock(digest):
-            if os.path.lexists(target):
-                problems = find_problems(target, digest=digest)
-                if not problems:
-                    self._discard(folder)
-                    sync_folder(self._objects)  # the process that moved it here may have died before this
-                    return
-                self._quarantine_object(digest, problems)
-            move_folder(folder, target)
+        if os.path.lexists(target):
+            problems = find_problems(target, digest=digest)
+            if not problems:
+                remove_folder(folder)
+                sync_folder(self._objects)  # the process that moved it here may have died before this
+                return
+            self._quarantine_object(digest, problems)
+        move_folder(folder, target)
 
     def _swap_ref(self, ref: Ref) -> Ref:
         """Replace the ref of the stage key, unless a newer attempt has started (compare-and-swap)."""
         stage_key = ref.artifact.stage_key
-        with locked(self._swap_lock(stage_key)):
+        with locked(self.swap_lock(stage_key)):
             self._require_newest(stage_key, ref.attempt)
             try:
                 present = self.find(stage_key)
@@ -368,14 +367,6 @@ class Store:
             content = json.dumps(ref.model_dump(mode="json"), separators=(",", ":"), allow_nan=False)
             replace_file(self._ref_path(stage_key), content.encode())
             return ref
-
-    def _discard(self, folder: Path) -> None:
-        """Remove a folder; it is renamed first, so that no half-removed folder is used."""
-        # Another attempt may have removed it already.
-        with suppress(FileNotFoundError):
-            os.rename(folder, folder.with_name(f"{folder.name}.removed-{secrets.token_hex(8)}"))
-        for removed in folder.parent.glob(f"{folder.name}.removed-*"):
-            shutil.rmtree(removed, ignore_errors=True)
 
     def _quarantine_object(self, digest: str, problems: list[str]) -> None:
         """Move a damaged object to quarantine; the caller holds its lock and has just verified it."""
@@ -437,11 +428,18 @@ class Store:
     def _lock_path(self, stage_key: str, suffix: str) -> Path:
         return self._locks / f"{checked_digest(stage_key)}.{suffix}"
 
-    def _swap_lock(self, stage_key: str) -> Path:
+    def swap_lock(self, stage_key: str) -> Path:
+        """The lock under which a ref changes."""
         return self._lock_path(stage_key, "swap")
 
-    def _object_lock(self, digest: str) -> AbstractContextManager[None]:
+    def object_lock(self, digest: str) -> AbstractContextManager[None]:
+        """Inside the block no equal object is committed, set aside or removed by another."""
         return locked(self._locks / f"object-{checked_digest(digest)}")
+
+
+def is_digest(text: str) -> bool:
+    """Whether the text is a sha256 in lower-case hexadecimal."""
+    return _DIGEST.fullmatch(text) is not None
 
 
 def checked_digest(digest: str) -> str:
@@ -450,6 +448,6 @@ def checked_digest(digest: str) -> str:
     Raises:
         ValueError: it is not.
     """
-    if not _DIGEST.fullmatch(digest):
+    if not is_digest(digest):
         raise ValueError(f"{digest!r} is not a sha256 in lower-case hexadecimal")
     return digest

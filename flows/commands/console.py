@@ -55,6 +55,7 @@ STYLES = {
     "blocked": "magenta",
     "wait": "dim",
     "waiting": "dim",
+    "removed": "dim",
 }
 """One colour for each action of a plan and each status of a stage or run."""
 

@@ -6,6 +6,7 @@ from flows.commands.app import app
 from flows.commands.cancel import cancel
 from flows.commands.deploy import deploy, deployments, undeploy
 from flows.commands.doctor import doctor
+from flows.commands.gc import gc
 from flows.commands.logs import logs
 from flows.commands.plan import plan
 from flows.commands.resume import resume
@@ -24,6 +25,7 @@ for command in (
     status,
     logs,
     cancel,
+    gc,
     deploy,
     deployments,
     undeploy,

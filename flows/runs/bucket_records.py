@@ -10,6 +10,7 @@ import os
 import secrets
 import shutil
 import socket
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +20,7 @@ from obstore.exceptions import NotFoundError
 from obstore.store import ObjectStore as Remote
 
 from flows.runs.record import RunRecord
-from flows.runs.run_records import parse_record
+from flows.runs.run_records import REMOVABLE, parse_record
 from flows.runs.workspace import RUN_ID, RunError
 from storage.durable_files import locked, make_folder, replace_file
 from storage.leases import RemoteLeases
@@ -29,11 +30,9 @@ from storage.scratch_copy import ScratchCopy
 if TYPE_CHECKING:
     from flows.runs.workspace import Workspace
 
-COPIED = ("ledger", "logs")
-"""Folders of a run that are copied to the bucket while it runs."""
-
-
 _CANCEL = "cancel"
+_CLOCK = "leases/clock"
+"""Written to learn the time on the bucket's own clock."""
 
 
 class BucketLock:
@@ -109,13 +108,26 @@ class BucketRecords:
             folder = self._workspace.folder(run_id)
             copy = ScratchCopy(self._remote, f"{run_id}/files", folder)
             self._take_over(run_id, folder, copy)
-            held.enter_context(copy.kept_up(COPIED))
+            held.enter_context(copy.kept_up(REMOVABLE))
             return BucketLock(held.pop_all())
         return None
 
     def is_active(self, run_id: str) -> bool:
         """Whether a process executes the run; waits for its next beat."""
         return self._leases.is_held(f"leases/{run_id}.json")
+
+    def ages(self) -> Mapping[str, float]:
+        """By the clock of the bucket."""
+        obstore.put(self._remote, _CLOCK, b"")
+        now = obstore.head(self._remote, _CLOCK)["last_modified"]
+        heads = {run_id: obstore.head(self._remote, f"{run_id}/run.json") for run_id in self.ids()}
+        return {run_id: (now - head["last_modified"]).total_seconds() for run_id, head in heads.items()}
+
+    def remove_files(self, run_id: str) -> None:
+        """Remove them here and in the bucket."""
+        for name in REMOVABLE:
+            shutil.rmtree(self._workspace.folder(run_id) / name, ignore_errors=True)
+            ScratchCopy(self._remote, f"{run_id}/files/{name}", self._workspace.folder(run_id)).remove()
 
     def request_cancel(self, run_id: str) -> None:
         """Make a file beside the run's record."""

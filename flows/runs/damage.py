@@ -3,7 +3,7 @@
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from flows.runs.record import PublishedCopy, RunRecord, StageRecord
+from flows.runs.record import REMOVED, PublishedCopy, RunRecord, StageRecord
 from flows.runs.workspace import Workspace
 from ledger import tracking
 from ledger.published_copies import problems_in
@@ -24,7 +24,8 @@ def damage_of(workspace: Workspace, record: RunRecord, *, verify: bool) -> dict[
     store = workspace.existing_storage
     if store is None:
         return {}
-    found = {step: _of_stage(store, stage, verify=verify) for step, stage in record.stages.items()}
+    stages = {} if record.status == REMOVED else record.stages
+    found = {step: _of_stage(store, stage, verify=verify) for step, stage in stages.items()}
     found |= {name: _of_copy(workspace, copy, verify=verify) for name, copy in record.copies.items()}
     return {what: tuple(problems) for what, problems in found.items() if problems}
 

@@ -7,7 +7,7 @@ the metrics and the gate.
 from collections.abc import Iterator
 
 from flows.attempts.jobs import gates_of
-from flows.runs.record import RunRecord, StageRecord
+from flows.runs.record import REMOVED, RunRecord, StageRecord
 from flows.runs.workspace import Workspace
 from schemas.recipe.recipe import ResolvedRecipe
 from schemas.records.verdicts import Verdict, check_gate
@@ -21,6 +21,8 @@ _COMPARED = ("passed", "metric", "measured", "relation", "threshold", "n", "inte
 
 def contradictions(workspace: Workspace, record: RunRecord) -> list[str]:
     """A line for each metric or verdict of the run that differs from its artifacts; empty: none."""
+    if record.status == REMOVED:
+        return []
     sealed: dict[str, Sealed] = {}
     found: list[str] = []
     for step, stage in record.stages.items():

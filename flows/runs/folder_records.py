@@ -4,15 +4,15 @@ import fcntl
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from flows.runs.record import RunRecord
-from flows.runs.run_records import REMEDY, parse_record
+from flows.runs.run_records import REMEDY, REMOVABLE, parse_record
 from flows.runs.workspace import RUN_ID, RunError
-from storage.durable_files import make_folder, replace_file
+from storage.durable_files import make_folder, remove_folder, replace_file
 
 if TYPE_CHECKING:
     from flows.runs.workspace import Workspace
@@ -108,6 +108,20 @@ class FolderRecords:
         finally:
             os.close(probe)
         return False
+
+    def ages(self) -> Mapping[str, float]:
+        """By the clock of the file system."""
+        make_folder(self._workspace.runs)
+        clock = self._workspace.runs / ".clock"
+        clock.touch()
+        now = clock.stat().st_mtime
+        records = ((run_id, self._workspace.folder(run_id) / "run.json") for run_id in self.ids())
+        return {run_id: now - path.stat().st_mtime for run_id, path in records if path.is_file()}
+
+    def remove_files(self, run_id: str) -> None:
+        """Remove them from the run's folder."""
+        for name in REMOVABLE:
+            remove_folder(self._workspace.folder(run_id) / name)
 
     def request_cancel(self, run_id: str) -> None:
         """Make a file in the run's folder."""

@@ -11,7 +11,10 @@ from schemas.records.verdicts import Verdict
 StageStatus = Literal[
     "waiting", "running", "reused", "completed", "gate_closed", "blocked", "failed", "resumable"
 ]
-RunStatus = Literal["running", "completed", "gate_closed", "failed", "resumable"]
+RunStatus = Literal["running", "completed", "gate_closed", "failed", "resumable", "removed"]
+
+REMOVED: RunStatus = "removed"
+"""Status of a run of which ``vantage gc`` has left only the record and what it published."""
 
 SUCCEEDED: frozenset[str] = frozenset({"reused", "completed"})
 """Status of a stage after which dependent stages can start."""
@@ -83,6 +86,8 @@ class RunRecord(Frozen):
     """The values of ``--set``."""
     status: RunStatus = "running"
     stages: dict[str, StageRecord] = Field(default_factory=dict)
+    used_keys: dict[str, str] = Field(default_factory=dict)
+    """Step → stage key, written before the key is looked up, so that nothing removes what is found there."""
     mlflow_run_id: str | None = None
     prefect_flow_run_ids: tuple[str, ...] = ()
     open_flow_runs: tuple[OpenFlowRun, ...] = ()

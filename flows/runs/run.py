@@ -67,6 +67,14 @@ class Run:
             self._record = self._record.model_copy(update={"stages": stages})
             self.workspace.records.write(self._record)
 
+    def use_key(self, step: str, stage_key: str) -> None:
+        """Record which key an attempt at the step is about to look up; thread-safe."""
+        with self._writing:
+            if self._record.used_keys.get(step) != stage_key:
+                used = {**self._record.used_keys, step: stage_key}
+                self._record = self._record.model_copy(update={"used_keys": used})
+                _write(self.folder / "run.json", self._record)
+
     def update_stage(self, step: str, **changes: Any) -> None:
         """Change fields of a stage and write them."""
         self.set_stage(step, self._record.stages[step].model_copy(update=changes))

@@ -1,5 +1,6 @@
 """The interface of the records of runs: ``run.json`` of each run, and the locks of those that execute them."""
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -9,6 +10,10 @@ from flows.runs.record import RunRecord
 from flows.runs.workspace import RunError
 
 REMEDY = "move the folder away: what its stages made stays in the store, and the same command reuses it"
+
+
+REMOVABLE = ("ledger", "logs")
+"""Folders of a run that end with it; its record stays."""
 
 
 class RunLock(Protocol):
@@ -38,6 +43,12 @@ class RunRecords(Protocol):
 
     def is_active(self, run_id: str) -> bool:
         """Whether a process executes the run."""
+
+    def ages(self) -> Mapping[str, float]:
+        """Run id → seconds since its record was last written, by the clock of what it is stored on."""
+
+    def remove_files(self, run_id: str) -> None:
+        """Remove the logs and the ledger's outbox of a run whose lock this process holds."""
 
     def request_cancel(self, run_id: str) -> None:
         """Ask the process that executes the run, wherever it is, to save and stop."""

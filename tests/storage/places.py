@@ -42,7 +42,7 @@ class Machine:
 class Place(Protocol):
     """A storage; ``path`` and ``prefix`` are names in the folder or in the bucket."""
 
-    def machine(self, *, lease_seconds: float = 30.0) -> Machine: ...
+    def machine(self, *, lease_seconds: float | None = None) -> Machine: ...
     def open(self) -> Storage: ...
     def read(self, path: str) -> bytes: ...
     def write(self, path: str, data: bytes) -> None: ...
@@ -55,7 +55,7 @@ class FolderPlace:
     def __init__(self, root: Path) -> None:
         self.root = root
 
-    def machine(self, *, lease_seconds: float = 30.0) -> Machine:
+    def machine(self, *, lease_seconds: float | None = None) -> Machine:
         return Machine(str(self.root), self.root)
 
     def open(self) -> Store:
@@ -84,12 +84,13 @@ class FolderPlace:
 class BucketPlace:
     """A bucket; every machine has a cache of its own."""
 
-    def __init__(self, address: str, folder: Path) -> None:
+    def __init__(self, address: str, folder: Path, *, lease_seconds: float = 30.0) -> None:
+        self.lease_seconds = lease_seconds
         self.address = address
         self.remote = open_bucket(address)
         self._folder = folder
 
-    def machine(self, *, lease_seconds: float = 30.0) -> Machine:
+    def machine(self, *, lease_seconds: float | None = None) -> Machine:
         names = (
             "AWS_ENDPOINT_URL",
             "AWS_ACCESS_KEY_ID",
@@ -98,7 +99,8 @@ class BucketPlace:
             "AWS_ALLOW_HTTP",
         )
         environment = {name: os.environ[name] for name in names}
-        return Machine(self.address, self._folder / secrets.token_hex(4), lease_seconds, environment)
+        cache = self._folder / secrets.token_hex(4)
+        return Machine(self.address, cache, lease_seconds or self.lease_seconds, environment)
 
     def open(self) -> ObjectStorage:
         storage = self.machine().open()

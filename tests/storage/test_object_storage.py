@@ -8,6 +8,7 @@ import pytest
 
 from storage import scratch_copy
 from storage.bucket import open_bucket
+from storage.key_records import KeyRecords
 from storage.object_storage import ObjectStorage
 from storage.scratch_copy import ScratchCopy
 from storage.sealed_folders import MANIFEST, seal
@@ -60,14 +61,14 @@ def test_a_writer_that_is_superseded_while_it_commits_is_fenced(
 ) -> None:
     first, second = machines.new(), machines.new()
     folder, attempt = stage(first, b"late")
-    write = ObjectStorage._write_key
+    write = KeyRecords.write
 
-    def slow(storage: ObjectStorage, *arguments: Any) -> None:
-        if storage is first:
+    def slow(keys: KeyRecords, *arguments: Any) -> Any:
+        if keys is first._keys:
             second.next_attempt(KEY)  # after the first has read the record
-        write(storage, *arguments)
+        return write(keys, *arguments)
 
-    monkeypatch.setattr(ObjectStorage, "_write_key", slow)
+    monkeypatch.setattr(KeyRecords, "write", slow)
     with pytest.raises(Fenced):
         commit(first, folder, attempt)
     assert content_of(machines.new()) is None

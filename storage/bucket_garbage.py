@@ -1,0 +1,185 @@
+"""What may be removed from a bucket (``storage.garbage``).
+
+A lease can be lost while its holder sleeps, so a lease alone protects nothing here:
+
+- a ref is marked first, then the runs are read, then it is taken out of the very record that was marked, by a conditional
+  write. A lookup that finds the mark takes it off, after which that write is refused.
+- an object is removed in one request, right after a beat of its lease has succeeded. Whoever commits an equal object
+  holds that lease from before the upload until after the ref is written, and uploads again if it was lost between.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import obstore
+from obstore.exceptions import NotFoundError
+from obstore.store import ObjectStore as Remote
+
+from storage.durable_files import remove_folder
+from storage.garbage import HOLDER, Leftover, Needed, batches, bytes_in
+from storage.key_records import KeyRecord, KeyRecords
+from storage.leases import RemoteLeases
+from storage.records import Conflict, Version
+from storage.refs import DamagedRef, Ref, check_ref, uri_of
+from storage.store import Locked, is_digest
+
+_READS = 16
+"""Records that are read at once."""
+_CLOCK = "leases/clock"
+"""Written to learn the time on the storage's own clock."""
+
+
+class BucketGarbage:
+    """The removable content of a bucket, and of this machine's working folders for it."""
+
+    def __init__(self, remote: Remote, keys: KeyRecords, leases: RemoteLeases, cache: Path) -> None:
+        """``cache`` has this machine's scratch and staging folders."""
+        self._remote = remote
+        self._keys = keys
+        self._leases = leases
+        self._cache = cache
+        self._read: dict[str, tuple[object, Ref | None]] = {}
+        """Stage key → etag of its record when it was last read, and the ref."""
+
+    @property
+    def patience_seconds(self) -> float:
+        """Leases that are dead by then can be taken over."""
+        return self._leases.seconds
+
+    def refs(self) -> Mapping[str, Ref]:
+        """Records that have not changed since the last call are not read again."""
+        listed = {Path(str(each["path"])).stem: each["e_tag"] for each in self._listed("keys/")}
+        new = [
+            key for key, tag in listed.items() if is_digest(key) and self._read.get(key, (None,))[0] != tag
+        ]
+        with ThreadPoolExecutor(_READS) as threads:
+            found = dict(zip(new, threads.map(self._find, new), strict=True))
+        self._read = {
+            key: (tag, found[key]) if key in found else self._read[key]
+            for key, tag in listed.items()
+            if key in found or key in self._read
+        }
+        return {key: ref for key, (_, ref) in self._read.items() if ref is not None}
+
+    def objects(self) -> Mapping[str, int]:
+        return {digest: size for digest, size in self._sizes("objects/").items() if is_digest(digest)}
+
+    def leftovers(self) -> Collection[Leftover]:
+        return [*self._scratch_copies(), *self._folders_here(), *self._quarantined()]
+
+    def remove_refs(self, stage_keys: Collection[str], *, needed: Needed) -> list[str]:
+        gone: list[str] = []
+        for batch in batches(stage_keys):
+            with ExitStack() as held:
+                marked = {}
+                for key in batch:
+                    if self._hold(held, f"leases/{key}.json") and (mark := self._mark(key)) is not None:
+                        marked[key] = mark
+                kept = needed() if marked else ()
+                for key, (record, version) in marked.items():
+                    is_kept = key in kept
+                    ref = record.ref if is_kept else None
+                    with suppress(Conflict):  # somebody uses it after all
+                        self._keys.write(
+                            key, record.model_copy(update={"unneeded": False, "ref": ref}), version
+                        )
+                        gone += [] if is_kept else [key]
+        return gone
+
+    def remove_object(self, digest: str, *, needed: Needed) -> bool:
+        try:
+            with self._leases.hold(object_lease(digest), holder=HOLDER, timeout=0.0) as held:
+                if digest in needed():
+                    return False
+                paths = [str(each["path"]) for each in self._listed(f"{uri_of(digest)}/")]
+                return self._delete(paths, only_if=held.is_still_ours)
+        except Locked:
+            return False
+
+    def remove_leftover(self, leftover: Leftover, *, needed: Needed) -> bool:
+        with ExitStack() as held:
+            if leftover.stage_key is not None:
+                if not self._hold(held, f"leases/{leftover.stage_key}.json"):
+                    return False
+                if leftover.is_scratch and leftover.stage_key in needed():
+                    return False
+            if Path(leftover.name).is_absolute():
+                remove_folder(Path(leftover.name))
+                return True
+            paths = [str(each["path"]) for each in self._listed(leftover.name)]
+            return self._delete(paths, only_if=lambda: True)
+
+    def _mark(self, key: str) -> tuple[KeyRecord, Version] | None:
+        """Mark the ref of a key as unneeded; the record with the mark, and its version."""
+        try:
+            record, version = self._keys.read(key)
+            if record.ref is None:
+                return None
+            record = record.model_copy(update={"unneeded": True})
+            return record, self._keys.write(key, record, version)
+        except (DamagedRef, Conflict):
+            return None
+
+    def _delete(self, paths: list[str], *, only_if: Callable[[], bool]) -> bool:
+        """Remove in as few requests as there can be: a thousand paths in each."""
+        for start in range(0, len(paths), 1000):
+            if not only_if():
+                return False
+            with suppress(NotFoundError, FileNotFoundError):
+                obstore.delete(self._remote, paths[start : start + 1000])
+        return True
+
+    def _hold(self, held: ExitStack, path: str) -> bool:
+        try:
+            held.enter_context(self._leases.hold(path, holder=HOLDER, timeout=0.0))
+        except Locked:
+            return False
+        return True
+
+    def _find(self, key: str) -> Ref | None:
+        try:
+            ref = self._keys.read(key)[0].ref
+            return None if ref is None else check_ref(ref, stage_key=key, where=key)
+        except DamagedRef:  # a lookup sets it aside; nothing is reached through it
+            return None
+
+    def _scratch_copies(self) -> Iterator[Leftover]:
+        for key, size in self._sizes("scratch/").items():
+            if is_digest(key):
+                yield Leftover(f"scratch/{key}/", size, stage_key=key, is_scratch=True)
+
+    def _folders_here(self) -> Iterator[Leftover]:
+        """Scratch and staging folders of this machine; those of others are removed by a call there."""
+        for kind in ("scratch", "staging"):
+            for path in sorted((self._cache / kind).iterdir()):
+                key = path.name.partition(".")[0]
+                if is_digest(key):
+                    yield Leftover(str(path), bytes_in(path), stage_key=key, is_scratch=kind == "scratch")
+
+    def _quarantined(self) -> Iterator[Leftover]:
+        obstore.put(self._remote, _CLOCK, b"")
+        now = obstore.head(self._remote, _CLOCK)["last_modified"]
+        for each in self._listed("quarantine/"):
+            age = (now - each["last_modified"]).total_seconds()
+            yield Leftover(str(each["path"]), each["size"], age_seconds=age)
+
+    def _sizes(self, prefix: str) -> dict[str, int]:
+        """First part of the path below the prefix → bytes of all files below it."""
+        sizes: dict[str, int] = {}
+        for each in self._listed(prefix):
+            name = str(each["path"]).partition(prefix)[2].partition("/")[0]
+            sizes[name] = sizes.get(name, 0) + each["size"]
+        return sizes
+
+    def _listed(self, prefix: str) -> Iterable[Any]:
+        if not prefix.endswith("/"):
+            return [obstore.head(self._remote, prefix)]
+        return [each for batch in obstore.list(self._remote, prefix) for each in batch]
+
+
+def object_lease(digest: str) -> str:
+    """Path of the lease under which an object is committed or removed."""
+    return f"leases/object-{digest}.json"
