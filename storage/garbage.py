@@ -71,9 +71,11 @@ def batches(stage_keys: Collection[str]) -> Iterator[list[str]]:
 
 def bytes_in(path: Path) -> int:
     """Bytes of a file, or of all files in a folder; what vanishes meanwhile counts nothing."""
-    if not path.is_dir() or path.is_symlink():
-        return path.lstat().st_size if os.path.lexists(path) else 0
     total = 0
+    if not path.is_dir() or path.is_symlink():
+        with suppress(FileNotFoundError):
+            total = path.lstat().st_size
+        return total
     for root, _, files in os.walk(path):
         for name in files:
             with suppress(FileNotFoundError):

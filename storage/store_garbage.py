@@ -115,7 +115,8 @@ class StoreGarbage:
         clock.touch()
         now = clock.stat().st_mtime
         for path in self._paths("quarantine"):
-            yield self._leftover(path, age_seconds=now - path.lstat().st_ctime)
+            with suppress(FileNotFoundError):  # another collector was faster
+                yield self._leftover(path, age_seconds=now - path.lstat().st_ctime)
 
     def _paths(self, folder: str) -> list[Path]:
         return sorted((self._root / folder).iterdir())

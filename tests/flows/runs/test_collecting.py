@@ -419,7 +419,7 @@ def test_a_pipeline_keeps_all_that_it_made_or_reused_while_gc_runs(
                     found = store.lookup(stage.stage_key)
                     assert found.ref is not None
                     assert found.ref.artifact.digest == stage.digest
-            orchestrator.run.update(status="completed")
+                orchestrator.run.update(status="completed")
     assert len(counts) > 10
     collect(workspace, keep_last=0)
     assert {record.status for record in read_runs(workspace)} == {"removed"}
