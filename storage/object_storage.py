@@ -30,7 +30,7 @@ from storage.key_records import KeyRecords, key_path
 from storage.leases import RemoteLeases
 from storage.measured_file import METRICS_FILE, Sealed, contradictions, read_sealed
 from storage.object_cache import ObjectCache
-from storage.records import Conflict
+from storage.records import Conflict, read_record
 from storage.refs import DamagedRef, Lookup, Ref, check_ref, seal_as
 from storage.remote_objects import RemoteObjects
 from storage.scratch_copy import ScratchCopy

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows.commands.app import DEFAULT_WORKSPACE, AsJson, Folder, Verbose
+from flows.commands.app import DEFAULT_WORKSPACE, AsJson, Place, Verbose
 from flows.commands.output import explained, print_json, workspace_at
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ _AGE = re.compile(r"(\d{1,9}(?:\.\d+)?)([mhd])")
 
 
 def gc(
-    workspace: Folder = DEFAULT_WORKSPACE,
+    workspace: Place = DEFAULT_WORKSPACE,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only say what would be removed, and how many bytes.")
     ] = False,

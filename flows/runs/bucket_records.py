@@ -141,7 +141,7 @@ class BucketRecords:
         """The copy of the step's log."""
         return read_record(self._remote, f"{run_id}/files/logs/{step}.log")[0]
 
-    def creation_lock(self) -> AbstractContextManager[None]:
+    def creation_lock(self) -> AbstractContextManager[object]:
         """Hold a lease of the workspace."""
         try:
             return self._leases.hold("leases/creation.json", holder=_holder())

@@ -73,7 +73,7 @@ class Run:
             if self._record.used_keys.get(step) != stage_key:
                 used = {**self._record.used_keys, step: stage_key}
                 self._record = self._record.model_copy(update={"used_keys": used})
-                _write(self.folder / "run.json", self._record)
+                self.workspace.records.write(self._record)
 
     def update_stage(self, step: str, **changes: Any) -> None:
         """Change fields of a stage and write them."""

@@ -59,7 +59,7 @@ class RunRecords(Protocol):
     def read_log(self, run_id: str, step: str) -> bytes | None:
         """What the step printed where the run's own process computed it; None: nothing."""
 
-    def creation_lock(self) -> AbstractContextManager[None]:
+    def creation_lock(self) -> AbstractContextManager[object]:
         """Let one process at a time find or create a run."""
 
 

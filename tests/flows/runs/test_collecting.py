@@ -23,7 +23,8 @@ from ledger.outbox import Outbox
 from schemas.records.artifacts import Artifact
 from schemas.records.job import StageJob, StageResult
 from schemas.records.stage_key import stage_key
-from storage.refs import DamagedRef
+from storage.refs import DamagedRef, Lookup
+from storage.storage import Storage
 from storage.store import Store
 from tests.flows.fake_work import run_stage
 from tests.flows.orchestrated import attempt_all, orchestrated
@@ -36,7 +37,7 @@ def no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.fsync", lambda descriptor: None)
 
 
-def make(store: Store, number: int, content: int, parents: dict[str, str]) -> Artifact:
+def make(store: Storage, number: int, content: int, parents: dict[str, str]) -> Artifact:
     """An artifact whose key has this number."""
     parts = {"n": number}
     key = stage_key(parts)
@@ -434,3 +435,41 @@ def test_a_damaged_ref_reaches_nothing_and_is_left_to_the_next_lookup(quick: Wor
     assert [removal.kind for removal in collect(quick).removed] == ["object"]
     with pytest.raises(DamagedRef):
         store.find(artifact.stage_key)
+
+
+def test_a_workspace_in_a_bucket_is_collected_like_one_in_a_folder(
+    bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VANTAGE_CACHE", str(tmp_path / "cache"))
+    workspace = Workspace.at(bucket)
+    artifacts = [make(workspace.storage, number, number, {}) for number in range(3)]
+    ids = []
+    for artifact in artifacts[:2]:
+        with acquire_run(workspace, RECIPE, source="quickstart") as run:
+            run.update(stages=stage_of(artifact), status="completed")
+            log = run.folder / "logs" / "sft.log"
+            log.parent.mkdir()
+            log.write_text("a line")
+            ids.append(run.record.run_id)
+    there = Workspace.at(bucket)
+    assert collect(there, older_than=3600.0, dry_run=True, keep_last=0).removed == (
+        Removal("ref", artifacts[2].stage_key),
+        Removal(
+            "object",
+            artifacts[2].digest,
+            sum(file.stat().st_size for file in files_of(workspace, artifacts[2])),
+        ),
+    )
+    assert there.records.read_log(ids[0], "sft") == b"a line"
+    found = collect(there, keep_last=1)
+    assert [removal.kind for removal in found.removed] == ["run", "ref", "ref", "object", "object"]
+    assert (found.in_use, found.unsent) == ((), ())
+    assert {read_run(there, run_id).status for run_id in ids} == {"removed", "completed"}
+    assert there.records.read_log(ids[0], "sft") is None
+    assert there.storage.inspect(artifacts[1].stage_key).ref is not None
+    assert there.storage.inspect(artifacts[0].stage_key) == Lookup(None)
+    assert collect(Workspace.at(bucket)).removed == ()
+
+
+def files_of(workspace: Workspace, artifact: Artifact) -> list[Path]:
+    return [path for path in workspace.storage.folder(artifact).iterdir() if path.is_file()]
