@@ -58,8 +58,6 @@ SLICE_ROWS = 10_000
 
 BUILTIN_SEED = 0
 """Built-in data is like a file: the same for every recipe and seed."""
-BUILTIN_ROWS = 24_000
-"""Rows of a built-in dataset where the recipe does not say how many; about four fifths are for training."""
 
 
 class UnusableData(ValueError):
@@ -114,7 +112,7 @@ def builtin_batches(work: PrepareData) -> Iterator[pa.Table]:
     data, shares = work.data, work.shares
     name, kind = (data.origin.name, data.origin.kind) if isinstance(data.origin, Builtin) else ("", None)
     dial = arithmetic.DIALS.get(name)
-    count = data.rows or BUILTIN_ROWS
+    count = data.rows or arithmetic.BUILTIN_ROWS
     rows: Iterator[Row]
     if dial is None:
         known = ", ".join(str(Builtin(name)) for name in arithmetic.DIALS)

@@ -63,18 +63,6 @@ def test_the_readmes_own_command_reaches_its_end(tmp_path: Path) -> None:
     assert isinstance(stages, dict)
     assert {stage["status"] for stage in stages.values()} == {"completed"}
     assert stages["reward"]["metrics"]["pair_accuracy"] > 0.8, "0.47 with rates for a model of 7 billion"
-
-
-def test_instructions_and_polite_preferences(tmp_path: Path) -> None:
-    report = run(
-        tmp_path / "workspace",
-        f"model.source={MODEL}",
-        f"data.demonstrations.source={SHARED / 'instruction_1100.json'}",
-        f"data.preferences.source={SHARED / 'preference_1100.json'}",
-    )
-    stages = report["stages"]
-    assert isinstance(stages, dict)
-    assert {stage["status"] for stage in stages.values()} == {"completed"}
     assert 0.0 <= stages["evaluation"]["metrics"]["win_rate"] <= 1.0
     # 1,100 rows, some of them repeated; nothing else may be lost
     data = stages["data.demonstrations"]["metrics"]

@@ -6,6 +6,7 @@ from flows.commands.app import app
 from flows.commands.cancel import cancel
 from flows.commands.deploy import deploy, deployments, undeploy
 from flows.commands.doctor import doctor
+from flows.commands.estimate import estimate
 from flows.commands.gc import gc
 from flows.commands.logs import logs
 from flows.commands.plan import plan
@@ -20,6 +21,7 @@ from flows.launchers.safe_stream import SafeStream
 for command in (
     run,
     plan,
+    estimate,
     resume,
     sweep,
     status,

@@ -28,30 +28,46 @@ from schemas.problems import (
 from schemas.recipe.recipe import Recipe
 
 
-def load_recipe(source: str | File, overrides: Sequence[str] = ()) -> Recipe:
+def load_recipe(source: str | File, overrides: Sequence[str] = (), *, needs_files: bool = True) -> Recipe:
     """Load a recipe file, or a built-in recipe by its name, and apply ``KEY=VALUE`` overrides.
+
+    Args:
+        needs_files: refuse files of data and verifiers that are not here.
 
     Raises:
         RecipeError: all problems that were found, each with its line or override.
     """
     file = find_recipe(source)
     document = read_document(file, str(source))
-    return _parse(document, name=str(source), folder=file.parent, overrides=overrides)
+    return _parse(
+        document, name=str(source), folder=file.parent, overrides=overrides, needs_files=needs_files
+    )
 
 
 def parse_recipe(
-    text: str, *, name: str = "recipe", folder: File | None = None, overrides: Sequence[str] = ()
+    text: str,
+    *,
+    name: str = "recipe",
+    folder: File | None = None,
+    overrides: Sequence[str] = (),
+    needs_files: bool = True,
 ) -> Recipe:
     """Load a recipe from a text; its relative paths start at ``folder`` (None: the current folder).
 
     Raises:
         RecipeError: as ``load_recipe``.
     """
-    return _parse(_read(text, name), name=name, folder=folder, overrides=overrides)
+    document = _read(text, name)
+    return _parse(document, name=name, folder=folder, overrides=overrides, needs_files=needs_files)
 
 
 def _parse(
-    document: plain_yaml.Document, *, name: str, folder: File | None, overrides: Sequence[str]
+    document: plain_yaml.Document,
+    *,
+    name: str,
+    folder: File | None,
+    overrides: Sequence[str],
+    needs_files: bool,
 ) -> Recipe:
     problems = [replace(problem, source=name) for problem in document.problems]
     parsed: list[Override] = []
@@ -64,7 +80,7 @@ def _parse(
     problems += misplaced
 
     here = File.cwd()
-    plain, missing = resolve_sources(plain, folder or here, here, placed)
+    plain, missing = resolve_sources(plain, folder or here, here, placed, needs_files=needs_files)
     recipe, found = _validate(plain)
     problems += (_locate(problem, name, document.lines, placed) for problem in [*found, *missing])
     if recipe is None or problems:

@@ -28,6 +28,7 @@ from schemas.recipe.sources import (
 )
 from schemas.source_files import PLAIN_FORMATS, data_format
 
+_NO_FILE = "there is no file"
 UNSET_SOURCE = "?"
 """Placeholder for a source that the user has to give."""
 BUILTIN_MODELS = (str(Builtin("tiny")),)
@@ -83,11 +84,17 @@ def _why(error: Exception) -> str:
 
 
 def resolve_sources(
-    plain: Any, folder: File, here: File, placed: dict[Path, Override]
+    plain: Any,
+    folder: File,
+    here: File,
+    placed: dict[Path, Override],
+    *,
+    needs_files: bool = True,
 ) -> tuple[Any, list[Problem]]:
     """The plain recipe with absolute paths, and the problems of its sources.
 
-    Relative paths start at ``folder``; those set by an override (``placed``) start at ``here``.
+    Relative paths start at ``folder``; those set by an override (``placed``) start at ``here``. Without
+    ``needs_files``, files of data and verifiers may be missing.
     """
     if not isinstance(plain, dict):
         return plain, []
@@ -109,7 +116,8 @@ def resolve_sources(
             value["source"], found = resolve_source(
                 path, source, here if _is_overridden(path, placed) else folder
             )
-            problems += found
+            may_be_missing = not needs_files and owner != ("model",)
+            problems += (each for each in found if not (may_be_missing and each.message.startswith(_NO_FILE)))
         except UnresolvablePath as error:
             problems.append(
                 Problem(path, f"{quote(source)} cannot be looked up ({error})", "correct the path")
@@ -191,4 +199,4 @@ def _verifier_source(path: Path, source: str, start: File) -> tuple[str, list[Pr
 
 
 def _missing(path: Path, file: File) -> list[Problem]:
-    return [] if is_file(file) else [Problem(path, f"there is no file {file}", "correct the path")]
+    return [] if is_file(file) else [Problem(path, f"{_NO_FILE} {file}", "correct the path")]

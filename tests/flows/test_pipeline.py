@@ -5,6 +5,7 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from uuid import UUID
 
 import psutil
 import pytest
@@ -27,24 +28,21 @@ from tests.flows.real_runs import (
 CANARY = "hf_canary_that_nobody_writes_down"
 
 
-@pytest.fixture(scope="module")
-def pages() -> Callable[[], dict[str, str]]:
-    """Prefect's artifacts: key → data."""
+def pages(flow_run_id: str) -> dict[str, str]:
+    """Prefect's artifacts of a flow run: key → data."""
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 
-    def read() -> dict[str, str]:
-        from prefect.client.orchestration import get_client
-
-        with get_client(sync_client=True) as client:
-            return {artifact.key: str(artifact.data) for artifact in client.read_artifacts() if artifact.key}
-
-    return read
+    with get_client(sync_client=True) as client:
+        chosen = FlowRunFilter(id=FlowRunFilterId(any_=[UUID(flow_run_id)]))
+        found = client.read_artifacts(flow_run_filter=chosen)
+        return {artifact.key: str(artifact.data) for artifact in found if artifact.key}
 
 
 @pytest.mark.usefixtures("prefect_url")
 def test_a_recipe_runs_once_and_is_then_only_verified(
     workspace: Workspace,
     recipe_file: Path,
-    pages: Callable[[], dict[str, str]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", CANARY)
@@ -67,7 +65,7 @@ def test_a_recipe_runs_once_and_is_then_only_verified(
     }
     assert set(flow_run.tags) == {"recipe:fake", f"run:{record.run_id}"}
     assert task_runs == {f"{step} · attempt 1": "Completed" for step in record.stages}
-    assert '"metric": "pair_accuracy"' in pages()["gates"]
+    assert '"metric": "pair_accuracy"' in pages(record.prefect_flow_run_ids[0])["gates"]
     assert not list(Path(os.environ["PREFECT_HOME"]).glob("storage/**/*")), (
         "Prefect keeps no result, so no pickle"
     )
@@ -168,7 +166,7 @@ def test_killed_in_the_middle_of_a_stage_the_same_command_goes_on(
     whole = Workspace(tmp_path / "whole")
     expected, _ = run_recipe(whole, recipe_file)
 
-    pace(workspace, 0.2)
+    pace(workspace, 0.1)
     process = start_vantage()
     wait_for(lambda: "policy started 1" in events(workspace))
     key = read_runs(workspace)[0].stages["policy"].stage_key
@@ -275,9 +273,11 @@ def test_a_prefect_server_that_is_killed_midway_is_told_and_no_finished_stage_is
     workspace: Workspace,
     recipe_file: Path,
     start_vantage: Starter,
+    give_tables: Callable[[Path], None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    pace(workspace, 0.3)
+    pace(workspace, 0.1)
+    give_tables(workspace.root / "prefect")
     with monkeypatch.context() as patch:
         patch.delenv("PREFECT_API_URL")  # it starts a server of its own
         patch.setenv("PREFECT_CLIENT_MAX_RETRIES", "0")  # and gives it up at once

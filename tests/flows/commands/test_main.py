@@ -48,6 +48,8 @@ def finished(workspace: Workspace, recipe_file: Path) -> Workspace:
         ["--help"],
         ["plan", "RECIPE"],
         ["plan", "RECIPE", "--json"],
+        ["estimate", "RECIPE"],
+        ["estimate", "RECIPE", "--gpu", "h200", "--json"],
         ["status"],
         ["schema"],
         ["run", "missing.yaml"],

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 
@@ -20,6 +21,12 @@ def test_a_run_writes_no_secret_down_and_steers_no_terminal(
     workspace: Workspace, recipe_file: Path, prefect_url: str
 ) -> None:
     from prefect.client.orchestration import get_client
+    from prefect.client.schemas.filters import (
+        FlowRunFilter,
+        FlowRunFilterId,
+        LogFilter,
+        LogFilterFlowRunId,
+    )
 
     workspace.root.mkdir()
     (workspace.root / "leak.txt").write_text("sft")
@@ -63,8 +70,14 @@ def test_a_run_writes_no_secret_down_and_steers_no_terminal(
     assert [path for path, content in kept.items() if CANARY.encode() in content] == []
     assert CANARY not in printed.lower()
     with get_client(sync_client=True) as client:
-        flow_run = client.read_flow_run(record.prefect_flow_run_ids[0])  # type: ignore[arg-type]
-        shown = [flow_run, *client.read_task_runs(), *client.read_artifacts(), *client.read_logs()]
+        [flow_run_id] = map(UUID, record.prefect_flow_run_ids)
+        its_own = FlowRunFilter(id=FlowRunFilterId(any_=[flow_run_id]))
+        shown = [
+            client.read_flow_run(flow_run_id),
+            *client.read_task_runs(flow_run_filter=its_own),
+            *client.read_artifacts(flow_run_filter=its_own),
+            *client.read_logs(LogFilter(flow_run_id=LogFilterFlowRunId(any_=[flow_run_id]))),
+        ]
     assert CANARY not in " ".join(each.model_dump_json() for each in shown)
 
 

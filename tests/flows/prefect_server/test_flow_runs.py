@@ -5,7 +5,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -178,11 +178,15 @@ def configured_server(home: Path, port: int) -> Iterator[Any]:
 
 
 def test_a_finished_run_is_recorded_when_its_server_is_back(
-    workspace: Workspace, recipe_file: Path, start_vantage: Starter, tmp_path: Path
+    workspace: Workspace,
+    recipe_file: Path,
+    start_vantage: Starter,
+    give_tables: Callable[[Path], None],
+    tmp_path: Path,
 ) -> None:
     home, port = tmp_path / "home", free_port()
-    home.mkdir()
-    pace(workspace, 0.1)
+    give_tables(home)
+    pace(workspace, 0.05)
     url = f"http://127.0.0.1:{port}/api"
     with prefect_at(url, PREFECT_HOME=str(home), PREFECT_CLIENT_MAX_RETRIES="0"):
         with configured_server(home, port) as server:
@@ -212,8 +216,12 @@ def test_a_finished_run_is_recorded_when_its_server_is_back(
 
 
 def test_a_server_that_does_not_answer_holds_up_no_run_that_needs_none(
-    workspace: Workspace, recipe_file: Path, monkeypatch: pytest.MonkeyPatch
+    workspace: Workspace,
+    recipe_file: Path,
+    give_tables: Callable[[Path], None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    give_tables(workspace.root / "prefect")
     with prefect_at(None):
         record, _ = run_recipe(workspace, recipe_file)  # on a server of its own
     assert record.open_flow_runs == ()

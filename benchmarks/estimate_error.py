@@ -1,0 +1,206 @@
+"""How far `vantage estimate` is off: stages of two small models on one thread of the CPU, predicted and measured.
+
+    python -m benchmarks.estimate_error --workspace /tmp/estimate_error
+
+Measured are the stage's own CPU seconds, and the most resident memory of its process less what it had when the stage
+began, with torch and transformers loaded and used once. Both are of one run. Prints a table in Markdown.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from schemas.records.job import StageJob, StageResult
+
+MEASURED = "measured.jsonl"
+"""File of the workspace to which stages append what they measured."""
+MODELS = ("quickstart", "small_llama")
+SMALL_LLAMA = {"vocab_size": 4096, "hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 8}
+REDUCED = (
+    "data.demonstrations.rows=4000",
+    "data.preferences.rows=3000",
+    "stages.value.iterations=3",
+    "stages.value.validate_every=3",
+    "stages.policy.iterations=4",
+    "stages.policy.validate_every=4",
+    "stages.reward.gate.at_least=0.0",
+    "stages.value.gate.at_least=-1000",
+    "stages.evaluation.gate.at_least=-1",
+)
+SMALLER = (
+    "data.demonstrations.rows=600",
+    "data.preferences.rows=300",
+    "data.prompts.split={validation: 64, test: 64}",
+    "stages.value.iterations=1",
+    "stages.value.batch_size=64",
+    "stages.value.validation_samples=64",
+    "stages.policy.iterations=1",
+    "stages.policy.batch_size=64",
+    "stages.policy.validation_samples=64",
+)
+
+
+def measured_stage(job: StageJob) -> StageResult:
+    """One attempt at a stage as ``tasks.stages.run_stage`` makes it; appends what it took."""
+    from tasks.stages import run_stage
+
+    _use_libraries()
+    Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here on
+    before, start = _status("VmRSS"), time.process_time()
+    result = run_stage(job)
+    measured = {
+        "stage": job.name,
+        "seconds": time.process_time() - start,
+        "bytes": _status("VmHWM") - before,
+    }
+    with (job.scratch.parents[2] / MEASURED).open("a") as file:
+        file.write(json.dumps(measured) + "\n")
+    return result
+
+
+def _use_libraries() -> None:
+    """Load what a stage loads, once, so that it does not count: code, thread pools, the allocator's first blocks."""
+    import torch
+    from transformers import LlamaForCausalLM
+
+    from models.builtin import tiny_config
+
+    model = LlamaForCausalLM(tiny_config())
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.zeros(1, 8, dtype=torch.long)).logits.sum().backward()
+    optimizer.step()
+
+
+def _status(field: str) -> int:
+    """Bytes of a field of /proc/self/status."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) * 1024
+    raise KeyError(field)
+
+
+def make_small_llama(folder: Path) -> None:
+    """A Llama of 7 million random weights, with the built-in model's tokenizer."""
+    import torch
+    from transformers import LlamaForCausalLM
+
+    from models.builtin import tiny_config, write_tokenizer
+
+    config = tiny_config()
+    config.update({**SMALL_LLAMA, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 64})
+    torch.manual_seed(0)
+    LlamaForCausalLM(config).save_pretrained(folder)
+    write_tokenizer(folder)
+
+
+def host_seconds() -> tuple[float, float]:
+    """What starting the operations of one layer takes, in a forward pass and in both: of 20 layers of width 8."""
+    import torch
+    from transformers import AutoModel, LlamaConfig
+
+    torch.set_num_threads(1)
+    ids = torch.zeros(1, 2, dtype=torch.long)
+
+    def seconds(num_layers: int, *, trains: bool) -> float:
+        config = LlamaConfig(
+            vocab_size=8,
+            hidden_size=8,
+            intermediate_size=8,
+            num_attention_heads=1,
+            num_hidden_layers=num_layers,
+        )
+        model, taken = AutoModel.from_config(config), []
+        for _ in range(60):
+            start = time.process_time()
+            with torch.set_grad_enabled(trains):
+                output = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False)
+            if trains:
+                output.last_hidden_state.sum().backward()
+            taken.append(time.process_time() - start)
+        return statistics.median(taken)
+
+    forward, both = (seconds(22, trains=trains) - seconds(2, trains=trains) for trains in (False, True))
+    return forward / 20, both / 20
+
+
+def compare(name: str, overrides: Sequence[str], workspace: Path) -> Iterator[str]:
+    """Run the quickstart with these overrides, and yield a line of the table for each stage."""
+    from flows.attempts.jobs import resources_of
+    from flows.estimates.recipe_estimate import estimate_recipe
+    from flows.machine import Machine
+    from flows.orchestrator import Orchestrator
+    from flows.runs.resolving import load_resolved
+    from flows.runs.run import acquire_run
+    from flows.runs.workspace import Workspace
+    from ledger.run_ledger import Ledger
+    from schemas.loading.recipe_file import load_recipe
+    from schemas.records.attempt import Share
+    from storage.store import Store
+    from tests.flows.orchestrated import Witness
+
+    place = Workspace(workspace / name)
+    place.root.mkdir(parents=True, exist_ok=True)
+    estimate = estimate_recipe(load_recipe("quickstart", overrides), gpu="cpu")
+    resolved, _ = load_resolved("quickstart", overrides)
+    with acquire_run(place, resolved, source="quickstart") as run:
+        orchestrator = Orchestrator(
+            run,
+            store=Store(place.store),
+            ledger=Ledger(None, place.root, resolved.recipe),
+            watcher=Witness(),
+            stage_function="benchmarks.estimate_error.measured_stage",
+        )
+        orchestrator.begin()
+        for step in orchestrator.inputs:
+            cpus, _ = Machine(cpus=1).share_of(resources_of(resolved, step))
+            request = orchestrator.request(step, Share(cpus=cpus))
+            if request is not None:
+                record = orchestrator.attempt(request)
+                assert record.digest is not None, record.reason
+    measured = {
+        each["stage"]: each for each in map(json.loads, (place.root / MEASURED).read_text().splitlines())
+    }
+    for stage in estimate.stages:
+        found = measured[stage.name]
+        seconds, memory = found["seconds"], found["bytes"]
+        yield (
+            f"| {name} | {stage.name} | {stage.seconds:.1f} | {seconds:.1f} | {stage.seconds / seconds - 1:+.0%} "
+            f"| {stage.memory.peak / 1e6:,.0f} | {memory / 1e6:,.0f} | {stage.memory.peak / memory - 1:+.0%} |"
+        )
+
+
+def main() -> None:
+    """The console script."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--workspace", type=Path, required=True)
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
+    arguments = parser.parse_args()
+    workspace: Path = arguments.workspace.absolute()
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    os.environ |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
+    model = workspace / "small_llama"
+    if not model.is_dir():
+        make_small_llama(model)
+    print(
+        "starting one layer's operations: {:.2g} s forward, {:.2g} s with the backward pass\n".format(
+            *host_seconds()
+        )
+    )
+    print("| model | stage | seconds: predicted | measured | error | MB: predicted | measured | error |")
+    print("|---|---|---|---|---|---|---|---|")
+    for name, overrides in {
+        "quickstart": REDUCED,
+        "small_llama": (*REDUCED, *SMALLER, f"model.source={model}"),
+    }.items():
+        if name not in arguments.models:
+            continue
+        for line in compare(name, overrides, workspace):
+            print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()

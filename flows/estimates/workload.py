@@ -1,0 +1,98 @@
+"""What a stage holds and computes: networks, and passes of sequences through them."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from flows.estimates.model_shape import ModelShape
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network:
+    """One copy of the model that a stage holds in its device's memory."""
+
+    role: str
+    """``policy``, ``reference``, ``critic``, or a reward model by the name of its stage."""
+    shape: ModelShape
+    is_scalar: bool = False
+    """A trunk with a head of one number; else a language model."""
+    is_trained: bool = False
+    is_bfloat16: bool = False
+    """Held in bfloat16; all other weights are float32."""
+
+    @property
+    def weights(self) -> int:
+        """Number of its weights."""
+        return self.shape.trunk_weights + self.shape.hidden_size if self.is_scalar else self.shape.weights
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sequences:
+    """Sequences that go through a network together, in micro-batches."""
+
+    count: float
+    """Of one minibatch or rollout, over all ranks."""
+    at_once: float
+    """In one micro-batch, over all ranks."""
+    tokens: float
+    """Mean tokens of one, with padding to the longest of its micro-batch."""
+    longest: float
+    """Tokens of the longest of all."""
+    logit_tokens: float = 0.0
+    """Mean tokens of one whose logits are computed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pass:
+    """The same forward pass, or forward and backward pass, so many times in a stage."""
+
+    role: str
+    does: Literal["train", "score"]
+    times: float
+    sequences: Sequences
+    takes_step: bool = True
+    """Each time ends with an optimiser step; of training passes only."""
+    has_precision: bool = True
+    """It runs in the stage's ``precision``; a pass of a reward's model runs in the type of its weights."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """Responses sampled from a network, so many times in a stage."""
+
+    role: str
+    times: float
+    count: float
+    """Responses of one time."""
+    at_once: float
+    """Sampled side by side."""
+    prompt: float
+    """Mean tokens of a prompt, padded to the longest of those sampled side by side."""
+    response: float
+    """Mean tokens of a response."""
+    steps: float
+    """Tokens of the longest of those sampled side by side: passes through the network."""
+    longest: float
+    """Most tokens of a prompt and its response together."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A stage, as the estimate sees it."""
+
+    networks: tuple[Network, ...]
+    passes: tuple[Pass, ...]
+    samplings: tuple[Sampling, ...]
+    is_bfloat16: bool
+    """``precision: bfloat16``."""
+    at_once: int
+    """Rows of one micro-batch, over all ranks."""
+    recipe_at_once: int
+    """The same as the recipe has it."""
+    counts: dict[str, float]
+    """What the numbers rest on: rows, optimiser steps, tokens."""
+    basis: tuple[str, ...]
+    """Where the counts come from, one line for each dataset."""
+
+    def network(self, role: str) -> Network:
+        """The network in a role."""
+        return next(network for network in self.networks if network.role == role)

@@ -1,0 +1,158 @@
+"""The configuration of a recipe's model, and its number of weights, read from the heads of its files.
+
+No tensor library is loaded, and nothing is fetched: a model of the hub is read from the local cache.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from models.source_digest import parse_source
+from schemas.recipe.sources import Builtin, Gguf, Hub, LocalPath
+
+BUILTIN_CONFIGS: Mapping[str, Mapping[str, Any]] = {
+    "tiny": {
+        "model_type": "llama",
+        "vocab_size": 100,
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 512,
+        "tie_word_embeddings": True,
+    }
+}
+"""The fields of ``models.builtin.tiny_config`` that decide the size of the model."""
+MAX_CONFIG_BYTES = 2**20
+MAX_HEADER_BYTES = 2**27
+_GGUF_FIELDS = {
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "block_count": "num_hidden_layers",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+}
+
+
+class UnreadableConfig(ValueError):
+    """A model whose configuration cannot be read here."""
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """What is known of a model without loading it."""
+
+    fields: Mapping[str, Any]
+    """As in a Hugging Face ``config.json``, of the language model alone."""
+    num_weights: int | None
+    """Counted in the files; None: there are none here, or some are tied in a way that the files do not show."""
+    folder: Path | None
+    """Where its files are; None: it is built in, or a GGUF file."""
+
+
+def read_config(source: str) -> ModelConfig:
+    """The configuration of what ``model.source`` names.
+
+    Raises:
+        UnreadableConfig: there is none, it is not JSON, or it is not on this machine.
+        ValueError: see ``models.source_digest.parse_source``.
+    """
+    match parse_source(source):
+        case Builtin(name=name):
+            return ModelConfig(BUILTIN_CONFIGS[name], None, None)
+        case Gguf(path=path):
+            return _of_gguf(path)
+        case Hub() as named:
+            folder = _cached_folder(named)
+        case LocalPath(path=path):
+            folder = path
+    return ModelConfig(_language_fields(folder / "config.json"), _count_weights(folder), folder)
+
+
+def _language_fields(path: Path) -> Mapping[str, Any]:
+    try:
+        with path.open("rb") as file:
+            config = json.loads(file.read(MAX_CONFIG_BYTES))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UnreadableConfig(
+            f"{path} cannot be read ({type(error).__name__}); give a folder with its config.json"
+        ) from error
+    if not isinstance(config, dict):
+        raise UnreadableConfig(f"{path} holds no mapping; give a model's config.json")
+    text = config.get("text_config")
+    return text if isinstance(text, dict) else config
+
+
+def _count_weights(folder: Path) -> int | None:
+    """Elements of all tensors in the safetensors files; None without such files."""
+    files = sorted(folder.glob("*.safetensors"))
+    total = 0
+    for file in files:
+        header = _header(file)
+        total += sum(_elements(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
+    return total if files else None
+
+
+def _header(path: Path) -> dict[str, Any]:
+    """The JSON at the beginning of a safetensors file: its length in 8 bytes, then name → dtype, shape, offsets."""
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if length > MAX_HEADER_BYTES:
+                raise ValueError(f"a header of {length} bytes")
+            header = json.loads(file.read(length))
+            for name, entry in header.items():
+                if name != "__metadata__":
+                    _elements(entry["shape"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise UnreadableConfig(f"{path} is no safetensors file ({error}); copy it again") from error
+    return dict(header)
+
+
+def _elements(shape: list[int]) -> int:
+    count = 1
+    for size in shape:
+        count *= int(size)
+    return count
+
+
+def _of_gguf(path: Path) -> ModelConfig:
+    try:
+        from gguf import GGUFReader
+    except ImportError as error:
+        raise UnreadableConfig(
+            "reading GGUF files needs the package gguf; pip install vantage-rlhf[smollm2]"
+        ) from error
+    try:
+        reader = GGUFReader(path)
+        architecture = str(reader.fields["general.architecture"].contents())
+        found: dict[str, Any] = {"model_type": architecture}
+        for theirs, ours in _GGUF_FIELDS.items():
+            if (field := reader.fields.get(f"{architecture}.{theirs}")) is not None:
+                found[ours] = int(field.contents())
+        shapes = {tensor.name: [int(size) for size in tensor.shape] for tensor in reader.tensors}
+        found["vocab_size"] = max(shapes["token_embd.weight"])
+        found["tie_word_embeddings"] = "output.weight" not in shapes
+        return ModelConfig(found, sum(map(_elements, shapes.values())), None)
+    except (ValueError, IndexError, KeyError, TypeError) as error:
+        raise UnreadableConfig(
+            f"{path} does not say its shape ({type(error).__name__}: {error}); give a Hugging Face folder"
+        ) from error
+
+
+def _cached_folder(source: Hub) -> Path:
+    """The folder of the snapshot in the hub's local cache."""
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(source.repository, "config.json", revision=source.revision)
+    if not isinstance(found, str):
+        raise UnreadableConfig(
+            f"model.source={str(source)!r}: its config.json is not in the local cache, and nothing is fetched for an "
+            f"estimate; run `hf download {source.repository} config.json --revision {source.revision}`, or give a "
+            "folder with --set model.source=FOLDER"
+        )
+    return Path(found).parent

@@ -1,0 +1,199 @@
+"""The estimate of whole recipes: every kind of stage, what its numbers rest on, and the command."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from flows.commands.main import app
+from flows.estimates.recipe_estimate import RecipeEstimate, StageEstimate, estimate_recipe
+from flows.exit_codes import ExitCode
+from schemas.kinds import STAGES
+from schemas.loading.recipe_file import load_recipe, parse_recipe
+from tasks.training.data_order import DataOrder
+
+EVERY_KIND = """\
+recipe: every_kind
+model: {source: "builtin:tiny"}
+generation: {max_prompt_tokens: 32, max_response_tokens: 64}
+data:
+  demonstrations: {source: "builtin:arithmetic/demonstrations", rows: 2000}
+  preferences: {source: "builtin:arithmetic/preferences", rows: 1000}
+  prompts: {source: "builtin:arithmetic/prompts", rows: 500, split: {validation: 64, test: 50}}
+rewards: {main: {terms: [{model: reward}]}}
+stages:
+  sft: {kind: sft, data: demonstrations, batch_size: 32}
+  reward: {kind: reward_model, init: sft, data: preferences, batch_size: 16}
+  value:
+    {kind: value_pretraining, policy: sft, init: reward, reward: main, prompts: prompts, iterations: 3,
+     batch_size: 64, minibatch_size: 16, epochs: 2}
+  policy:
+    {kind: policy_optimization, algorithm: vapo, init: sft, critic: value, reward: main, prompts: prompts,
+     iterations: 4, batch_size: 64, minibatch_size: 32}
+  critic_free:
+    {kind: policy_optimization, algorithm: {preset: grpo, samples_per_prompt: 4}, init: sft, reward: main,
+     prompts: prompts, iterations: 4, batch_size: 64, minibatch_size: 32}
+  raft: {kind: best_of_n, init: sft, reward: main, prompts: prompts, iterations: 2, minibatch_size: 8}
+  pairs: {kind: preference_collection, policy: sft, prompts: prompts, judge: {reward: main}, batch_size: 32}
+  dpo: {kind: dpo, init: sft, data: pairs, batch_size: 32}
+  evaluation:
+    {kind: evaluation, candidate: policy, baseline: sft, judge: {reward: main}, prompts: prompts,
+     samples_per_prompt: 2}
+"""
+
+
+@pytest.fixture(scope="module")
+def every_kind() -> RecipeEstimate:
+    return estimate_recipe(parse_recipe(EVERY_KIND), gpu="h100", price=2.0)
+
+
+def stage(found: RecipeEstimate, name: str) -> StageEstimate:
+    return next(each for each in found.stages if each.name == name)
+
+
+def weights(found: RecipeEstimate, name: str) -> dict[str, tuple[int, bool]]:
+    return {each.role: (each.weights, each.is_trained) for each in stage(found, name).workload.networks}
+
+
+def test_every_kind_of_stage_is_estimated(every_kind: RecipeEstimate) -> None:
+    assert {each.kind for each in every_kind.stages} == STAGES.keys()
+    for each in every_kind.stages:
+        assert each.fits and each.seconds > 0 and each.flops > 0 and each.memory.peak > 0, each.name
+
+
+def test_a_stage_holds_its_networks(every_kind: RecipeEstimate) -> None:
+    language, scalar = 669_312, 669_312 + 128  # a tied head: the trunk is the whole model
+    assert weights(every_kind, "sft") == {"policy": (language, True)}
+    assert weights(every_kind, "reward") == {"reward": (scalar, True)}
+    assert weights(every_kind, "value") == {
+        "policy": (language, False), "critic": (scalar, True), "reward": (scalar, False),
+    }  # fmt: skip
+    assert weights(every_kind, "policy") == {
+        "policy": (language, True), "reference": (language, False), "critic": (scalar, True),
+        "reward": (scalar, False),
+    }  # fmt: skip
+    assert "critic" not in weights(every_kind, "critic_free")
+    memory = stage(every_kind, "policy").memory
+    assert memory.weights == 4 * (2 * language + 2 * scalar)
+    assert memory.optimizer == 8 * (language + scalar)
+    assert memory.gradients == 4 * (language + scalar)
+
+
+def test_responses_and_steps_are_those_of_the_loops(every_kind: RecipeEstimate) -> None:
+    assert stage(every_kind, "policy").workload.counts["optimizer_steps"] == 4 * 2
+    assert stage(every_kind, "value").workload.counts["optimizer_steps"] == 3 * 2 * 4
+    assert stage(every_kind, "raft").workload.counts["optimizer_steps"] == 2 * (256 // 8 // 8)
+    assert stage(every_kind, "evaluation").workload.counts["responses"] == 2 * (50 * 2 + 50)
+    assert stage(every_kind, "pairs").workload.counts["responses"] == 2 * (500 + 64 + 50)
+
+
+@pytest.mark.parametrize(("epochs", "batch_size"), [(1.0, 64), (0.3, 7), (2.5, 33)])
+def test_optimizer_steps_are_those_of_the_data_order(epochs: float, batch_size: int) -> None:
+    overrides = [f"stages.sft.epochs={epochs}", f"stages.sft.batch_size={batch_size}"]
+    found = estimate_recipe(parse_recipe(EVERY_KIND, overrides=overrides), gpu="h100")
+    counts = stage(found, "sft").workload.counts
+    order = DataOrder(num_examples=int(counts["train_rows"]), batch_size=batch_size, seed=0)
+    assert counts["optimizer_steps"] == order.num_batches(epochs)
+
+
+def test_bfloat16_halves_the_reward_model_and_shrinks_activations() -> None:
+    found = {
+        precision: stage(
+            estimate_recipe(
+                parse_recipe(EVERY_KIND, overrides=[f"stages.policy.precision={precision}"]), gpu="h100"
+            ),
+            "policy",
+        )
+        for precision in ("float32", "bfloat16")
+    }
+    full, half = found["float32"].memory, found["bfloat16"].memory
+    assert full.weights - half.weights == 2 * (669_312 + 128)
+    assert half.activations < full.activations
+    assert found["bfloat16"].seconds < found["float32"].seconds
+
+
+def test_a_price_is_of_every_gpu(every_kind: RecipeEstimate) -> None:
+    told = every_kind.as_json()
+    assert told["cost"] == pytest.approx(told["seconds"] / 3600 * 2.0)
+    many = estimate_recipe(parse_recipe(EVERY_KIND), gpu="h100", gpus=8, nodes=2, price=2.0).as_json()
+    assert many["cost"] == pytest.approx(many["seconds"] / 3600 * 2.0 * 16)
+    assert {each["layout"]["strategy"] for each in many["stages"]} == {"ddp"}
+
+
+def test_a_response_is_as_long_as_the_demonstrations_or_the_limit(every_kind: RecipeEstimate) -> None:
+    assert every_kind.response_basis == "responses are as long as those of data.demonstrations"
+    removed = (
+        '  demonstrations: {source: "builtin:arithmetic/demonstrations", rows: 2000}\n',
+        "  sft: {kind: sft, data: demonstrations, batch_size: 32}\n",
+    )
+    without = EVERY_KIND
+    for line in removed:
+        without = without.replace(line, "")
+    found = estimate_recipe(parse_recipe(without.replace("sft", "model")), gpu="h100")
+    assert found.response_basis == "responses are as long as generation.max_response_tokens=64"
+    assert stage(found, "policy").flops > stage(every_kind, "policy").flops
+
+
+def run(*arguments: str) -> Any:
+    return CliRunner().invoke(app, ["estimate", *arguments])
+
+
+def test_the_command_prints_a_row_for_each_stage() -> None:
+    done = run("quickstart", "--gpu", "h200", "--gpus", "8", "--nodes", "2", "--price", "3.5")
+    assert done.exit_code == ExitCode.OK, done.output
+    assert "669,312 weights · H200 SXM (NVIDIA H200 data sheet)" in done.output
+    for name in ("sft", "reward", "value", "policy", "evaluation"):
+        assert f" {name} " in done.output
+    assert "2 × 8 ddp" in done.output
+    assert "demonstrations: 24,000 generated rows, tokens one a character" in done.output
+
+
+def test_the_command_prints_json_and_measures_this_cpu() -> None:
+    done = run("quickstart", "--json")
+    told = json.loads(done.stdout)
+    assert [each["stage"] for each in told["stages"]] == ["sft", "reward", "value", "policy", "evaluation"]
+    assert told["device"]["is_cpu"] and told["device"]["float32"] > 1e9
+    assert told["cost"] is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["quickstart", "--gpu", "h300"], "--gpu=h300 is not known; use one of h100, h200, a100, l40s, 4090, cpu"),
+        (["quickstart", "--set", f"model.source=hub:some/model@{'0' * 40}"], "not in the local cache"),
+        (["quickstart", "--set", "data.preferences.source=no_such.jsonl", "--set", "data.preferences.rows=null"],
+         "no_such.jsonl' is not a file here, so its rows cannot be counted"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_estimated_is_refused_with_the_remedy(
+    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    done = run(*arguments)
+    assert done.exit_code == ExitCode.BAD_INPUT, done.output
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_data_that_is_elsewhere_is_taken_to_be_as_long_as_the_limits() -> None:
+    done = run("quickstart", "--set", "data.preferences.source=no_such.jsonl", "--gpu", "h100")
+    assert done.exit_code == ExitCode.OK, done.output
+    assert (
+        "no_such.jsonl is not here: 16,000 rows as the recipe says, all as long as its limits" in done.output
+    )
+
+
+def test_a_quickstart_for_seven_billion_weights_names_the_gpus_that_it_needs(tmp_path: Path) -> None:
+    llama = {"model_type": "llama", "hidden_size": 4096, "intermediate_size": 11008, "vocab_size": 32000,
+             "num_hidden_layers": 32, "num_attention_heads": 32}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(llama))
+    recipe = load_recipe("quickstart", [f"model.source={tmp_path}"])
+    found = estimate_recipe(recipe, gpu="h100", gpus=8)
+    policy = stage(found, "policy")
+    # policy and critic are trained (16 bytes), reference and reward model are held (4): 40 bytes · 6.7 billion
+    held = policy.memory.weights + policy.memory.optimizer + policy.memory.gradients
+    assert held == pytest.approx(40 * 6.7e9 / 8, rel=0.02)
+    assert (policy.layout.strategy, policy.fits) == ("fsdp2", True)
+    assert policy.smallest is not None and policy.smallest[0].world in (4, 8)
