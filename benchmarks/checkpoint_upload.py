@@ -39,16 +39,23 @@ def main() -> None:
     address = make_bucket(ours.recv())
     products = calibrated(options.seconds)
     ratios = []
+    used: dict[bool, list[float]] = {False: [], True: []}
     for number in range(options.repeats):
         pair = {}
         for copied in (False, True) if number % 2 == 0 else (True, False):
+            began = time.process_time()
             pair[copied] = seconds_of_stage(address, options, products, copied=copied)
+            used[copied].append(time.process_time() - began)
         ratios.append(pair[True] / pair[False])
         print(
             f"not copied {pair[False]:6.2f} s   copied {pair[True]:6.2f} s   ratio {ratios[-1]:.3f}",
             flush=True,
         )
     print(f"median {statistics.median(ratios):.3f}, from {min(ratios):.3f} to {max(ratios):.3f}")
+    watcher = {copied: statistics.median(seconds) for copied, seconds in used.items()}
+    print(
+        f"CPU of the watching process: {watcher[False]:.2f} s without the copy, {watcher[True]:.2f} s with it"
+    )
     ours.send(None)
     server.join()
 
