@@ -5,12 +5,12 @@
 forks WORLD_SIZE gloo processes; each runs every job of the JSON lines in the file JOBS, one after the other.
 """
 
+import multiprocessing
 import os
 import sys
 from pathlib import Path
 
 import torch
-from torch import multiprocessing
 
 from schemas.records.job import StageJob
 from tasks.stages import run_stage
@@ -34,9 +34,13 @@ def work(rank: int, world_size: int, rendezvous: str, jobs: list[StageJob]) -> N
 if __name__ == "__main__":
     world_size, file = int(sys.argv[1]), Path(sys.argv[2])
     found = [StageJob.model_validate_json(line) for line in file.read_text().splitlines()]
-    multiprocessing.start_processes(
-        work,
-        args=(world_size, str(file.with_suffix(".rendezvous")), found),
-        nprocs=world_size,
-        start_method="fork",
-    )
+    context = multiprocessing.get_context("fork")
+    processes = [
+        context.Process(target=work, args=(rank, world_size, str(file.with_suffix(".rendezvous")), found))
+        for rank in range(world_size)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    sys.exit(max(abs(process.exitcode or 0) for process in processes))
