@@ -33,6 +33,7 @@ from models.folder_check import (
     read_json_object,
 )
 from models.output_head import check_output_head
+from models.sharding import are_deferred, is_sharded, parameters_without_storage, whole_weights
 from models.tokenizer_digest import tokenizer_digest
 
 __all__ = [
@@ -103,6 +104,8 @@ def load_policy(
 ) -> PreTrainedModel:
     """Load a causal language model onto `device`, in evaluation mode, without dropout, with neutral sampling defaults.
 
+    Within `models.sharding.without_weights` it has none.
+
     Raises:
         UnsafeModel: `check_folder` refuses the folder, or its weights do not fit its configuration.
         ValueError: the model's output head is one whose log-probabilities would be computed wrongly.
@@ -114,6 +117,8 @@ def load_policy(
             GenerationConfig.from_pretrained(folder)
     model = load_weights(AutoModelForCausalLM, folder, config, dtype=dtype)
     model.generation_config = neutral_generation_config(model.generation_config)
+    if are_deferred():
+        return model
     check_output_head(model)
     model.to(device)  # type: ignore[arg-type]  # transformers wraps it in a decorator that mypy takes for a method
     return model
@@ -175,6 +180,16 @@ def load_weights(
             it random and only warn; or the files have layers that the model lacks.
     """
     model: PreTrainedModel
+    if are_deferred():
+        with parameters_without_storage():
+            model = auto_class.from_config(
+                config,
+                dtype=dtype,
+                attn_implementation=_attention_implementation(config),
+                trust_remote_code=False,
+            )
+        model.tie_weights()  # which has come apart: each parameter was registered anew
+        return _without_dropout(model)
     model, report = auto_class.from_pretrained(
         folder,
         config=config,
@@ -198,6 +213,10 @@ def load_weights(
             f"{folder}: {len(left)} tensors of the safetensors are in layers that config.json does not have, first "
             f"{left[:3]}; config.json and weights belong to different models"
         )
+    return _without_dropout(model)
+
+
+def _without_dropout(model: PreTrainedModel) -> PreTrainedModel:
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
@@ -215,9 +234,17 @@ def save_policy(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, fold
     """
     check_embeddings(model, tokenizer)
     model.generation_config = neutral_generation_config(model.generation_config, tokenizer)
+    save_weights(model, tokenizer, folder)
+
+
+def save_weights(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Write configuration, weights and tokenizer; of a sharded model the first rank writes the weights, gathered."""
     set_special_ids(model.config, tokenizer)
     folder.mkdir(parents=True, exist_ok=True)
-    model.save_pretrained(folder, max_shard_size=MAX_SHARD_SIZE)
+    if not is_sharded(model):
+        model.save_pretrained(folder, max_shard_size=MAX_SHARD_SIZE)
+    elif weights := whole_weights(model):
+        model.save_pretrained(folder, max_shard_size=MAX_SHARD_SIZE, state_dict=weights)
     save_tokenizer(tokenizer, folder)
 
 

@@ -25,7 +25,6 @@ from transformers import (
 from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
 
 from models.folders import (
-    MAX_SHARD_SIZE,
     UnsafeModel,
     check_embeddings,
     check_folder,
@@ -33,13 +32,13 @@ from models.folders import (
     load_policy,
     load_weights,
     read_tensor,
-    save_tokenizer,
-    set_special_ids,
+    save_weights,
 )
 from models.logprobs import token_logprobs
 from models.output_head import OutputHead, output_head, trunk
 from models.scalar_head import read_scalars
 from models.sequences import Sequences
+from models.sharding import are_deferred, is_sharded, whole_weights
 
 SIDECAR = "scalar.json"
 HEAD = "head.safetensors"
@@ -205,9 +204,16 @@ def reward_with_language_head(folder: Path, *, seed: int, device: torch.device) 
     """
     policy = load_policy(folder, device=device)
     backbone, head = trunk(policy), output_head(policy)
-    language_head = LanguageHead(head, is_tied=head.weight is policy.get_input_embeddings().weight)
+    is_tied = head.weight is policy.get_input_embeddings().weight
+    if are_deferred() and not is_tied:  # which is frozen, and no part of what is sharded
+        [name] = [name for name, weight in policy.named_parameters() if weight is head.weight]
+        weight = read_tensor(folder, name)
+        if weight is None:
+            raise UnsafeModel(f"{folder} has no {name}; use distributed.strategy: ddp")
+        head = replace(head, weight=weight.to(device))
+    language_head = LanguageHead(head, is_tied=is_tied)
     scalar_head = _fresh_head(backbone, seed=seed, bias=False)
-    return ScalarModel(backbone, scalar_head, language_head=language_head).to(device).eval()
+    return ScalarModel(backbone, scalar_head, language_head=language_head).eval()
 
 
 def value_from_policy(folder: Path, *, seed: int, dtype: torch.dtype = torch.float32) -> ScalarModel:
@@ -222,7 +228,8 @@ def value_from_policy(folder: Path, *, seed: int, dtype: torch.dtype = torch.flo
 
 def fresh_value_head(policy: PreTrainedModel, *, seed: int) -> nn.Linear:
     """The head that `value_from_policy` begins with, in float32 on the policy's device, to stand on its own trunk."""
-    return _fresh_head(trunk(policy), seed=seed, bias=True).to(policy.device)
+    head = _fresh_head(trunk(policy), seed=seed, bias=True)
+    return head if policy.device.type == "meta" else head.to(policy.device)
 
 
 def value_from_reward(folder: Path, *, dtype: torch.dtype = torch.float32) -> ScalarModel:
@@ -303,7 +310,7 @@ def save_reward(
     classifier = _as_sequence_classifier(model)
     if classifier is None:
         _save_trunk(model.backbone, tokenizer, folder)
-        save_file({"weight": model.head.weight.detach().contiguous()}, folder / HEAD)
+        _save_head(model, folder)
     else:
         _save_trunk(classifier, tokenizer, folder)
     _write_sidecar(folder, role="reward", score_shift=score_shift)
@@ -318,9 +325,14 @@ def save_value(model: ScalarModel, tokenizer: PreTrainedTokenizerBase, folder: P
     if model.head.bias is None:
         raise ValueError("a value model's head has a bias; save a reward model with save_reward")
     _save_trunk(model.backbone, tokenizer, folder)
-    head = {"weight": model.head.weight.detach().contiguous(), "bias": model.head.bias.detach().contiguous()}
-    save_file(head, folder / HEAD)
+    _save_head(model, folder)
     _write_sidecar(folder, role="value", score_shift=0.0)
+
+
+def _save_head(model: ScalarModel, folder: Path) -> None:
+    weights = whole_weights(model.head) if is_sharded(model) else model.head.state_dict()
+    if weights:
+        save_file({name: tensor.contiguous() for name, tensor in weights.items()}, folder / HEAD)
 
 
 def _refuse_empty(lengths: Tensor) -> None:
@@ -364,10 +376,7 @@ def _as_sequence_classifier(model: ScalarModel) -> PreTrainedModel | None:
 
 def _save_trunk(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     check_embeddings(model, tokenizer)
-    set_special_ids(model.config, tokenizer)
-    folder.mkdir(parents=True, exist_ok=True)
-    model.save_pretrained(folder, max_shard_size=MAX_SHARD_SIZE)
-    save_tokenizer(tokenizer, folder)
+    save_weights(model, tokenizer, folder)
 
 
 def _write_sidecar(folder: Path, *, role: Role, score_shift: float) -> None:

@@ -1,11 +1,14 @@
 """A policy as one module: everything that training and rollouts read of its weights is read in ``forward``."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from models.logprobs import LogProbs, response_logprobs
 from models.sequences import Sequences
+from models.sharding import is_sharded
 
 
 class PolicyModel(nn.Module):
@@ -49,6 +52,11 @@ class PolicyModel(nn.Module):
         """
         if (with_values or with_final_values) and self.value_head is None:
             raise ValueError("this policy has no value head; take its critic's values")
+        if reference is not None and is_sharded(reference):
+            raise ValueError(
+                "the exact KL (kl_kind or kl_loss_kind: full) reads all of the reference's weights, of which each rank "
+                "has a part; use resources.distributed.strategy: ddp, or another kind of KL"
+            )
         found = response_logprobs(
             self.causal_lm,
             sequences,
@@ -59,6 +67,10 @@ class PolicyModel(nn.Module):
             with_final_values=with_final_values,
         )
         return {name: tensor for name, tensor in vars(found).items() if tensor is not None}
+
+    def next_logits(self, **inputs: Any) -> Any:
+        """What the causal language model itself makes of its inputs; for sampling."""
+        return self.causal_lm(**inputs)
 
     def logprobs(
         self,

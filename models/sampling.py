@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,6 +27,18 @@ class Samples:
     """Log-probability of each id, in nats, under softmax(logits / temperature)."""
 
 
+@dataclass(frozen=True)
+class InStep:
+    """How ranks sample from a sharded model: as many passes on each, whatever it has to sample."""
+
+    forward: Callable[..., Any]
+    """The model, through a method that gathers the weights."""
+    num_batches: int
+    """Of the rank that has most."""
+    all_ended: Callable[[bool], bool]
+    """From whether this rank's responses have ended to whether those of all ranks have."""
+
+
 def sample(
     model: PreTrainedModel,
     prompts: list[list[int]],
@@ -38,6 +51,7 @@ def sample(
     greedy: bool = False,
     microbatch_size: int | None = None,
     rows: slice = slice(None),
+    in_step: InStep | None = None,
     on_token: Callable[[int, int], None] | None = None,
 ) -> Samples:
     """Sample one response to each prompt at `rows` from softmax(logits / temperature), the whole vocabulary.
@@ -49,6 +63,7 @@ def sample(
         greedy: take the likeliest token instead.
         microbatch_size: prompts in one batch, shortest first; None: all.
         rows: which of the prompts; their responses are the same whatever else is sampled here.
+        in_step: of a sharded model, all of whose ranks make every pass together; None: a whole model.
         on_token: called before each token with the number of responses that have ended, and the token's number (from 1).
 
     Raises:
@@ -65,14 +80,16 @@ def sample(
     was_training = model.training
     model.eval()
     try:
-        for start in range(0, len(order), size):
-            batch = order[start : start + size]
+        for number in range(-(-len(order) // size) if in_step is None else in_step.num_batches):
+            start = number * size
+            batch = order[start : start + size] or [0]  # for another rank's sake: sampled, and left out below
             responses |= zip(
                 batch,
                 _sample_batch(
                     model,
                     [prompts[i] for i in batch],
                     None if greedy else uniform[batch],
+                    in_step=in_step,
                     max_new_tokens=max_new_tokens,
                     temperature=temperature,
                     eos_token_ids=eos_token_ids,
@@ -100,6 +117,7 @@ def _sample_batch(
     prompts: list[list[int]],
     uniform: Tensor | None,
     *,
+    in_step: InStep | None,
     max_new_tokens: int,
     temperature: float,
     eos_token_ids: Collection[int],
@@ -122,7 +140,7 @@ def _sample_batch(
         if on_token is not None:
             on_token(len(prompts) - num_active, step + 1)
         positions = (attention_mask.cumsum(dim=1) - 1).clamp(min=0)[:, -input_ids.shape[1] :]
-        output = model(
+        output = (model if in_step is None else in_step.forward)(
             input_ids=input_ids,
             attention_mask=attention_mask,
             **({"position_ids": positions} if takes_positions else {}),
@@ -139,10 +157,10 @@ def _sample_batch(
         lengths[rows[ends]] = step + 1
         active &= ~ends
         num_active = int(active.sum())
-        if num_active == 0:
+        if num_active == 0 if in_step is None else in_step.all_ended(num_active == 0):
             break
         attention_mask = torch.cat([attention_mask, attention_mask.new_ones(len(rows), 1)], dim=1)
-        if num_active <= SHRINK_AT * len(rows):
+        if 0 < num_active <= SHRINK_AT * len(rows):
             cache.batch_select_indices(active.nonzero()[:, 0])
             rows, tokens, attention_mask = rows[active], tokens[active], attention_mask[active]
             active = active[active]

@@ -24,6 +24,7 @@ from tasks.training.attempt import Attempt
 from tasks.training.likelihood import accumulate_nll
 from tasks.training.measured import uncertainty_of, values_of
 from tasks.training.metric_sums import means_of
+from tasks.training.networks import placed, put_back
 from tasks.training.optimization import (
     make_optimizer,
     training_device,
@@ -38,7 +39,9 @@ def run(job: StageJob[ResolvedBestOfN]) -> StageResult:
     work = job.work
 
     # 1. Policy, reward and prompts
-    policy = PolicyModel(load_policy(job.inputs["init"], device=training_device()))
+    policy = placed(
+        lambda: PolicyModel(load_policy(job.inputs["init"])), job.inputs["init"], training_device()
+    )
     models = load_rollout_models(job, work, policy, role="init", with_reference=False)
     codec = models.codec
     optimizer = make_optimizer(policy, weight_decay=work.weight_decay)
@@ -87,7 +90,7 @@ def run(job: StageJob[ResolvedBestOfN]) -> StageResult:
                 num_tokens=int(scored.sampled.sequences.attention_mask.sum()),
                 headline="best_score_mean",
             )
-        policy.causal_lm.load_state_dict(attempt.best)
+        put_back(policy.causal_lm, attempt.best)
         models.sync_engine()
 
     # 6. What the best policy is like

@@ -24,6 +24,7 @@ from tasks.training.attempt import Attempt
 from tasks.training.data_order import order_of
 from tasks.training.measured import uncertainty_of, values_of
 from tasks.training.metric_sums import MetricSums
+from tasks.training.networks import placed
 from tasks.training.optimization import (
     Precision,
     autocast,
@@ -76,8 +77,10 @@ def run(job: StageJob[ResolvedDirectPreferenceOptimization]) -> StageResult:
         )
     codec = codec_of(job, "init")
     models = Models(
-        policy=PolicyModel(load_policy(job.inputs["init"], device=device)),
-        reference=PolicyModel(load_policy(job.inputs["reference"], device=device)),
+        policy=placed(lambda: PolicyModel(load_policy(job.inputs["init"])), job.inputs["init"], device),
+        reference=placed(
+            lambda: PolicyModel(load_policy(job.inputs["reference"])), job.inputs["reference"], device
+        ),
         temperature=job.generation.temperature,
     )
     train, validation, test = (

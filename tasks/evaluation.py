@@ -24,6 +24,7 @@ from tasks.training.measured import (
     uncertainty_of,
     values_of,
 )
+from tasks.training.networks import placed
 from tasks.training.optimization import training_device
 from tasks.training.progress import RUNNING, Progress, within
 from tasks.training.scratch import PROGRESS
@@ -105,7 +106,7 @@ def load_sampler(job: StageJob[PolicyEvaluation], role: str) -> Sampler:
     """The policy in ``role``, with the test prompts as its tokenizer has them."""
     work = job.work
     codec = codec_of(job, role)
-    policy = PolicyModel(load_policy(job.inputs[role], device=training_device()))
+    policy = placed(lambda: PolicyModel(load_policy(job.inputs[role])), job.inputs[role], training_device())
     return Sampler(
         engine=load_engine(policy, codec, microbatch_size=work.microbatch_size),
         codec=codec,

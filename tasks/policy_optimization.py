@@ -45,6 +45,7 @@ from tasks.rollout.selection import Selection
 from tasks.training.attempt import Attempt
 from tasks.training.data_order import DataOrder
 from tasks.training.measured import uncertainty_of, values_of
+from tasks.training.networks import put_back
 from tasks.training.optimization import training_device
 from tasks.training.seeds import derive_seed, stage_seed
 from tasks.training.stage_state import BestSoFar
@@ -117,7 +118,7 @@ def run(job: StageJob[ResolvedPolicyOptimization]) -> StageResult:
             attempt.finish_step(
                 metrics, num_tokens=int(rollout.sequences.attention_mask.sum()), headline="score_mean"
             )
-        causal_lm.load_state_dict(attempt.best)
+        put_back(causal_lm, attempt.best)
         models.sync_engine()
 
     # 6. What the best policy is like

@@ -44,6 +44,7 @@ from tasks.training.attempt import Attempt
 from tasks.training.data_order import order_of
 from tasks.training.measured import uncertainty_of, values_of
 from tasks.training.metric_sums import MetricSums
+from tasks.training.networks import placed
 from tasks.training.optimization import (
     autocast,
     make_optimizer,
@@ -67,8 +68,11 @@ def run(job: StageJob[ResolvedRewardModelling]) -> StageResult:
 
     # 1. The policy's trunk with a fresh head, and every pair or ranking as ids
     codec = codec_of(job, "init")
-    reward = reward_with_language_head(
-        job.inputs["init"], seed=derive_seed(stage_seed(job), "init"), device=device
+    seed = derive_seed(stage_seed(job), "init")
+    reward = placed(
+        lambda: reward_with_language_head(job.inputs["init"], seed=seed, device=device),
+        job.inputs["init"],
+        device,
     )
     train, validation, test = (read_preferences(job, split, codec) for split in (TRAIN, VALIDATION, TEST))
     encoding = comparison_metrics(

@@ -15,6 +15,7 @@ from tasks.training.attempt import Attempt
 from tasks.training.data_order import order_of
 from tasks.training.likelihood import accumulate_nll
 from tasks.training.measured import uncertainty_of, values_of
+from tasks.training.networks import placed
 from tasks.training.optimization import (
     make_optimizer,
     training_device,
@@ -31,7 +32,7 @@ def run(job: StageJob[ResolvedSupervisedFineTuning]) -> StageResult:
 
     # 1. The model, and every demonstration as ids
     codec = codec_of(job, "init")
-    policy = PolicyModel(load_policy(job.inputs["init"], device=device))
+    policy = placed(lambda: PolicyModel(load_policy(job.inputs["init"])), job.inputs["init"], device)
     train, validation, test = (
         read_completions(job.inputs["data"], split, ["response"], codec)
         for split in (TRAIN, VALIDATION, TEST)

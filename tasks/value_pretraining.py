@@ -45,6 +45,7 @@ from tasks.training.best_weights import keep_if_best
 from tasks.training.data_order import DataOrder
 from tasks.training.measured import clusters_of, defined, uncertainty_of
 from tasks.training.metric_sums import MetricSums
+from tasks.training.networks import placed, put_back
 from tasks.training.optimization import (
     autocast,
     make_optimizer,
@@ -80,10 +81,11 @@ def run(job: StageJob[ResolvedValuePretraining]) -> StageResult:
     device = training_device()
 
     # 1. The fixed policy, the policy stage's own reward, and a critic
-    policy = PolicyModel(load_policy(job.inputs["policy"], device=device))
+    policy = placed(lambda: PolicyModel(load_policy(job.inputs["policy"])), job.inputs["policy"], device)
     models = load_rollout_models(job, work, policy, role="policy", with_reference=bool(work.returns.kl_coef))
     codec = models.codec
-    critic = load_critic(job.inputs["init"], seed=derive_seed(stage_seed(job), "init")).to(device)
+    head_seed = derive_seed(stage_seed(job), "init")
+    critic = placed(lambda: load_critic(job.inputs["init"], seed=head_seed), job.inputs["init"], device)
     optimizer = make_optimizer(critic, weight_decay=work.weight_decay)
 
     # 2. Prompts to train on, and responses to others to be measured on
@@ -137,7 +139,7 @@ def run(job: StageJob[ResolvedValuePretraining]) -> StageResult:
                 num_tokens=int(rollout.sequences.attention_mask.sum()),
                 headline="value_loss",
             )
-        critic.load_state_dict(attempt.best)
+        put_back(critic, attempt.best)
 
     # 6. How well it explains prompts that have chosen nothing: the best of several measurements is optimistic
     test = sample_held_out(job, models, moments, TEST)

@@ -25,7 +25,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from flows.exit_codes import ExitCode, code_of_signal
 from flows.launchers import stage_process
 from flows.launchers.descendants import adopt_descendants
-from schemas.recipe.stages import Stage
+from schemas.recipe.stages import Resources, Stage
 from schemas.records.attempt import Failure
 from schemas.records.job import StageJob
 from tasks.training import preemption, ranks
@@ -96,7 +96,11 @@ def _rank(job_file: str, stage: str, threads: int) -> None:
         logging.getLogger("tasks").setLevel(logging.WARNING)  # all ranks say the same
     path = Path(job_file)
     try:
-        ranks.join(timeout_seconds=_timeout_seconds(path))
+        resources = _resources(path)
+        ranks.join(
+            timeout_seconds=resources.hang_seconds and resources.hang_seconds + MARGIN_SECONDS,
+            sharded=resources.distributed.strategy == "fsdp2",
+        )
         stage_process.compute(path, stage)
         ranks.leave()
     except BaseException as error:  # as in ``stage_process.main``
@@ -105,10 +109,9 @@ def _rank(job_file: str, stage: str, threads: int) -> None:
         stage_process.end(stage_process.report(error, path))
 
 
-def _timeout_seconds(job_file: Path) -> float | None:
+def _resources(job_file: Path) -> Resources:
     work = StageJob.model_validate_json(job_file.read_bytes()).work
-    limit = work.resources.hang_seconds if isinstance(work, Stage) else None
-    return limit and limit + MARGIN_SECONDS
+    return work.resources if isinstance(work, Stage) else Resources()
 
 
 def _wait_to_be_ended() -> None:

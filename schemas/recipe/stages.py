@@ -60,8 +60,9 @@ class Gate(Frozen):
 class Distributed(Frozen):
     """How the processes (ranks) of a stage share its work."""
 
-    strategy: Literal["ddp"] = "ddp"
-    """``ddp``: every rank has all weights."""
+    strategy: Literal["ddp", "fsdp2"] = "ddp"
+    """``ddp``: every rank has all weights. ``fsdp2``: each has a part of them and of the optimisers' state, for models
+    that one GPU cannot hold; slower, above all in sampling."""
     ranks: Count | None = None
     """Processes; None: one for each GPU, one without GPUs. A number without ``gpus`` takes as many GPUs, or where the
     machine has fewer, only CPUs."""

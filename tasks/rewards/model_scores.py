@@ -9,6 +9,7 @@ from models.sequences import Sequences
 from schemas.recipe.terms import ModelTerm
 from tasks.rewards.term_scores import Source, TermScores
 from tasks.training import progress, ranks
+from tasks.training.networks import placed
 
 
 class TokenizersDiffer(ValueError):
@@ -28,7 +29,10 @@ def load(term: ModelTerm, source: Source) -> TermScores:
                 f"{source.path}.model={term.model!r} has another tokenizer than {policy}; "
                 "train the reward model from the same model as the policy"
             )
-    return scored_by(load_scalar(inputs[source.role], role="reward", dtype=source.dtype).to(source.device))
+    folder = inputs[source.role]
+    return scored_by(
+        placed(lambda: load_scalar(folder, role="reward", dtype=source.dtype), folder, source.device)
+    )
 
 
 def scored_by(model: ScalarModel) -> TermScores:

@@ -6,10 +6,9 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from models.policy import PolicyModel
-from models.sampling import Samples, sample
+from models.sampling import InStep, Samples, sample
 from tasks.data.examples import Codec
 from tasks.training import progress, ranks
 from tasks.training.optimization import Precision, autocast
@@ -34,7 +33,7 @@ class RolloutEngine(Protocol):
 class LocalEngine:
     """Samples in this process, from the very tensors that train or from a copy of them."""
 
-    model: PreTrainedModel
+    policy: PolicyModel
     codec: Codec
     microbatch_size: int | None
     """Responses that are sampled side by side; None: all."""
@@ -52,9 +51,9 @@ class LocalEngine:
             progress.phase("sampling", ended, len(repeated), note=f"token {token} of {limit}")
 
         mine = ranks.own(len(repeated))
-        with autocast(self.precision, self.model.device):
+        with autocast(self.precision, self.policy.device):
             samples = sample(
-                self.model,
+                self.policy.causal_lm,
                 repeated,
                 max_new_tokens=limit,
                 temperature=self.codec.generation.temperature,
@@ -64,9 +63,19 @@ class LocalEngine:
                 greedy=greedy,
                 microbatch_size=self.microbatch_size,
                 rows=mine,
+                in_step=self._in_step(len(repeated)),
                 on_token=show,
             )
         return of_all_ranks(samples, mine, count=len(repeated), max_length=limit)
+
+    def _in_step(self, count: int) -> InStep | None:
+        if not ranks.are_sharded():
+            return None
+        return InStep(
+            forward=self.policy.next_logits,
+            num_batches=len(ranks.parts(count, self.microbatch_size)),
+            all_ended=lambda ended: not ranks.any_rank(not ended),
+        )
 
     @torch.no_grad()
     def take_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
@@ -75,7 +84,7 @@ class LocalEngine:
         Raises:
             KeyError: the model has no weight of this name.
         """
-        own = dict(self.model.named_parameters())
+        own = dict(self.policy.causal_lm.named_parameters())
         for name, weight in weights:
             if own[name] is not weight:
                 own[name].copy_(weight)
@@ -106,4 +115,4 @@ def load_engine(
     policy: PolicyModel, codec: Codec, *, microbatch_size: int | None, precision: Precision = "float32"
 ) -> RolloutEngine:
     """The engine that samples from ``policy``; it has to be given the weights after they have changed."""
-    return LocalEngine(policy.causal_lm, codec, microbatch_size, precision)
+    return LocalEngine(policy, codec, microbatch_size, precision)

@@ -9,6 +9,7 @@ from schemas.records.job import StageJob
 from tasks.data.examples import Codec, codec_of
 from tasks.rewards.scoring import Scorer, load_scorer
 from tasks.rollout.engine import RolloutEngine, load_engine
+from tasks.training.networks import placed
 from tasks.training.optimization import Precision, frozen_dtype
 
 
@@ -47,7 +48,9 @@ def load_rollout_models(
     return RolloutModels(
         policy=policy,
         engine=load_engine(policy, codec, microbatch_size=work.microbatch_size, precision=work.precision),
-        reference=PolicyModel(load_policy(job.inputs["reference"], device=device))
+        reference=placed(
+            lambda: PolicyModel(load_policy(job.inputs["reference"])), job.inputs["reference"], device
+        )
         if with_reference
         else None,
         scorer=load_scorer(

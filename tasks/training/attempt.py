@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, Generic, NoReturn, Self, cast
 
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from ledger.journal import Journal
@@ -69,6 +70,12 @@ class Attempt(Generic[State]):
         self._keeps_best = keeps_best
         self._stopped = False
         self._modules, self._optimizers = modules, optimizers
+        self._sharded = {
+            name
+            for module in modules.values()
+            for name, tensor in module.state_dict().items()
+            if isinstance(tensor, DTensor)
+        }
         self._every = getattr(job.work, "checkpoint_every", total)
         self._scratch = job.scratch
         self._scratch.mkdir(parents=True, exist_ok=True)
@@ -174,7 +181,7 @@ class Attempt(Generic[State]):
         if found is None:
             self._truncate_journal(0)
             return
-        loaded = checkpoints.load(found, required=self._parts())
+        loaded = checkpoints.load(found, required=self._parts(), is_shard=self._is_shard)
         try:
             state = state_from_json(self.state, loaded.state["stage"], path="stage")
         except ValueError as error:
@@ -221,18 +228,32 @@ class Attempt(Generic[State]):
         for name, optimizer in self._optimizers.items():
             named = self._modules[name].named_parameters()
             tensors |= checkpoints.optimizer_tensors(optimizer, named, part=f"{name}.optimizer")
-        if self._journal is not None:
-            offset = self._journal.sync()
-            state = {
-                "stage": asdict(cast(Any, self.state)),
-                "stopped": self._stopped,
-                "journal_offset": offset,
-            }
-            checkpoints.save(self._scratch / CHECKPOINTS, step=self.step, tensors=tensors, state=state)
+        offset = 0 if self._journal is None else self._journal.sync()
+        state = {
+            "stage": asdict(cast(Any, self.state)),
+            "stopped": self._stopped,
+            "journal_offset": offset,
+        }
+        folder = self._scratch / CHECKPOINTS
+        if ranks.are_sharded():
+            checkpoints.save_shards(
+                folder, step=self.step, tensors=tensors, is_shard=self._is_shard, state=state
+            )
+        elif writes_files():
+            checkpoints.save(folder, step=self.step, tensors=tensors, state=state)
+        if writes_files():
             write_committed(self._scratch, step=self.step, journal_offset=offset)
         ranks.wait()
         self._saved_at = self.step
         log.info("step %d of %d: %s; saved", self.step, self._total, self._summary)
+
+    def _is_shard(self, name: str) -> bool:
+        """Whether a checkpoint's tensor is cut, since its weight is spread over the ranks."""
+        part, _, weight = name.partition("/")
+        if part.endswith(".optimizer"):
+            weight, _, key = weight.rpartition("/")
+            return weight in self._sharded and key != "step"
+        return weight in self._sharded
 
     def _parts(self) -> set[str]:
         trained = {f"{name}.weights" for name in self._modules}
@@ -255,8 +276,3 @@ class Speed:
             self._marks.popleft()
         start, before = self._marks[0]
         return (total - before) / max(now - start, 1e-9)
-
-
-def weights_of(module: nn.Module) -> dict[str, Tensor]:
-    """A copy of the weights on the CPU, to go back to."""
-    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in module.state_dict().items()}

@@ -7,8 +7,9 @@ from typing import TypeVar
 from torch import nn
 
 from tasks.training import ranks
-from tasks.training.attempt import Attempt, weights_of
+from tasks.training.attempt import Attempt
 from tasks.training.measured import defined
+from tasks.training.networks import weights_of
 from tasks.training.stage_state import BestSoFar
 
 Best = TypeVar("Best", bound=BestSoFar)

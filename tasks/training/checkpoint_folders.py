@@ -16,7 +16,7 @@ from storage.durable_files import free_path, make_folder, move_folder
 from storage.sealed_folders import find_problems, seal
 
 _NAME = re.compile(r"checkpoint-(\d{8,})(?:\.(\d+))?")
-_SAVING = "saving"
+SAVING = "saving"
 
 _log = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ def latest(folder: Path) -> Checkpoint | None:
 
 def saving_folder(folder: Path) -> Path:
     """An empty folder to write the next checkpoint's files to."""
-    new = folder / _SAVING
+    new = folder / SAVING
     if new.is_dir() and not new.is_symlink():
         shutil.rmtree(new)
     else:
@@ -82,8 +82,8 @@ def commit(folder: Path, *, step: int, keep: int) -> Checkpoint:
         raise ValueError(f"step={step} is before the newest checkpoint's step {newest}; steps only grow")
     revision = before[-1].revision + 1 if before and before[-1].step == step else 0
     target = folder / (f"checkpoint-{step:08d}" + (f".{revision}" if revision else ""))
-    seal(folder / _SAVING)
-    move_folder(folder / _SAVING, target)
+    seal(folder / SAVING)
+    move_folder(folder / SAVING, target)
     for old in before[: len(before) + 1 - keep]:
         shutil.rmtree(old.folder)
     return Checkpoint(step, revision, target)

@@ -6,19 +6,24 @@ which parts there must be, and a missing or an unknown one is refused by name.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from models.sharding import like, local, own_rows
 from schemas.canonical_json import canonical_json
 from storage.durable_files import write_file
+from tasks.training import ranks
 from tasks.training.checkpoint_folders import (
+    SAVING,
     Checkpoint,
     commit,
     latest,
@@ -36,9 +41,11 @@ __all__ = [
     "restore_module",
     "restore_optimizer",
     "save",
+    "save_shards",
 ]
 
 _TENSORS = "tensors.safetensors"
+_SHARD = "tensors-{rank}.safetensors"
 _STATE = "state.json"
 _HAS_STATE = "has_state"
 
@@ -91,24 +98,81 @@ def save(
     return commit(folder, step=step, keep=keep)
 
 
-def load(checkpoint: Checkpoint, *, required: Iterable[str]) -> Loaded:
-    """Read a checkpoint that ``latest`` has checked.
+def save_shards(
+    folder: Path,
+    *,
+    step: int,
+    tensors: Mapping[str, Tensor],
+    is_shard: Callable[[str], bool],
+    state: Mapping[str, Any],
+    keep: int = 2,
+) -> None:
+    """As ``save``, with a file for each rank's parts of the tensors; to be called by all ranks.
+
+    Args:
+        tensors: this rank's parts of those of which ``is_shard`` is true, and whole ones.
+        state: the first rank's is written.
+    """
+    if ranks.rank() == 0:
+        saving_folder(folder)
+    ranks.wait()
+    unique, aliases = _without_aliases(tensors)
+    new = folder / SAVING
+    save_file(unique, new / _SHARD.format(rank=ranks.rank()))
+    ranks.wait()
+    if ranks.rank() == 0:
+        shards = {"files": ranks.world_size(), "cut": sorted(filter(is_shard, unique))}
+        description = {"step": step, "state": dict(state), "aliases": aliases, "shards": shards}
+        write_file(new / _STATE, canonical_json(description).encode())
+        commit(folder, step=step, keep=keep)
+
+
+def load(
+    checkpoint: Checkpoint, *, required: Iterable[str], is_shard: Callable[[str], bool] = lambda _: False
+) -> Loaded:
+    """Read a checkpoint that ``latest`` has checked, whichever number of ranks saved it.
+
+    Args:
+        is_shard: of which tensors, by name, only this rank's rows are wanted.
 
     Raises:
         IncompleteCheckpoint: its parts are not exactly the required ones.
     """
     description = json.loads((checkpoint.folder / _STATE).read_bytes())
-    stored = load_file(checkpoint.folder / _TENSORS)
-    named = {**{name: name for name in stored}, **description["aliases"]}
-    tensors = {name: stored[origin].clone() for name, origin in named.items()}
+    shards = description.get("shards")
+    names = [_TENSORS] if shards is None else [_SHARD.format(rank=rank) for rank in range(shards["files"])]
+    cut = set() if shards is None else set(shards["cut"])
+    with ExitStack() as opened:
+        files = [opened.enter_context(safe_open(checkpoint.folder / name, "pt")) for name in names]
+        named = {**{name: name for name in files[0].keys()}, **description["aliases"]}  # noqa: SIM118
+        tensors = {
+            name: _read(files if origin in cut else files[:1], origin, own=is_shard(name))
+            for name, origin in named.items()
+        }
     state = description["state"]
     _require(checkpoint, required=set(required), found={*map(_part, tensors), *state})
     return Loaded(step=description["step"], tensors=tensors, state=state)
 
 
+def _read(files: Sequence[Any], name: str, *, own: bool) -> Tensor:
+    """A tensor whose rows stand in one file after the other: all of it, or this rank's own rows."""
+    if not own and len(files) == 1:
+        whole: Tensor = files[0].get_tensor(name)
+        return whole.clone()
+    slices = [file.get_slice(name) for file in files]
+    counts = [each.get_shape()[0] for each in slices]
+    wanted = own_rows(sum(counts)) if own else slice(0, sum(counts))
+    found, before = [], 0
+    for each, count in zip(slices, counts, strict=True):
+        start = min(max(wanted.start - before, 0), count)
+        found.append(each[start : max(start, min(wanted.stop - before, count))])
+        before += count
+    return torch.cat(found)
+
+
 def module_tensors(module: nn.Module, *, part: str) -> dict[str, Tensor]:
-    """Parameters and persistent buffers of a network as ``part/name``."""
-    return {f"{part}/{name}": tensor.detach() for name, tensor in module.state_dict().items()}
+    """Parameters and persistent buffers of a network as ``part/name``; of sharded ones, this rank's rows."""
+    return {f"{part}/{name}": local(tensor.detach()) for name, tensor in module.state_dict().items()}
 
 
 def restore_module(module: nn.Module, tensors: Mapping[str, Tensor], *, part: str) -> None:
@@ -118,7 +182,7 @@ def restore_module(module: nn.Module, tensors: Mapping[str, Tensor], *, part: st
         IncompleteCheckpoint: a tensor is missing, left over, or of another shape or type.
     """
     saved = _of_part(tensors, part)
-    targets = module.state_dict()
+    targets = {name: local(tensor) for name, tensor in module.state_dict().items()}
     _require_names(part, required=targets.keys(), found=saved.keys())
     for name, target in targets.items():
         if (target.shape, target.dtype) != (saved[name].shape, saved[name].dtype):
@@ -148,7 +212,7 @@ def optimizer_tensors(
     names = _names_in_order(optimizer, named_parameters)
     described = optimizer.state_dict()
     tensors = {
-        f"{part}/{names[index]}/{key}": tensor
+        f"{part}/{names[index]}/{key}": local(tensor)
         for index, entries in described["state"].items()
         for key, tensor in entries.items()
     }
@@ -191,13 +255,14 @@ def restore_optimizer(
     for name, parameter in zip(names, parameters, strict=True):
         for key in keys:
             tensor = saved.get(f"{name}/{key}")
-            if tensor is not None and tensor.shape not in (parameter.shape, torch.Size()):
+            if tensor is not None and tensor.shape not in (local(parameter).shape, torch.Size()):
                 raise IncompleteCheckpoint(
-                    f"{part}/{name}/{key} has the shape {tuple(tensor.shape)}, its parameter {tuple(parameter.shape)}"
+                    f"{part}/{name}/{key} has the shape {tuple(tensor.shape)}, its parameter "
+                    f"{tuple(local(parameter).shape)}"
                 )
     state = {
-        index: {key: saved[f"{name}/{key}"].clone() for key in keys}
-        for index, name in enumerate(names)
+        index: {key: _for_state(saved[f"{name}/{key}"].clone(), parameter) for key in keys}
+        for index, (name, parameter) in enumerate(zip(names, parameters, strict=True))
         if name in set(with_state)
     }
     groups = [
@@ -208,6 +273,11 @@ def restore_optimizer(
         for number, group in enumerate(described["param_groups"])
     ]
     optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def _for_state(saved: Tensor, parameter: Tensor) -> Tensor:
+    """A tensor of an optimiser's state, sharded as its parameter is; a number stays one."""
+    return like(parameter, saved.to(local(parameter).device)) if saved.dim() else saved
 
 
 def _part(name: str) -> str:

@@ -91,7 +91,7 @@ def take_step(
         TrainingDiverged: the gradient is not finite; weights and optimiser are as they were.
     """
     ranks.add_gradients(module.parameters())
-    norm = float(nn.utils.clip_grad_norm_(module.parameters(), max_grad_norm))
+    norm = float(ranks.whole(nn.utils.clip_grad_norm_(module.parameters(), max_grad_norm)))
     if not math.isfinite(norm):
         optimizer.zero_grad(set_to_none=True)
         raise TrainingDiverged(

@@ -16,6 +16,7 @@ from typing import TypeVar, cast
 
 import torch
 from torch import Tensor, distributed
+from torch.distributed.tensor import DTensor
 
 from models.chunks import chunks
 
@@ -24,6 +25,9 @@ Agreed = TypeVar("Agreed", int, float)
 
 BUCKET_ELEMENTS = 2**25
 """Gradients that are added in one message: 128 MiB of float32."""
+
+
+_is_sharded = False
 
 
 @dataclass(frozen=True)
@@ -35,15 +39,18 @@ class Part:
     """1. Of a pass that only keeps step with the other ranks: 0, by which its results are multiplied."""
 
 
-def join(*, timeout_seconds: float | None, rendezvous: str = "env://") -> None:
+def join(*, timeout_seconds: float | None, sharded: bool = False, rendezvous: str = "env://") -> None:
     """Become one of the ranks that the environment describes (``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` …).
 
     One GPU for each rank and NCCL where there are GPUs; else CPUs and gloo.
 
     Args:
         timeout_seconds: the longest wait for another rank; None: a week.
+        sharded: whether each rank holds a part of every network (FSDP2), and not all of it.
         rendezvous: where the ranks meet, as ``torch.distributed`` takes it.
     """
+    global _is_sharded
+    _is_sharded = sharded
     timeout = timedelta(seconds=timeout_seconds) if timeout_seconds else timedelta(days=7)
     device = None
     if torch.cuda.is_available():
@@ -73,6 +80,11 @@ def is_of_communication(error: BaseException) -> bool:
 def world_size() -> int:
     """Processes that do this stage; 1 where no process group was begun."""
     return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
+
+
+def are_sharded() -> bool:
+    """Whether each rank holds a part of every network: then all of them make every pass together."""
+    return _is_sharded and world_size() > 1
 
 
 def rank() -> int:
@@ -117,7 +129,7 @@ def add_gradients(parameters: Iterable[Tensor]) -> None:
         return
     waiting: list[Tensor] = []
     for parameter in parameters:
-        if not parameter.requires_grad:
+        if not parameter.requires_grad or isinstance(parameter, DTensor):  # which FSDP2 has added already
             continue
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
@@ -135,6 +147,11 @@ def _add(gradients: list[Tensor]) -> None:
     distributed.all_reduce(flat)
     for gradient, summed in zip(gradients, flat.split([each.numel() for each in gradients]), strict=True):
         gradient.copy_(summed.view_as(gradient))
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A tensor that may be spread over ranks, on each of them."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def any_rank(flag: bool) -> bool:

@@ -17,6 +17,7 @@ from tasks.rollout.rollouts import (
     rollout_values,
     rollout_values_and_final,
 )
+from tasks.training.networks import placed
 from tasks.training.optimization import make_optimizer
 from tasks.training.seeds import derive_seed, stage_seed
 
@@ -61,18 +62,23 @@ def load_actor_critic(job: StageJob[ResolvedPolicyOptimization], device: torch.d
     """The policy of ``init`` with its rollout models, and the critic that the switches ask for, with their optimisers."""
     work = job.work
     seed = derive_seed(stage_seed(job), "init")
-    causal_lm = load_policy(job.inputs["init"], device=device)
-    critic, value_head = None, None
-    modules: dict[str, nn.Module] = {"policy": causal_lm}
+
+    def load() -> PolicyModel:
+        causal_lm = load_policy(job.inputs["init"])
+        has_value_head = work.algorithm.shared_trunk
+        return PolicyModel(causal_lm, fresh_value_head(causal_lm, seed=seed) if has_value_head else None)
+
+    policy = placed(load, job.inputs["init"], device)
+    critic = None
+    modules: dict[str, nn.Module] = {"policy": policy.causal_lm}
     learning_rates = {"policy": work.learning_rate}
-    if work.algorithm.shared_trunk:
-        value_head = fresh_value_head(causal_lm, seed=seed).to(device)
-        modules = {"policy": nn.ModuleDict({"policy": causal_lm, "value_head": value_head})}
+    if policy.value_head is not None:
+        modules = {"policy": nn.ModuleDict({"policy": policy.causal_lm, "value_head": policy.value_head})}
     elif work.algorithm.reads_critic:
-        critic = load_critic(critic_folder(job), seed=seed).to(device)
+        folder = critic_folder(job)
+        critic = placed(lambda: load_critic(folder, seed=seed), folder, device)
         modules["critic"] = critic
         learning_rates["critic"] = work.required_critic_learning_rate
-    policy = PolicyModel(causal_lm, value_head)
     return ActorCritic(
         models=load_rollout_models(job, work, policy, role="init", with_reference=True),
         critic=critic,

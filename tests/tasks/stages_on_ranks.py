@@ -1,17 +1,22 @@
 """Stages on several ranks, as one process of a test starts them:
 
-    python stages_on_ranks.py WORLD_SIZE JOBS
+    python stages_on_ranks.py WORLD_SIZE JOBS STRATEGY
 
 forks WORLD_SIZE gloo processes; each runs every job of the JSON lines in the file JOBS, one after the other.
 """
 
+import contextlib
+import json
 import multiprocessing
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors import safe_open
 
+from models import sharding
 from schemas.records.job import StageJob
 from tasks.stages import run_stage
 from tasks.training import ranks
@@ -20,15 +25,44 @@ SECONDS = 60.0
 """The longest wait of a rank for another; one that never comes fails the test."""
 
 
-def work(rank: int, world_size: int, rendezvous: str, jobs: list[StageJob]) -> None:
+def work(rank: int, world_size: int, rendezvous: str, jobs: list[StageJob], strategy: str) -> None:
     """One rank."""
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world_size), "GLOO_SOCKET_IFNAME": "lo"}
     torch.set_num_threads(1)
-    ranks.join(timeout_seconds=SECONDS, rendezvous=f"file://{rendezvous}")
+    ranks.join(timeout_seconds=SECONDS, sharded=strategy == "fsdp2", rendezvous=f"file://{rendezvous}")
     for job in jobs:
+        read = count_bytes()
         result = run_stage(job)
+        (job.scratch / f"bytes-{rank}.json").write_text(json.dumps(read))
         (job.scratch / f"result-{rank}.json").write_text(result.model_dump_json())
     ranks.leave()
+
+
+def count_bytes() -> list[int]:
+    """A list to which the bytes of every weight are added that is read part by part from now on."""
+    found: list[int] = []
+
+    class Counted:
+        def __init__(self, file: Any, name: str) -> None:
+            self._slice = file.get_slice(name)
+
+        def __getitem__(self, rows: slice) -> torch.Tensor:
+            read: torch.Tensor = self._slice[rows]
+            found.append(read.numel() * read.element_size())
+            return read
+
+    class Opened(contextlib.AbstractContextManager[Any]):
+        def __init__(self, file: Path, framework: str) -> None:
+            self._opened: Any = safe_open(file, framework=framework)
+
+        def __exit__(self, *error: object) -> None:
+            self._opened.__exit__(*error)
+
+        def get_slice(self, name: str) -> Counted:
+            return Counted(self._opened, name)
+
+    vars(sharding)["safe_open"] = Opened
+    return found
 
 
 if __name__ == "__main__":
@@ -36,7 +70,9 @@ if __name__ == "__main__":
     found = [StageJob.model_validate_json(line) for line in file.read_text().splitlines()]
     context = multiprocessing.get_context("fork")
     processes = [
-        context.Process(target=work, args=(rank, world_size, str(file.with_suffix(".rendezvous")), found))
+        context.Process(
+            target=work, args=(rank, world_size, str(file.with_suffix(".rendezvous")), found, sys.argv[3])
+        )
         for rank in range(world_size)
     ]
     for process in processes:

@@ -1,6 +1,8 @@
 """Every kind of stage and every preset on several gloo processes against one: weights, optimisers, metrics, rows."""
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -21,6 +23,7 @@ from schemas.records.job import StageJob, StageResult
 from tasks.data.rows import read_rows
 from tasks.stages import run_stage
 from tasks.training.checkpoint_folders import committed
+from tasks.training.checkpoints import load
 from tasks.training.scratch import CHECKPOINTS, JOURNAL
 from tests.tasks import test_best_of_n, test_dpo, test_presets_run
 
@@ -142,10 +145,11 @@ def on_ranks(
     return run
 
 
-def start(world_size: int, file: Path, jobs: list[StageJob]) -> None:
+def start(world_size: int, file: Path, jobs: list[StageJob], *, strategy: str = "ddp") -> None:
     """Run the jobs on so many processes, and wait for them."""
     file.write_text("".join(f"{job.model_dump_json()}\n" for job in jobs))
-    script = [sys.executable, str(Path(__file__).with_name("stages_on_ranks.py")), str(world_size), str(file)]
+    program = str(Path(__file__).with_name("stages_on_ranks.py"))
+    script = [sys.executable, program, str(world_size), str(file), strategy]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     ended = subprocess.run(script, env=environment, timeout=SECONDS, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr[-3000:]
@@ -157,8 +161,13 @@ def result_of(job: StageJob, rank: int) -> StageResult:
 
 def moved(job: StageJob) -> dict[str, torch.Tensor]:
     """Weights of everything that was trained, after the last step."""
-    checkpoints = committed(job.scratch / CHECKPOINTS)
-    tensors = load_file(checkpoints[-1].folder / "tensors.safetensors") if checkpoints else {}
+    saved = committed(job.scratch / CHECKPOINTS)
+    if not saved:
+        return {}
+    [file, *_] = sorted(saved[-1].folder.glob("tensors*.safetensors"))
+    state = json.loads((saved[-1].folder / "state.json").read_bytes())["state"]
+    parts = {name.partition("/")[0] for name in load_file(file)} | set(state)
+    tensors = load(saved[-1], required=parts).tensors
     return {name: tensor for name, tensor in tensors.items() if ".weights/" in name}
 
 
@@ -211,3 +220,63 @@ def test_every_prompt_gives_its_pair_once(pipeline: Any, on_ranks: Any, tmp_path
     together: StageJob = on_ranks(3)["pairs"][0].job
     for split in ("train", "validation", "test"):
         assert read_rows(together.output, split) == read_rows(alone.output, split)
+
+
+# -- weights spread over the ranks
+
+SHARDED = ("sft", "reward", "vapo", "shared trunk", "evaluation", "best of n")
+
+
+@pytest.fixture(scope="module")
+def sharded(pipeline: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, StageJob]:
+    """Name → a stage that two ranks have done by FSDP2."""
+    jobs = {}
+    for name in SHARDED:
+        folder = tmp_path_factory.mktemp("sharded")
+        jobs[name] = CASES[3][name](pipeline, folder)
+    start(2, tmp_path_factory.mktemp("jobs") / "jobs", list(jobs.values()), strategy="fsdp2")
+    return jobs
+
+
+@pytest.mark.parametrize("name", SHARDED)
+def test_sharded_ranks_give_the_weights_and_the_metrics_of_one_process(
+    name: str, pipeline: Any, sharded: dict[str, StageJob], tmp_path: Path
+) -> None:
+    """The checkpoint, a file for each rank, is read whole here, and the artifact has the same files."""
+    alone = CASES[3][name](pipeline, tmp_path)
+    expected = run_stage(alone)
+    job = sharded[name]
+    weights, found = moved(alone), moved(job)
+    assert found.keys() == weights.keys()
+    if weights:
+        peak = getattr(alone.work, "learning_rate", 0.0)
+        differences = torch.cat([(found[each] - weights[each]).abs().flatten() for each in weights])
+        assert differences.max() <= LARGEST_DIFFERENCE * 2 * peak, differences.max()
+        assert differences.mean() <= MEAN_DIFFERENCE * 2 * peak, differences.mean()
+        for file in alone.output.glob("*.safetensors"):
+            assert load_file(job.output / file.name).keys() == load_file(file).keys()
+    assert {file.name for file in job.output.iterdir()} == {file.name for file in alone.output.iterdir()}
+    for rank in range(2):
+        assert result_of(job, rank).metrics == pytest.approx(expected.metrics, rel=2e-3, abs=2e-4)
+
+
+def test_each_rank_reads_its_own_rows_alone(sharded: dict[str, StageJob]) -> None:
+    """Together the bytes of the weights once; neither rank more than half, but for weights of an odd number of rows."""
+    job = sharded["sft"]
+    weights = load_file(job.inputs["init"] / "model.safetensors")
+    whole = sum(weight.numel() * weight.element_size() for weight in weights.values())
+    read = [sum(json.loads((job.scratch / f"bytes-{rank}.json").read_text())) for rank in range(2)]
+    assert sum(read) == whole
+    assert max(read) <= 0.51 * whole
+
+
+def test_a_sharded_checkpoint_is_read_by_another_number_of_ranks(
+    pipeline: Any, sharded: dict[str, StageJob], tmp_path: Path
+) -> None:
+    """Of two ranks by three: nothing is left to train, and the artifact has the bytes of the two's."""
+    again = of_kind("sft", microbatch_size=3)(pipeline, tmp_path)
+    shutil.rmtree(again.scratch)
+    shutil.copytree(sharded["sft"].scratch, again.scratch)
+    start(3, tmp_path / "jobs", [again], strategy="fsdp2")
+    weights, expected = (load_file(job.output / "model.safetensors") for job in (again, sharded["sft"]))
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)

@@ -16,8 +16,9 @@ from schemas.recipe.inputs import Generation
 from schemas.recipe.stages import SupervisedFineTuning
 from schemas.records.job import StageJob
 from tasks.training import preemption
-from tasks.training.attempt import Attempt, weights_of
+from tasks.training.attempt import Attempt
 from tasks.training.checkpoints import IncompleteCheckpoint
+from tasks.training.networks import weights_of
 from tasks.training.optimization import TrainingDiverged, make_optimizer, take_step
 from tasks.training.scratch import CHECKPOINTS, JOURNAL, read_committed
 from tasks.training.seeds import generator

@@ -1,0 +1,182 @@
+"""Networks of which each rank holds, reads and saves a part of every weight (FSDP2).
+
+Weights are cut by rows, as ``torch.chunk`` cuts them. A network is built without weights (`without_weights`), sharded,
+and then each rank reads its own rows from the safetensors: no process ever holds the whole network.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, distributed, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
+
+from models.folder_check import UnsafeModel, read_tensors
+
+_deferred: ContextVar[bool] = ContextVar("_deferred", default=False)
+
+
+@contextlib.contextmanager
+def without_weights() -> Iterator[None]:
+    """Within it, `models.folders.load_weights` builds networks whose parameters have no storage; buffers have."""
+    token = _deferred.set(True)
+    try:
+        yield
+    finally:
+        _deferred.reset(token)
+
+
+@contextlib.contextmanager
+def parameters_without_storage() -> Iterator[None]:
+    """Within it, a module's parameter loses its storage as it is registered; buffers, which no file has, keep theirs."""
+    register = nn.Module.register_parameter
+
+    def register_without(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        register(module, name, parameter)
+        if parameter is not None:
+            module._parameters[name] = nn.Parameter(parameter.to("meta"), parameter.requires_grad)
+
+    vars_of_class: Any = nn.Module
+    vars_of_class.register_parameter = register_without
+    try:
+        yield
+    finally:
+        vars_of_class.register_parameter = register
+
+
+def are_deferred() -> bool:
+    """Whether this is within `without_weights`."""
+    return _deferred.get()
+
+
+def is_sharded(module: nn.Module) -> bool:
+    """Whether the module's weights are spread over ranks."""
+    return any(isinstance(parameter, DTensor) for parameter in module.parameters())
+
+
+def shard(module: nn.Module, *, device: torch.device, methods: tuple[str, ...] = ()) -> None:
+    """Shard a network over all ranks: each layer by itself, and the rest as one part; gradients are added.
+
+    Args:
+        methods: names of methods that read weights, beside ``forward``.
+    """
+    from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method  # half a second
+
+    mesh = _mesh(device.type)
+    for buffer_owner in module.modules():
+        for name, buffer in buffer_owner.named_buffers(recurse=False):
+            buffer_owner.register_buffer(
+                name, buffer.to(device), persistent=name not in buffer_owner._non_persistent_buffers_set
+            )
+    for part in list(module.modules()):
+        if type(part).__name__ in _layer_classes(module):
+            fully_shard(part, mesh=mesh)
+    fully_shard(module, mesh=mesh, reshard_after_forward=True)
+    for part in module.modules():
+        if isinstance(part, FSDPModule):
+            part.set_gradient_divide_factor(1.0)
+            part.set_force_sum_reduction_for_comms(True)  # gloo knows no other
+    for method in methods:
+        register_fsdp_forward_method(module, method)
+
+
+def read_own_rows(module: nn.Module, model: PreTrainedModel, folder: Path) -> int:
+    """Give the sharded ``model`` within ``module`` this rank's rows of the folder's weights; returns the bytes read.
+
+    Raises:
+        UnsafeModel: the folder has a weight under another name than the model.
+    """
+    stored = read_tensors(folder)
+    place = next(name for name, part in module.named_modules() if part is model)
+    read: dict[int, nn.Parameter] = {}
+    state: dict[str, Tensor] = {}
+    num_bytes = 0
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        assert isinstance(parameter, DTensor)
+        if id(parameter) not in read:
+            local = _own_rows(folder, stored, model, name, parameter)
+            num_bytes += local.numel() * local.element_size()
+            read[id(parameter)] = nn.Parameter(like(parameter, local), requires_grad=parameter.requires_grad)
+        state[f"{place}.{name}" if place else name] = read[id(parameter)]
+    module.load_state_dict(state, strict=False, assign=True)
+    return num_bytes
+
+
+def _own_rows(folder: Path, stored: dict, model: PreTrainedModel, name: str, parameter: DTensor) -> Tensor:  # type: ignore[type-arg]
+    candidates = (name, f"{model.base_model_prefix}.{name}", *_tied_names(model, name))
+    found = next((each for each in candidates if each in stored), None)
+    if found is None:
+        raise UnsafeModel(
+            f"{folder} has no weight called {name}, so it cannot be read part by part; "
+            "use distributed.strategy: ddp, or save the model with the installed transformers"
+        )
+    with safe_open(folder / stored[found].file, framework="pt") as file:
+        rows = file.get_slice(found)[own_rows(parameter.shape[0])]
+    local: Tensor = rows.to(dtype=parameter.dtype, device=parameter.device_mesh.device_type)
+    return local
+
+
+def _tied_names(model: PreTrainedModel, name: str) -> list[str]:
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    return [other for other, parameter in parameters.items() if parameter is parameters[name]]
+
+
+def own_rows(count: int) -> slice:
+    """This rank's part of ``count`` rows of a weight."""
+    each = -(-count // distributed.get_world_size())
+    start = min(distributed.get_rank() * each, count)
+    return slice(start, min(start + each, count))
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's part of a weight; a tensor that is whole is given back."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def like(sharded: Tensor, part: Tensor) -> Tensor:
+    """A tensor that is sharded as ``sharded`` is, from this rank's part; the part itself where that is whole."""
+    if not isinstance(sharded, DTensor):
+        return part
+    return DTensor.from_local(
+        part,
+        sharded.device_mesh,
+        sharded.placements,
+        run_check=False,
+        shape=sharded.shape,
+        stride=sharded.stride(),
+    )
+
+
+def whole_weights(module: nn.Module) -> dict[str, Tensor]:
+    """The module's weights, gathered one by one; on the CPU of the first rank, and nothing on the others."""
+    found: dict[str, Tensor] = {}
+    names: dict[int, str] = {}
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    for name, tensor in module.state_dict().items():
+        first = names.setdefault(id(parameters.get(name, tensor)), name)
+        if first != name:  # tied: one tensor stays one
+            if first in found:
+                found[name] = found[first]
+            continue
+        whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        if distributed.get_rank() == 0:
+            found[name] = whole.cpu()
+        del whole
+    return found
+
+
+def _layer_classes(module: nn.Module) -> set[str]:
+    models = (part for part in module.modules() if isinstance(part, PreTrainedModel))
+    return {name for model in models for name in model._no_split_modules or ()}
+
+
+@cache
+def _mesh(device_type: str) -> DeviceMesh:
+    return init_device_mesh(device_type, (distributed.get_world_size(),))
