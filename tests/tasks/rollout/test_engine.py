@@ -74,7 +74,7 @@ class EngineOfItsOwn(LocalEngine):
 
 
 def load_engine_of_its_own(policy: PolicyModel, codec: Any, **settings: Any) -> RolloutEngine:
-    return EngineOfItsOwn(copy.deepcopy(policy.causal_lm), codec, **settings)
+    return EngineOfItsOwn(PolicyModel(copy.deepcopy(policy.causal_lm)), codec, **settings)
 
 
 def best_of_n_job(pipeline: Any, folder: Path) -> StageJob:
