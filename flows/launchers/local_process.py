@@ -37,6 +37,8 @@ SOURCE_ROOT = Path(__file__).parents[2]
 POLL_SECONDS = 0.2
 GRACE_SECONDS = 20.0
 """Time for a stage to save its state after a stop was requested."""
+SETTLED_SECONDS = 1.0
+"""Time without a further line after which all ranks count as having written their stacks."""
 STACKS_SECONDS = 5.0
 """Time for a hanging stage to write its stacks."""
 
@@ -228,10 +230,12 @@ def _write_stacks(process: ForkServerProcess, log: Path, why: str) -> None:
             file.write(f"vantage: {why}; where its threads stand:\n")
         before = size = log.stat().st_size
         os.kill(_pid(process), signal.SIGUSR1)
-        give_up = time.monotonic() + STACKS_SECONDS
+        grown_at = time.monotonic()
+        give_up = grown_at + STACKS_SECONDS
         while time.monotonic() < give_up and not wait([process.sentinel], timeout=POLL_SECONDS):
-            previous, size = size, log.stat().st_size
-            if before < previous == size:
+            if log.stat().st_size != size:
+                size, grown_at = log.stat().st_size, time.monotonic()
+            elif size > before and time.monotonic() - grown_at > SETTLED_SECONDS:
                 break
 
 
