@@ -36,6 +36,8 @@ class Lease(Frozen):
     token: str
     """Of one holding; two by the same holder have different ones."""
     beat: int = 0
+    seconds: float = LEASE_SECONDS
+    """How long the holder may be silent; its own word, so that machines need not agree."""
 
 
 class RemoteLeases:
@@ -68,7 +70,7 @@ class RemoteLeases:
         Raises:
             Locked: the timeout has passed.
         """
-        lease = Lease(holder=holder, token=secrets.token_hex(8))
+        lease = Lease(holder=holder, token=secrets.token_hex(8), seconds=self.seconds)
         version = self._acquire(path, lease, on_wait=on_wait, timeout=timeout)
         held = HeldLease(self._remote, path, lease, version, seconds=self.seconds / _BEATS_PER_LEASE)
         try:
@@ -81,7 +83,7 @@ class RemoteLeases:
 
         Waits until the holder has beaten, or has been silent for as long as a lease lasts.
         """
-        lease = Lease(holder=holder, token=secrets.token_hex(8))
+        lease = Lease(holder=holder, token=secrets.token_hex(8), seconds=self.seconds)
         while not self.is_held(path):
             _, version = self._read(path)
             with suppress(Conflict):
@@ -95,7 +97,7 @@ class RemoteLeases:
         first: Version | None = None
         while True:
             present, version = self._read(path)
-            if present is None or present.holder is None or self._is_silent(path, version):
+            if present is None or present.holder is None or self._is_silent(path, present, version):
                 return False
             if first is not None and version != first:
                 return True
@@ -109,7 +111,7 @@ class RemoteLeases:
         told = None
         while True:
             present, version = self._read(path)
-            if present is None or present.holder is None or self._is_silent(path, version):
+            if present is None or present.holder is None or self._is_silent(path, present, version):
                 with suppress(Conflict):
                     taken = replace_record(self._remote, path, _encoded(lease), version)
                     self._watched.pop(path, None)
@@ -135,13 +137,13 @@ class RemoteLeases:
             _log.warning("%s cannot be read as a lease; it is taken over", path)
             return None, version
 
-    def _is_silent(self, path: str, version: Version | None) -> bool:
-        """Whether this process has seen the same beat for ``LEASE_SECONDS``."""
+    def _is_silent(self, path: str, lease: Lease, version: Version | None) -> bool:
+        """Whether this process has seen the same beat for as long as the lease lasts."""
         seen, since = self._watched.get(path, (None, 0.0))
         if seen != version:
             self._watched[path] = (version, time.monotonic())
             return False
-        return time.monotonic() - since >= self.seconds
+        return time.monotonic() - since >= lease.seconds
 
 
 class HeldLease:

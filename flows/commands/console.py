@@ -234,12 +234,16 @@ def show_plan(
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("stage", no_wrap=True)
     table.add_column("plan", no_wrap=True)
+    steps = list(steps)
+    if on_pools := any(step.pool for step in steps):
+        table.add_column("where", no_wrap=True)
     table.add_column("why", overflow="fold")
     for step in steps:
+        where = [step.pool or "here"] if on_pools else []
         why = Text("\n").join([Text(reason) for reason in step.reasons])
         for difference in step.drift:
             why.append(f"\ndrift: {difference}", "yellow")
-        table.add_row(step.name, Text(step.label, style=STYLES[step.action]), why)
+        table.add_row(step.name, Text(step.label, style=STYLES[step.action]), *where, why)
     console.print(table)
     for name, rates in (chosen or {}).items():
         text = ", ".join(f"{field} {rate:g}" for field, rate in rates.items())

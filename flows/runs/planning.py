@@ -5,7 +5,7 @@ an input has not been computed; then the step waits.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from flows.attempts.jobs import (
@@ -27,7 +27,7 @@ from schemas.records.artifacts import Artifact
 from schemas.records.attempt import Share
 from schemas.records.stage_key import differences, stage_key
 from schemas.records.verdicts import Verdict, check_artifact_gate
-from schemas.steps import dependencies, ordered_steps
+from schemas.steps import dependencies, ordered_steps, pool_of
 from storage.refs import Lookup
 from storage.storage import Storage
 from tasks.training.scratch import REPORTS, read_committed
@@ -36,6 +36,9 @@ Action = Literal["reuse", "resume", "run", "wait", "blocked"]
 
 _UNKNOWN = "unknown yet"
 """Placeholder for the digest of an input that does not exist yet, so that the rest of a key can be compared."""
+
+_OF_A_MACHINE = ("device", "threads", "world_size")
+"""Parts of the provenance that are those of the machine that computes."""
 
 _WHY_RERUN = {
     "failed": "failed before",
@@ -70,6 +73,8 @@ class PlannedStep:
     """The reused artifact."""
     verdicts: tuple[Verdict, ...] = ()
     """The verdicts of the step's gates on the reused artifact."""
+    pool: str | None = None
+    """The work pool that computes it; None: the process that orders the run."""
 
     @property
     def label(self) -> str:
@@ -101,7 +106,8 @@ def plan(recipe: ResolvedRecipe, store: Storage | None, runs: Sequence[RunRecord
         )  # for all steps: the code is read now, while there is only one thread
         earlier = _earlier_record(recipe, name, runs)
         read = {role: steps[step] for role, step in inputs[name].items()}
-        steps[name] = _plan_step(recipe, name, read, store, earlier, present)
+        step = _plan_step(recipe, name, read, store, earlier, present)
+        steps[name] = replace(step, pool=pool_of(recipe, name))
     return list(steps.values())
 
 
@@ -235,11 +241,13 @@ def _obstacle(step: PlannedStep) -> str | None:
 
 
 def _provenance(recipe: ResolvedRecipe, name: str) -> dict[str, str]:
-    """Provenance of the step if it ran now, alone."""
+    """Provenance of the step if it ran now, alone; of the machines of a pool nothing is known here."""
     cpus = resources_of(recipe, name).cpus or available_cpus()
     share = Share(cpus=min(cpus, available_cpus()))
     work = work_of(recipe, name)
-    return provenance(work.kind, threads=threads_of(share), world_size=num_ranks(work, None))
+    present = provenance(work.kind, threads=threads_of(share), world_size=num_ranks(work, None))
+    of_machine = _OF_A_MACHINE if pool_of(recipe, name) else ()
+    return {part: value for part, value in present.items() if part not in of_machine}
 
 
 def _checkpointed(store: Storage | None, key: str) -> int:

@@ -1,0 +1,256 @@
+"""Stages on workers of a pool, which share nothing with the run but a bucket and a Prefect server; only stages are fake."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from flows.runs.cancelling import cancel_run
+from flows.runs.run import read_run, read_runs
+from flows.runs.status import view_run
+from flows.runs.workspace import Workspace
+from tests.flows.orchestrated import attempt_all, orchestrated
+from tests.flows.real_runs import run_recipe, wait_for
+
+ROOT = Path(__file__).parents[3]
+POOL = "gpu"
+ON_POOL = f"stages.sft.resources.pool={POOL}"
+
+FAKED = f"{ROOT}{os.pathsep}{ROOT / 'tests/flows/pools/fake'}"
+VANTAGE = "from flows.commands.main import main; main()"
+
+Worker = Callable[..., subprocess.Popen[bytes]]
+
+
+@pytest.fixture
+def worker(prefect_url: str, bucket: str, tmp_path: Path) -> Iterator[Worker]:
+    """Start a worker of the pool on a machine of its own: its cache, and the pace of its fake stages, are its own."""
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def start(seconds: float = 0.3) -> subprocess.Popen[bytes]:
+        machine = tmp_path / f"worker-{len(processes)}"
+        machine.mkdir()
+        (machine / "seconds.txt").write_text(str(seconds))
+        process = subprocess.Popen(
+            [sys.executable, "-c", VANTAGE, "worker", "--pool", POOL, "--name", machine.name],
+            cwd=tmp_path,
+            env={
+                **os.environ,
+                "VANTAGE_CACHE": str(machine),
+                "PREFECT_WORKER_QUERY_SECONDS": "0.5",
+                "PYTHONPATH": FAKED,
+            },
+            stdout=(machine / "log.txt").open("wb"),
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        processes.append(process)
+        soon(lambda: process.poll() is not None or is_deployed())
+        return process
+
+    def is_deployed() -> bool:
+        return any(each.name == POOL for each in client.read_deployments())
+
+    from prefect.client.orchestration import get_client
+
+    with get_client(sync_client=True) as client:
+        yield start
+    for process in processes:
+        kill_all(process)
+    for number in range(len(processes)):
+        print((tmp_path / f"worker-{number}" / "log.txt").read_text())
+
+
+@pytest.fixture
+def here(bucket: str, tmp_path: Path, ledger_database: str, monkeypatch: pytest.MonkeyPatch) -> Workspace:
+    """The workspace in the bucket, as the machine of the run sees it."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", ledger_database)
+    monkeypatch.setenv("VANTAGE_CACHE", str(tmp_path / "here"))
+    monkeypatch.setattr("flows.pools.run_on_pool.SECONDS_BETWEEN_REPORTS", 0.5)
+    monkeypatch.setattr("flows.pools.run_on_pool.SILENT_SECONDS", 12.0)
+    monkeypatch.setattr("storage.leases.LEASE_SECONDS", 5.0)
+    return Workspace.at(bucket)
+
+
+@pytest.fixture
+def digests(workspace: Workspace, recipe_file: Path) -> dict[str, str | None]:
+    """What one process makes of the recipe."""
+    with orchestrated(workspace, recipe_file) as orchestrator:
+        return {step: stage.digest for step, stage in attempt_all(orchestrator).items()}
+
+
+def soon(condition: Callable[[], object], running: "Future[Any] | None" = None) -> None:
+    """Wait for the condition; a run that has ended meanwhile tells why."""
+    wait_for(lambda: condition() or (running is not None and running.done()), seconds=100.0)
+    if running is not None and running.done():
+        print(running.result())
+    assert condition()
+
+
+def kill_all(process: subprocess.Popen[bytes]) -> None:
+    """Kill a worker with everything that it has started: its machine is lost."""
+    with suppress(psutil.NoSuchProcess):
+        lost = psutil.Process(process.pid)
+        for each in [*lost.children(recursive=True), lost]:
+            with suppress(psutil.NoSuchProcess):
+                each.kill()
+    process.wait()
+
+
+def computations(tmp_path: Path, step: str = "sft") -> list[str]:
+    """``started`` and ``finished`` of the step's computations on all workers."""
+    lines = [
+        line
+        for file in sorted(tmp_path.glob("worker-*/events.txt"))
+        for line in file.read_text().splitlines()
+    ]
+    return [line.split()[1] for line in lines if line.startswith(f"{step} ")]
+
+
+def is_under_way(tmp_path: Path) -> bool:
+    """Whether a worker computes sft and has saved a checkpoint."""
+    return any(tmp_path.glob("worker-*/*/scratch/*/checkpoints/checkpoint*"))
+
+
+def test_a_stage_on_a_worker_is_made_once_for_two_runs_and_is_what_one_process_makes(
+    here: Workspace, worker: Worker, recipe_file: Path, tmp_path: Path, digests: dict[str, str | None]
+) -> None:
+    worker()
+    with ThreadPoolExecutor(1) as other:
+        first = other.submit(in_a_process, here, recipe_file)
+        soon(lambda: computations(tmp_path) == ["started"], first)
+        run_recipe(here, recipe_file, ON_POOL, "stages.evaluation.resources.cpus=1")
+        assert first.result() == 0
+    assert computations(tmp_path) == ["started", "finished"]
+    for record in read_runs(here):
+        assert record.status == "completed"
+        assert {step: stage.digest for step, stage in record.stages.items()} == digests
+
+
+def test_a_killed_pipeline_adopts_the_stage_that_goes_on_without_it(
+    here: Workspace, worker: Worker, recipe_file: Path, tmp_path: Path, digests: dict[str, str | None]
+) -> None:
+    worker()
+    pipeline = start_pipeline(here, recipe_file)
+    soon(lambda: is_under_way(tmp_path))
+    os.killpg(pipeline.pid, signal.SIGKILL)
+    pipeline.communicate()
+    record, _ = run_recipe(here, recipe_file, ON_POOL)
+    assert record.run_id == read_runs(here)[0].run_id
+    assert len(read_runs(here)) == 1
+    assert record.status == "completed"
+    assert {step: stage.digest for step, stage in record.stages.items()} == digests
+    assert computations(tmp_path) == ["started", "finished"]
+    assert record.stages["sft"].attempt == 1
+
+
+def test_a_killed_attempt_and_then_a_lost_machine_go_on_from_the_last_checkpoint(
+    here: Workspace, worker: Worker, recipe_file: Path, tmp_path: Path, digests: dict[str, str | None]
+) -> None:
+    first = worker()
+    with ThreadPoolExecutor(1) as thread:
+        running = thread.submit(run_recipe, here, recipe_file, ON_POOL)
+        soon(lambda: is_under_way(tmp_path), running)
+        for each in psutil.Process(first.pid).children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                each.kill()
+        soon(lambda: computations(tmp_path) == ["started", "started"], running)
+        kill_all(first)
+        worker()
+        record, printed = running.result()
+    assert "was lost" in printed
+    assert record.status == "completed", printed
+    assert {step: stage.digest for step, stage in record.stages.items()} == digests
+    assert record.stages["sft"].attempt == 3
+    assert computations(tmp_path).count("finished") == 1
+
+
+def test_a_cancelled_run_is_saved_by_its_worker_and_goes_on(
+    here: Workspace, worker: Worker, recipe_file: Path, tmp_path: Path, digests: dict[str, str | None]
+) -> None:
+    machine = worker(1.5)
+    with ThreadPoolExecutor(1) as thread:
+        running = thread.submit(run_recipe, here, recipe_file, ON_POOL)
+        soon(lambda: is_under_way(tmp_path), running)
+        third = Workspace(tmp_path / "third", here.uri)  # nothing but the address
+        [seen] = read_runs(third)
+        view = view_run(third, seen)
+        assert (view.status, view.status_of("sft")) == ("running", "running")
+        [told] = cancel_run(third, seen)
+        assert "asked to stop" in told
+        record, _ = running.result()
+    assert (record.status, record.stages["sft"].status) == ("resumable", "resumable")
+    assert record.stages["sft"].exit_code == 75
+    assert cancel_run(third, read_run(third, record.run_id)) == []
+    # The worker itself ends the same way: what runs is saved.
+    with ThreadPoolExecutor(1) as thread:
+        running = thread.submit(run_recipe, here, recipe_file, ON_POOL)
+        soon(lambda: computations(tmp_path).count("started") == 2, running)
+        machine.send_signal(signal.SIGTERM)
+        assert machine.wait(60) == 0
+        worker()
+        record, _ = running.result()
+    assert record.status == "completed"
+    assert {step: stage.digest for step, stage in record.stages.items()} == digests
+
+
+def test_without_a_worker_a_run_says_what_it_waits_for_and_can_be_stopped(
+    here: Workspace, prefect_url: str, recipe_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from prefect.client.orchestration import get_client
+
+    from flows.pools.deployments import create_pool
+
+    monkeypatch.setattr("flows.pools.run_on_pool.QUEUED_SECONDS", 0.5)
+    with get_client(sync_client=True) as client:
+        create_pool(client, "nobody")
+
+        def attempts() -> list[str]:
+            """States of the flow runs of this workspace's attempts at sft."""
+            ids = {record.run_id for record in read_runs(here)}
+            named = [(run.name.split(" · "), run.state_name) for run in client.read_flow_runs()]
+            return [str(state) for name, state in named if name[0] == "sft" and name[1] in ids]
+
+        with ThreadPoolExecutor(1) as thread:
+            running = thread.submit(run_recipe, here, recipe_file, "stages.sft.resources.pool=nobody")
+            soon(attempts, running)
+            threading.Event().wait(3.0)
+            [record] = read_runs(here)
+            cancel_run(here, record)
+            record, printed = running.result()
+        assert "sft: waits for a worker of pool nobody" in printed, printed
+        assert record.status == "resumable"
+        assert attempts() == ["Cancelled"]
+    with pytest.raises(
+        ValueError, match=r"resources.pool=nowhere is no work pool .*vantage worker --pool nowhere"
+    ):
+        run_recipe(here, recipe_file, "stages.sft.resources.pool=nowhere")
+
+
+def start_pipeline(workspace: Workspace, recipe: Path) -> subprocess.Popen[str]:
+    """``vantage run`` in a process group of its own."""
+    command = [sys.executable, "-c", VANTAGE, "run", str(recipe), "--set", ON_POOL]
+    return subprocess.Popen(
+        [*command, "--workspace", workspace.address],
+        env={**os.environ, "PYTHONPATH": FAKED},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def in_a_process(workspace: Workspace, recipe: Path) -> int:
+    """The exit code of ``vantage run``."""
+    process = start_pipeline(workspace, recipe)
+    print(process.communicate()[0])
+    return process.returncode
