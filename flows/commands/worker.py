@@ -9,6 +9,12 @@ import typer
 from flows.commands.app import Verbose
 from flows.commands.output import explained
 
+OF_WORKERS = {
+    "PREFECT_WORKER_QUERY_SECONDS": "2",  # Prefect's own 10 would be waited for at each stage
+    "PREFECT_CLIENT_RETRY_EXTRA_CODES": "500",  # one such answer would end the worker
+}
+"""Environment of a worker; the user's own values win."""
+
 
 def worker(
     pool: Annotated[
@@ -36,11 +42,8 @@ def worker(
         from flows.prefect_server.server import configured_url
         from flows.runs.execution import QUIET, SETTINGS
 
-        for variable, value in (SETTINGS if verbose else {**SETTINGS, **QUIET}).items():
+        for variable, value in {**SETTINGS, **({} if verbose else QUIET), **OF_WORKERS}.items():
             os.environ.setdefault(variable, value)
-        os.environ.setdefault(
-            "PREFECT_WORKER_QUERY_SECONDS", "2"
-        )  # Prefect's own 10 would be waited for at each stage
         if configured_url() is None:
             raise ValueError(
                 "a worker needs the server of its pool; set PREFECT_API_URL (`make servers` starts one)"
