@@ -236,7 +236,7 @@ def automations_of(name: str, deployment: UUID) -> list[AutomationCore]:
     again = RunDeployment(
         source="selected",
         deployment_id=deployment,
-        parameters={field: _same(field) for field in ("recipe", "overrides", "workspace", "seed", "strict")},
+        parameters={field: _same(field, default) for field, default in _DEFAULTS.items()},
     )
     return [
         AutomationCore(
@@ -265,9 +265,13 @@ def automations_of(name: str, deployment: UUID) -> list[AutomationCore]:
 _EVENT = "prefect.flow-run."
 
 
-def _same(field: str) -> dict[str, Any]:
+_DEFAULTS = {"recipe": "''", "overrides": "[]", "workspace": "'.vantage'", "seed": "none", "strict": "false"}
+"""Parameter that is passed on → its default, as Jinja: Prefect keeps no parameter that was left out."""
+
+
+def _same(field: str, default: str) -> dict[str, Any]:
     """A parameter of the crashed flow run, as a template of Prefect's."""
-    value = f"{{{{ flow_run.parameters.get('{field}') | tojson }}}}"
+    value = f"{{{{ flow_run.parameters.get('{field}', {default}) | tojson }}}}"
     return {"__prefect_kind": "json", "value": {"__prefect_kind": "jinja", "template": value}}
 
 

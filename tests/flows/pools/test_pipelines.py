@@ -1,0 +1,139 @@
+"""A recipe as a deployment: what is registered, what a second time changes, and what is refused."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from flows.pools.pipelines import as_prefect_yaml, automations_of, pipeline_of, register, registered, remove
+from flows.runs.resolving import load_resolved, load_resolved_text
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import SyncPrefectClient
+
+CHANGES = ("stages.sft.epochs=2", "seed=5")
+
+
+@pytest.fixture
+def client(prefect_url: str) -> Iterator["SyncPrefectClient"]:
+    """A client of a server that has the work pools ``orders`` and ``gpu``."""
+    from prefect.client.orchestration import get_client
+
+    from flows.pools.deployments import create_pool
+
+    with get_client(sync_client=True) as client:
+        for pool in ("orders", "gpu"):
+            create_pool(client, pool)
+        yield client
+
+
+def pipeline(source: str | Path, *overrides: str, **options: Any) -> Any:
+    return pipeline_of(str(source), overrides, workspace="s3://team/rlhf", pool="orders", **options)
+
+
+def test_a_file_goes_along_as_a_text_that_is_the_same_recipe_on_any_machine(
+    tmp_path: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "1+1?", "response": "2"}\n')
+    text = recipe_file.read_text().replace("builtin:arithmetic/demonstrations", "rows.jsonl")
+    recipe_file.write_text(text)
+    expected, _ = load_resolved(recipe_file, CHANGES)
+    deployed = pipeline(recipe_file, *CHANGES)
+    os.makedirs(tmp_path / "elsewhere")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert load_resolved_text(deployed.recipe, deployed.overrides)[0] == expected
+    assert str(rows) in deployed.recipe
+    assert deployed.parameters["overrides"] == list(CHANGES)
+    assert deployed.name == "fake"
+    assert pipeline("quickstart").recipe == "quickstart"
+
+
+def test_the_version_is_that_of_the_resolved_recipe(recipe_file: Path) -> None:
+    assert pipeline(recipe_file).version == pipeline(recipe_file, "seed=17").version
+    assert pipeline(recipe_file).version != pipeline(recipe_file, "seed=18").version
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"cron": "every night"}, 'Invalid cron string: "every night"'),
+        ({"cron": "0 2 * * *", "timezone": "Mars/Base"}, 'Invalid timezone: "Mars/Base"'),
+        ({"cron": "0 2 * * *", "interval": 60.0}, "--cron, --interval exclude each other"),
+        ({"timezone": "UTC"}, "add --cron, --interval or --rrule"),
+    ],
+)
+def test_a_schedule_that_is_none_is_refused(recipe_file: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message.replace("*", r"\*")):
+        pipeline(recipe_file, **options)
+
+
+def test_a_pool_that_waits_for_itself_is_warned_of(recipe_file: Path) -> None:
+    assert pipeline(recipe_file, "workers=gpu").warnings == []
+    [warning] = pipeline(recipe_file, "stages.sft.resources.pool=orders").warnings
+    assert "holds one of its slots" in warning
+
+
+def test_again_it_is_updated_and_then_removed(client: "SyncPrefectClient", recipe_file: Path) -> None:
+    register(client, pipeline(recipe_file, cron="0 2 * * *", timezone="Europe/Berlin"))
+    identity = register(client, pipeline(recipe_file, "seed=5", interval=3600.0))
+    [found] = registered(client)
+    assert found.id == identity
+    assert found.version == pipeline(recipe_file, "seed=5").version
+    assert found.parameters["overrides"] == ["seed=5"]
+    assert (found.work_pool_name, found.enforce_parameter_schema) == ("orders", True)
+    [schedule] = found.schedules
+    assert schedule.schedule.interval.total_seconds() == 3600
+    properties = found.parameter_openapi_schema["properties"]
+    assert {"recipe", "overrides", "seed"} <= set(properties)
+    assert all(field["description"] for field in properties.values())
+    assert len(client.read_automations()) == 2
+    remove(client, "fake")
+    assert registered(client) == []
+    assert client.read_automations() == []
+    with pytest.raises(ValueError, match=r"there is no deployment fake \(known: none\)"):
+        remove(client, "fake")
+
+
+def test_a_pool_that_prefect_does_not_know_is_refused(client: "SyncPrefectClient", recipe_file: Path) -> None:
+    absent = pipeline_of(str(recipe_file), (), workspace="s3://team/rlhf", pool="absent")
+    with pytest.raises(ValueError, match="no work pool of Prefect"):
+        register(client, absent)
+    assert registered(client) == []
+
+
+def test_a_crashed_pipeline_is_started_again_with_its_own_parameters() -> None:
+    """As Prefect's server fills the templates in."""
+    from uuid import uuid4
+
+    from jinja2 import Environment
+
+    class Crashed:
+        parameters = {
+            "recipe": "recipe: x\nseed: 1\n",
+            "overrides": ["seed=5"],
+            "workspace": "s3://team/rlhf",
+        }
+
+    [again] = [each for each in automations_of("fake", uuid4()) if each.name.endswith("again")]
+    [action] = again.actions
+    parameters = action.parameters  # type: ignore[union-attr]
+    assert parameters is not None
+    filled = {
+        name: yaml.safe_load(Environment().from_string(field["value"]["template"]).render(flow_run=Crashed()))
+        for name, field in parameters.items()
+    }
+    assert filled == {**Crashed.parameters, "seed": None, "strict": False}
+
+
+def test_prefect_deploy_reads_what_is_written(recipe_file: Path) -> None:
+    written = yaml.safe_load(
+        as_prefect_yaml(pipeline(recipe_file, cron="0 2 * * *", timezone="Europe/Berlin"))
+    )
+    [deployment] = written["deployments"]
+    assert deployment["schedules"][0]["cron"] == "0 2 * * *"
+    assert deployment["work_pool"]["name"] == "orders"
+    assert deployment["entrypoint"] == "flows.pipeline.pipeline"
