@@ -82,7 +82,7 @@ class Recording:
         known = self.run.record.stages[step]
         stage = StageRecord(
             status="gate_closed" if closed else "reused" if reused else "completed",
-            attempt=known.attempt,
+            attempt=known.attempt or (outcome.attempt if outcome.made_by == request.run_id else None),
             stage_key=request.stage_key,
             digest=artifact.digest,
             metrics=artifact.metrics,

@@ -65,16 +65,15 @@ class BucketRecords:
     def read(self, run_id: str) -> RunRecord:
         """The run's ``run.json``; RunError if it does not exist or cannot be read."""
         self._workspace.folder(run_id)  # refuses what is no run id
-        data, version = read_record(self._remote, f"{run_id}/run.json")
+        data, _ = read_record(self._remote, f"{run_id}/run.json")
         if data is None:
             raise RunError(
                 f"there is no run {run_id} in {self._workspace.address}; `vantage status` lists the runs"
             )
-        self._versions[run_id] = version
         return parse_record(data, run_id=run_id, where=f"{self._workspace.address}/runs/{run_id}/run.json")
 
     def write(self, record: RunRecord) -> None:
-        """Replace ``run.json``.
+        """Replace ``run.json`` as this process wrote it last, or found it when it took the lock.
 
         Raises:
             RunError: another process has taken the run over.
@@ -105,6 +104,7 @@ class BucketRecords:
             held.callback(lease.close)
             with suppress(NotFoundError, FileNotFoundError):
                 obstore.delete(self._remote, f"{run_id}/{_CANCEL}")
+            _, self._versions[run_id] = read_record(self._remote, f"{run_id}/run.json")
             folder = self._workspace.folder(run_id)
             copy = ScratchCopy(self._remote, f"{run_id}/files", folder)
             self._take_over(run_id, folder, copy)

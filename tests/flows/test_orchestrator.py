@@ -468,7 +468,7 @@ def test_what_changed_since_the_attempt_that_is_resumed_is_recorded(
         threading.Thread(target=stop_in_the_middle, args=(orchestrator, "sft"), daemon=True).start()
         assert attempt(orchestrator, "sft").status == "resumable"
     pace(workspace, 0.0)
-    monkeypatch.setattr("flows.attempts.run_attempt.provenance", lambda kind, *, threads: {"torch": "9.0"})
+    monkeypatch.setattr("flows.attempts.run_attempt.provenance", lambda kind, **_: {"torch": "9.0"})
     with orchestrated(workspace, recipe_file) as orchestrator:
         stage = attempt_all(orchestrator, until="reward")["sft"]
     assert stage.provenance["resumed_across"].startswith("torch: 2.")

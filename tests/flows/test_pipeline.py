@@ -62,6 +62,7 @@ def test_a_recipe_runs_once_and_is_then_only_verified(
         "workspace": str(workspace.root),
         "run_id": record.run_id,
         "strict": False,
+        "seed": None,
     }
     assert set(flow_run.tags) == {"recipe:fake", f"run:{record.run_id}"}
     assert task_runs == {f"{step} · attempt 1": "Completed" for step in record.stages}

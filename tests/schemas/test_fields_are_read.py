@@ -15,7 +15,13 @@ from schemas.recipe.recipe import Recipe
 
 ROOT = Path(__file__).parents[2]
 STAGES = ("models", "tasks")
-EVERYTHING = (*STAGES, "flows", "schemas/records/verdicts.py", "schemas/recipe/resolved.py")
+EVERYTHING = (
+    *STAGES,
+    "flows",
+    "schemas/records/verdicts.py",
+    "schemas/recipe/resolved.py",
+    "schemas/steps.py",
+)
 """Gates are judged, and what a recipe may leave open is read, in these two of the schemas."""
 
 

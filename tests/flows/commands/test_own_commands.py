@@ -45,7 +45,7 @@ def test_another_installations_program_of_that_name_is_not_meant(
 @pytest.mark.usefixtures("outside")
 def test_a_run_command_works_as_it_is_printed(tmp_path: Path) -> None:
     """Braces, spaces and stars in overrides and paths survive the shell."""
-    workspace = tmp_path / "my workspace"
+    workspace = str(tmp_path / "my workspace")
     printed = own_commands.run_command(
         "quickstart",
         ["data.prompts.split={validation: 7, test: 256}"],

@@ -38,7 +38,7 @@ def commands(lines: list[str]) -> list[list[str]]:
 def test_it_names_the_fields_what_is_reused_and_what_runs_again(
     closed: RunRecord, workspace: Workspace
 ) -> None:
-    lines = after_closed_gates(closed, workspace.root)
+    lines = after_closed_gates(closed, workspace.address)
     text = "\n".join(lines)
     assert "value did not pass explained_variance >= 0.9" in text
     assert "stages.value.iterations=100" in text
@@ -51,7 +51,7 @@ def test_it_names_the_fields_what_is_reused_and_what_runs_again(
 def test_no_closed_gate_no_advice(workspace: Workspace, recipe_file: Path) -> None:
     with orchestrated(workspace, recipe_file) as orchestrator:
         attempt_all(orchestrator)
-    assert after_closed_gates(read_runs(workspace)[0], workspace.root) == []
+    assert after_closed_gates(read_runs(workspace)[0], workspace.address) == []
 
 
 def planned(words: list[str]) -> dict[str, str]:
@@ -68,7 +68,7 @@ def planned(words: list[str]) -> dict[str, str]:
 
 
 def test_each_command_does_what_it_is_said_to_do(closed: RunRecord, workspace: Workspace) -> None:
-    otherwise, lower, all_the_same = commands(after_closed_gates(closed, workspace.root))
+    otherwise, lower, all_the_same = commands(after_closed_gates(closed, workspace.address))
     again = planned(otherwise)
     assert [step for step, action in again.items() if action != "reuse"] == ["value", "policy", "evaluation"]
     assert again["value"] == "run"

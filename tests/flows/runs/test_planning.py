@@ -286,7 +286,7 @@ def test_drift_is_shown_and_refused_when_strict(
     assert steps["sft"].drift == ()
     check_drift(list(steps.values()))
 
-    monkeypatch.setattr("flows.runs.planning.provenance", lambda kind, *, threads: {"torch": "9.0"})
+    monkeypatch.setattr("flows.runs.planning.provenance", lambda kind, **_: {"torch": "9.0"})
     steps = planned(workspace, recipe_file)
     assert steps["sft"].action == "reuse"
     assert [difference.split(" → ")[1] for difference in steps["sft"].drift] == ["9.0"]
