@@ -1,6 +1,7 @@
 """CPUs and GPUs of this machine, and their reservation by stages, which run side by side if there are enough."""
 
 import asyncio
+import importlib.util
 import math
 import os
 import re
@@ -21,11 +22,17 @@ CGROUP = Path("/sys/fs/cgroup")
 
 
 def num_ranks(work: Work, share: Share | None) -> int:
-    """Processes that do the work: as many as the recipe says, else one for each GPU, at least one."""
+    """Processes that do the work: as many as the recipe says, else one for each GPU, at least one on each node."""
     if not isinstance(work, Stage):
         return 1
-    gpus = len(share.gpus) if share else work.resources.gpus or 0
-    return work.resources.distributed.ranks or max(1, gpus)
+    resources = work.resources
+    gpus = len(share.gpus) if share and resources.nodes is None else resources.gpus or 0
+    return num_nodes(work) * (resources.distributed.ranks or max(1, gpus))
+
+
+def num_nodes(work: Work) -> int:
+    """Machines that do the work together."""
+    return (work.resources.nodes or 1) if isinstance(work, Stage) else 1
 
 
 class Machine:
@@ -45,11 +52,14 @@ class Machine:
     def share_of(self, resources: Resources) -> tuple[int, int]:
         """(CPUs, GPUs) that a stage gets: None means all CPUs and one GPU; CPUs are limited to those of the machine.
 
-        A number of ranks without GPUs takes one GPU for each, or none where there are fewer.
+        A number of ranks without GPUs takes one GPU for each, or none where there are fewer. The ranks of several nodes
+        are placed by Ray, and this machine only waits for them.
 
         Raises:
             ValueError: the stage needs more GPUs than the machine has.
         """
+        if resources.nodes is not None:
+            return 1, 0
         ranks = resources.distributed.ranks or 1
         gpus = resources.gpus
         if gpus is None:
@@ -106,15 +116,26 @@ def this_machine() -> Machine:
 
 
 def check_resources(recipe: ResolvedRecipe) -> None:
-    """Raise ValueError if a stage needs more GPUs than there are, before any stage starts."""
+    """Raise ValueError if a stage needs more GPUs than there are, or Ray, before any stage starts."""
     machine = this_machine()
     for name, stage in recipe.stages.items():
         if pool_of(recipe, name) is not None:
             continue
         try:
+            if stage.resources.nodes is not None:
+                check_ray(stage.resources.nodes)
             machine.share_of(stage.resources)
         except ValueError as error:
             raise ValueError(f"stages.{name}.{error}") from None
+
+
+def check_ray(nodes: int) -> None:
+    """Raise ValueError if Ray is not installed."""
+    if importlib.util.find_spec("ray") is None:
+        raise ValueError(
+            f"resources.nodes={nodes} needs Ray on this machine and on every node; "
+            "install it: pip install 'vantage-rlhf[ray]'"
+        )
 
 
 def available_cpus(cgroup: Path = CGROUP) -> int:

@@ -1,5 +1,6 @@
 """The order of the files, and an S3 server on loopback with buckets on it."""
 
+import logging
 import secrets
 import threading
 from collections.abc import Iterator
@@ -29,6 +30,9 @@ def s3_server() -> Iterator[str]:
     """The address of an S3 server."""
     from moto.server import ThreadedMotoServer
 
+    logging.getLogger("werkzeug").setLevel(
+        logging.WARNING
+    )  # a line for each request, in the logs of other tests too
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     assert server._server is not None

@@ -235,11 +235,11 @@ def show_plan(
     table.add_column("stage", no_wrap=True)
     table.add_column("plan", no_wrap=True)
     steps = list(steps)
-    if on_pools := any(step.pool for step in steps):
+    if elsewhere := any(step.pool or step.nodes for step in steps):
         table.add_column("where", no_wrap=True)
     table.add_column("why", overflow="fold")
     for step in steps:
-        where = [step.pool or "here"] if on_pools else []
+        where = [step.where] if elsewhere else []
         why = Text("\n").join([Text(reason) for reason in step.reasons])
         for difference in step.drift:
             why.append(f"\ndrift: {difference}", "yellow")

@@ -5,6 +5,7 @@ never loads them. A child leads its own process group, so that only the orchestr
 passes the request on and waits for a checkpoint. A child dies with the orchestrator.
 """
 
+import math
 import multiprocessing
 import os
 import signal
@@ -24,8 +25,8 @@ from flows.exit_codes import ExitCode, code_of_signal
 from flows.launchers import stage_process
 from flows.launchers.descendants import end_descendants
 from flows.launchers.launcher import StageFailed
-from flows.launchers.watchdog import Watchdog
-from flows.machine import available_cpus, num_ranks, oom_kills
+from flows.launchers.watchdog import IDLE_SECONDS, Watchdog
+from flows.machine import available_cpus, num_nodes, num_ranks, oom_kills
 from schemas.records.attempt import RUN_STAGE, Failure, Share
 from schemas.records.job import StageJob, StageResult
 from schemas.safe_text import without_secrets
@@ -60,7 +61,8 @@ def warm_up() -> None:
 class LocalProcess:
     """A ``Launcher``: a new child process of this machine for each attempt.
 
-    A stage of several ranks runs in children of that process (``flows.launchers.torchrun``).
+    A stage of several ranks runs in children of that process (``flows.launchers.torchrun``), and one of several nodes in
+    processes of a Ray cluster, which that process drives (``flows.launchers.ray_train``).
     """
 
     grace: float = GRACE_SECONDS
@@ -102,11 +104,17 @@ class LocalProcess:
 
         threads = job.threads or (share.cpus if share else available_cpus())
         environment = {"CUDA_VISIBLE_DEVICES": ",".join(share.gpus)} if share else {}
+        environment["RAY_ADDRESS"] = os.environ.get(
+            "RAY_ADDRESS", "auto"
+        )  # of now, not of the fork server's start
         oom_kills_before = oom_kills()
+        nodes = num_nodes(job.work)
         process = _start(
-            attempt / "job.json", log, function, threads, environment, num_ranks(job.work, share)
+            attempt / "job.json", log, function, threads, environment, num_ranks(job.work, share), nodes
         )
-        watchdog = Watchdog(job.scratch / PROGRESS, hang_seconds=hang_seconds)
+        # The process that drives other nodes computes nothing itself.
+        idle_seconds = IDLE_SECONDS if nodes == 1 else math.inf
+        watchdog = Watchdog(job.scratch / PROGRESS, hang_seconds=hang_seconds, idle_seconds=idle_seconds)
         try:
             stopped, hung = _wait(
                 process,
@@ -154,7 +162,13 @@ def _attempt_folder(scratch: Path, attempt: int) -> Path:
 
 
 def _start(
-    job_file: Path, log: Path, stage: str, threads: int, environment: dict[str, str], num_ranks: int
+    job_file: Path,
+    log: Path,
+    stage: str,
+    threads: int,
+    environment: dict[str, str],
+    num_ranks: int,
+    nodes: int,
 ) -> ForkServerProcess:
     """Fork a child; a dead fork server is replaced.
 
@@ -165,7 +179,7 @@ def _start(
     for _ in range(3):
         process = context.Process(
             target=stage_process.main,
-            args=(job_file, log, stage, threads, environment, num_ranks),
+            args=(job_file, log, stage, threads, environment, num_ranks, nodes),
             name="stage",
         )
         warm_up()

@@ -50,13 +50,20 @@ PR_SET_PDEATHSIG = 1
 
 
 def main(
-    job_file: Path, log: Path, stage: str, threads: int, environment: Mapping[str, str], num_ranks: int = 1
+    job_file: Path,
+    log: Path,
+    stage: str,
+    threads: int,
+    environment: Mapping[str, str],
+    num_ranks: int = 1,
+    nodes: int = 1,
 ) -> NoReturn:
     """Run the stage of ``job_file`` and end the process.
 
     ``stage`` is the dotted name of a function ``StageJob -> StageResult``; ``threads``: of torch; ``environment`` is
-    added to the process's own; with more than one rank, children of the process compute. The process leads its own group, dies with its parent, and treats SIGTERM as a request
-    to save and stop.
+    added to the process's own. With more than one rank, children of the process compute; with more than one node,
+    processes of a Ray cluster. The process leads its own group, dies with its parent, and treats SIGTERM as a request to
+    save and stop.
     """
     os.setsid()
     adopt_descendants()
@@ -73,6 +80,10 @@ def main(
         if num_ranks == 1:
             compute(job_file, stage)
             end(ExitCode.OK)
+        if nodes > 1:
+            from flows.launchers import ray_train  # which loads torch and Ray
+
+            end(ray_train.run_ranks(job_file, stage, nodes=nodes, num_ranks=num_ranks))
         from flows.launchers import torchrun  # which loads torch
 
         end(torchrun.run_ranks(job_file, stage, num_ranks))

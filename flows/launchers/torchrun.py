@@ -36,8 +36,6 @@ SECONDS_TO_END = 5
 """Time for the other ranks to end after one has failed; then they are killed."""
 SECONDS_FOR_THE_CAUSE = 10.0
 """How long a rank whose communication broke waits to be ended: the rank that broke it says why."""
-MARGIN_SECONDS = 300.0
-"""How much later than the watchdog a waiting rank gives up: the watchdog writes where all ranks stand."""
 
 
 def run_ranks(job_file: Path, stage: str, num_ranks: int) -> int:
@@ -98,7 +96,7 @@ def _rank(job_file: str, stage: str, threads: int) -> None:
     try:
         resources = _resources(path)
         ranks.join(
-            timeout_seconds=resources.hang_seconds and resources.hang_seconds + MARGIN_SECONDS,
+            hang_seconds=resources.hang_seconds,
             sharded=resources.distributed.strategy == "fsdp2",
         )
         stage_process.compute(path, stage)

@@ -75,6 +75,13 @@ class PlannedStep:
     """The verdicts of the step's gates on the reused artifact."""
     pool: str | None = None
     """The work pool that computes it; None: the process that orders the run."""
+    nodes: int | None = None
+    """Nodes of a Ray cluster that compute it together."""
+
+    @property
+    def where(self) -> str:
+        """The machines that compute it, for display."""
+        return (self.pool or "here") + (f", {self.nodes} nodes" if self.nodes else "")
 
     @property
     def label(self) -> str:
@@ -107,7 +114,7 @@ def plan(recipe: ResolvedRecipe, store: Storage | None, runs: Sequence[RunRecord
         earlier = _earlier_record(recipe, name, runs)
         read = {role: steps[step] for role, step in inputs[name].items()}
         step = _plan_step(recipe, name, read, store, earlier, present)
-        steps[name] = replace(step, pool=pool_of(recipe, name))
+        steps[name] = replace(step, pool=pool_of(recipe, name), nodes=resources_of(recipe, name).nodes)
     return list(steps.values())
 
 

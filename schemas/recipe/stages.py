@@ -64,8 +64,8 @@ class Distributed(Frozen):
     """``ddp``: every rank has all weights. ``fsdp2``: each has a part of them and of the optimisers' state, for models
     that one GPU cannot hold; slower, above all in sampling."""
     ranks: Count | None = None
-    """Processes; None: one for each GPU, one without GPUs. A number without ``gpus`` takes as many GPUs, or where the
-    machine has fewer, only CPUs."""
+    """Processes on each node; None: one for each GPU, one without GPUs. A number without ``gpus`` takes as many GPUs, or
+    where the machine has fewer, only CPUs."""
 
 
 def _is_default(distributed: Distributed) -> bool:
@@ -79,10 +79,13 @@ class Resources(Frozen):
     pool: PoolName | None = Field(None, exclude_if=is_unset)
     """Prefect work pool whose workers compute the stage. None: the recipe's ``workers``, or else the process that
     orders the run."""
+    nodes: Annotated[int, Field(ge=2, le=4096)] | None = Field(None, exclude_if=is_unset)
+    """Machines of a Ray cluster that do the stage together; ``gpus``, ``cpus`` and ``distributed.ranks`` are those of each.
+    None: the machine that runs the attempt does it."""
     gpus: CountOrZero | None = None
-    """None: one if the machine has one."""
+    """None: one if the machine has one; with ``nodes``: none."""
     cpus: Count | None = None
-    """None: all CPUs of the machine, so that stages run one after the other."""
+    """None: all CPUs of the machine, so that stages run one after the other; with ``nodes``: one for each rank."""
     hang_seconds: Positive | None = 21600.0
     """Seconds without a progress report after which the stage counts as hung: it is killed and started again once.
     Every optimiser step, sampled token and micro-batch is a report. None: never."""

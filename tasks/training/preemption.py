@@ -37,6 +37,12 @@ def listen() -> None:
     signal.signal(signal.SIGTERM, _remember)
 
 
+def request() -> None:
+    """Ask this process to stop, from any of its threads; ``at_once`` does not hear it."""
+    global _signals_received
+    _signals_received += 1
+
+
 @contextmanager
 def at_once() -> Iterator[None]:
     """Within it a request raises ``Requested`` as it arrives; one that came before raises it at the door."""

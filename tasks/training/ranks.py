@@ -26,6 +26,8 @@ Agreed = TypeVar("Agreed", int, float)
 BUCKET_ELEMENTS = 2**25
 """Gradients that are added in one message: 128 MiB of float32."""
 
+MARGIN_SECONDS = 300.0
+"""How much later than the watchdog a waiting rank gives up: the watchdog writes where all ranks stand."""
 
 _is_sharded = False
 
@@ -39,19 +41,26 @@ class Part:
     """1. Of a pass that only keeps step with the other ranks: 0, by which its results are multiplied."""
 
 
-def join(*, timeout_seconds: float | None, sharded: bool = False, rendezvous: str = "env://") -> None:
+def patience(hang_seconds: float | None) -> timedelta:
+    """The longest wait for another rank: longer than the watchdog's; a week if it has no limit."""
+    return timedelta(seconds=hang_seconds + MARGIN_SECONDS) if hang_seconds else timedelta(days=7)
+
+
+def join(*, hang_seconds: float | None, sharded: bool = False, rendezvous: str = "env://") -> None:
     """Become one of the ranks that the environment describes (``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` …).
 
-    One GPU for each rank and NCCL where there are GPUs; else CPUs and gloo.
+    One GPU for each rank and NCCL where there are GPUs; else CPUs and gloo. A process group that the launcher has begun
+    (Ray Train) is used as it is.
 
     Args:
-        timeout_seconds: the longest wait for another rank; None: a week.
+        hang_seconds: of the stage; see ``patience``.
         sharded: whether each rank holds a part of every network (FSDP2), and not all of it.
         rendezvous: where the ranks meet, as ``torch.distributed`` takes it.
     """
     global _is_sharded
     _is_sharded = sharded
-    timeout = timedelta(seconds=timeout_seconds) if timeout_seconds else timedelta(days=7)
+    if distributed.is_initialized():
+        return
     device = None
     if torch.cuda.is_available():
         device = torch.device("cuda", distributed.get_node_local_rank(fallback_rank=0))
@@ -59,7 +68,7 @@ def join(*, timeout_seconds: float | None, sharded: bool = False, rendezvous: st
     distributed.init_process_group(
         "gloo" if device is None else "nccl",
         rendezvous,
-        timeout=timeout,
+        timeout=patience(hang_seconds),
         rank=int(os.environ["RANK"]),
         world_size=int(os.environ["WORLD_SIZE"]),
         device_id=device,

@@ -29,7 +29,7 @@ def work(rank: int, world_size: int, rendezvous: str, jobs: list[StageJob], stra
     """One rank."""
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world_size), "GLOO_SOCKET_IFNAME": "lo"}
     torch.set_num_threads(1)
-    ranks.join(timeout_seconds=SECONDS, sharded=strategy == "fsdp2", rendezvous=f"file://{rendezvous}")
+    ranks.join(hang_seconds=SECONDS, sharded=strategy == "fsdp2", rendezvous=f"file://{rendezvous}")
     for job in jobs:
         read = count_bytes()
         result = run_stage(job)

@@ -1,0 +1,224 @@
+"""Stages of several nodes: a real Ray cluster of this machine, gloo ranks; what they compute is in ``ranked_stages``."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows import machine
+from flows.exit_codes import ExitCode
+from flows.launchers.launcher import StageFailed
+from flows.launchers.local_process import LocalProcess
+from flows.machine import Machine, check_ray, num_ranks
+from schemas.recipe.stages import Resources
+from schemas.records.attempt import Share
+from schemas.records.job import StageResult
+from tasks.training.scratch import read_committed
+from tests.flows.launchers.test_torchrun import ROOT, TRAIN, job_in, weights, work_of
+from tests.flows.ranked_stages import STEPS
+
+pytest.importorskip("ray", reason="pip install -e '.[ray]'")
+
+pytestmark = pytest.mark.timeout(240)
+
+
+class RayCluster:
+    """``tests.flows.ray_cluster`` as a child process."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.flows.ray_cluster"],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.address = self._answer()
+
+    def say(self, command: str) -> int:
+        assert self.process.stdin is not None
+        print(command, file=self.process.stdin, flush=True)
+        return int(self._answer())
+
+    def end(self) -> None:
+        self.process.communicate("end\n", timeout=60)
+
+    def _answer(self) -> Any:
+        """The next line that is an answer: Ray prints others."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            try:
+                return json.loads(line)
+            except ValueError:
+                continue
+        raise AssertionError("the cluster's process has ended")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RayCluster]:
+    """Two nodes of one CPU."""
+    found = RayCluster()
+    try:
+        found.say("add")
+        found.say("add")
+        yield found
+    finally:
+        found.end()
+
+
+@pytest.fixture
+def at_cluster(cluster: RayCluster, monkeypatch: pytest.MonkeyPatch) -> RayCluster:
+    monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+    return cluster
+
+
+def launch(folder: Path, *, nodes: int | None = 2, **options: Any) -> StageResult:
+    job = job_in(folder, ranks=1, attempt=options.pop("attempt", 1))
+    job = job.model_copy(update={"work": work_of(1, nodes=nodes)})
+    return LocalProcess().launch(job, log=folder / "log.txt", function=TRAIN, **options)
+
+
+def failure(folder: Path, **options: Any) -> tuple[str, int, str]:
+    with pytest.raises(StageFailed) as caught:
+        launch(folder, **options)
+    found = caught.value.failure
+    return found.cause, found.exit_code, found.message
+
+
+def misbehaves(folder: Path, how: str) -> None:
+    (folder / "scratch").mkdir()
+    (folder / "scratch" / "misbehaves").write_text(how)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> StageResult:
+    """The stage in one process."""
+    return launch(tmp_path_factory.mktemp("alone"), nodes=None)
+
+
+def test_two_nodes_make_what_one_process_makes(
+    alone: StageResult, at_cluster: RayCluster, tmp_path: Path
+) -> None:
+    result = launch(tmp_path)
+    assert (alone.metrics["ranks"], result.metrics["ranks"]) == (1, 2)
+    assert weights(result) == pytest.approx(weights(alone), abs=1e-5)
+
+
+def test_after_a_request_to_stop_the_nodes_have_saved_at_one_step(
+    alone: StageResult, at_cluster: RayCluster, tmp_path: Path
+) -> None:
+    """The next attempt goes on from that step, in one process."""
+    stop = threading.Event()
+
+    def stop_after_the_first_checkpoint() -> None:
+        if read_committed(tmp_path / "scratch")[0]:
+            stop.set()
+
+    cause, code, message = failure(tmp_path, stop=stop, on_poll=stop_after_the_first_checkpoint)
+    assert (cause, code) == ("preempted", ExitCode.RESUME)
+    step, _ = read_committed(tmp_path / "scratch")
+    assert 5 <= step < STEPS
+    assert f"after step {step} of {STEPS}" in message
+    result = launch(tmp_path, nodes=None, attempt=2)
+    assert (result.metrics["began"], result.metrics["ranks"]) == (step, 1)
+    assert weights(result) == pytest.approx(weights(alone), abs=1e-5)
+
+
+def test_when_a_node_is_lost_the_next_attempt_goes_on_on_the_others(
+    alone: StageResult, at_cluster: RayCluster, tmp_path: Path
+) -> None:
+    lost = False
+
+    def lose_a_node_after_the_first_checkpoint() -> None:
+        nonlocal lost
+        if not lost and read_committed(tmp_path / "scratch")[0]:
+            lost = True
+            at_cluster.say("lose")
+
+    cause, code, _ = failure(tmp_path, on_poll=lose_a_node_after_the_first_checkpoint)
+    assert (cause, code) == ("killed", ExitCode.RESUME)
+    step, _ = read_committed(tmp_path / "scratch")
+    assert 5 <= step < STEPS
+    at_cluster.say("add")
+    result = launch(tmp_path, attempt=2)
+    assert (result.metrics["began"], result.metrics["ranks"]) == (step, 2)
+    assert weights(result) == pytest.approx(weights(alone), abs=1e-5)
+
+
+def test_when_a_rank_hangs_the_watchdog_writes_where_all_stand_and_ends_them(
+    at_cluster: RayCluster, tmp_path: Path
+) -> None:
+    misbehaves(tmp_path, "hangs")
+    cause, code, message = failure(tmp_path, hang_seconds=40.0)
+    assert (cause, code) == ("hung", ExitCode.HUNG)
+    assert "no progress for 40 s" in message
+    log = (tmp_path / "log.txt").read_text()
+    assert "in misbehave" in log, "the rank that hangs"
+    assert "in add_gradients" in log, "the rank that waits for it"
+
+
+def test_the_error_of_one_rank_is_that_of_the_stage(at_cluster: RayCluster, tmp_path: Path) -> None:
+    misbehaves(tmp_path, "refuses")
+    cause, code, message = failure(tmp_path)
+    assert (cause, code) == ("refused", ExitCode.BAD_INPUT)
+    assert message == "data.demonstrations: row 7 has no prompt; remove it"
+
+
+def test_a_node_that_does_not_see_the_folder_or_has_other_versions_is_refused(tmp_path: Path) -> None:
+    from flows.launchers import ray_train
+
+    with pytest.raises(ValueError, match=r"does not see .*put the workspace"):
+        ray_train._check_node(tmp_path / "job.json", ray_train._versions())
+    (tmp_path / "job.json").touch()
+    ray_train._check_node(tmp_path / "job.json", ray_train._versions())
+    with pytest.raises(ValueError, match=r"'torch': '1\.0'.*install the same versions on all nodes"):
+        ray_train._check_node(tmp_path / "job.json", {**ray_train._versions(), "torch": "1.0"})
+
+
+def test_without_a_cluster_the_stage_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")
+    cause, code, message = failure(tmp_path)
+    assert (cause, code) == ("refused", ExitCode.BAD_INPUT)
+    assert "resources.nodes=2: this machine reaches no Ray cluster (RAY_ADDRESS=127.0.0.1:9)" in message
+    assert "ray start --head" in message
+
+
+def test_without_ray_a_recipe_that_needs_it_is_refused_before_it_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(machine.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"resources\.nodes=4 needs Ray .*pip install 'vantage-rlhf\[ray\]'"):
+        check_ray(4)
+
+
+def test_ranks_are_those_of_each_node_and_take_nothing_of_the_machine_that_drives_them() -> None:
+    assert num_ranks(work_of(None, nodes=4, gpus=8), Share(cpus=1)) == 32
+    assert num_ranks(work_of(3, nodes=2), Share(cpus=1, gpus=("0",))) == 6
+    assert num_ranks(work_of(None, nodes=2), None) == 2
+    resources = Resources.model_validate({"nodes": 4, "gpus": 8})
+    assert Machine(cpus=4).share_of(resources) == (1, 0)
+
+
+def test_ray_places_the_ranks_of_a_node_together_and_single_ones_apart() -> None:
+    from flows.launchers import ray_train
+
+    def placement(nodes: int, num_ranks: int, **resources: Any) -> tuple[Any, ...]:
+        found = ray_train._placement(
+            Resources.model_validate({"nodes": nodes, **resources}), nodes=nodes, num_ranks=num_ranks
+        )
+        return (
+            found.num_workers,
+            found.use_gpu,
+            (found.resources_per_worker or {})["CPU"],
+            found.placement_strategy,
+        )
+
+    assert placement(4, 32, gpus=8, cpus=64) == (32, True, 8, "PACK")
+    assert placement(2, 2) == (2, False, 1, "STRICT_SPREAD")

@@ -1,0 +1,39 @@
+"""A Ray cluster on this machine whose nodes can be lost; run as a program: one command a line, one answer a line."""
+
+import json
+import sys
+
+from ray.cluster_utils import Cluster
+
+DETECTED_SOON = {
+    "health_check_initial_delay_ms": 0,
+    "health_check_period_ms": 500,
+    "health_check_timeout_ms": 1000,
+    "health_check_failure_threshold": 3,
+}
+"""When Ray takes a node for lost: by default only after half a minute."""
+
+
+def main() -> None:
+    """Commands: ``add`` a node of one CPU, ``lose`` the newest, as if its power was cut, ``end``."""
+    # The head has no CPU for ranks: it cannot be lost.
+    cluster = Cluster(
+        initialize_head=True,
+        head_node_args={"num_cpus": 0, "include_dashboard": True, "_system_config": DETECTED_SOON},
+    )
+    nodes = []
+    print(json.dumps(cluster.address), flush=True)
+    for line in sys.stdin:
+        command = line.strip()
+        if command == "add":
+            nodes.append(cluster.add_node(num_cpus=1))
+        elif command == "lose":
+            cluster.remove_node(nodes.pop(), allow_graceful=False)
+        else:
+            break
+        print(json.dumps(len(nodes)), flush=True)
+    cluster.shutdown()  # type: ignore[no-untyped-call]
+
+
+if __name__ == "__main__":
+    main()
