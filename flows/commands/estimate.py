@@ -19,8 +19,10 @@ Gpu = Annotated[
         "--gpu", metavar="NAME", help="h100, h200, a100, l40s, 4090; cpu: this machine's, measured."
     ),
 ]
-Gpus = Annotated[int, typer.Option("--gpus", min=1, help="GPUs of each node.")]
-Nodes = Annotated[int, typer.Option("--nodes", min=1, help="Nodes.")]
+Gpus = Annotated[
+    int | None, typer.Option("--gpus", min=1, help="GPUs of each node; default: the stage's resources.")
+]
+Nodes = Annotated[int | None, typer.Option("--nodes", min=1, help="Nodes; default: the stage's resources.")]
 Price = Annotated[float | None, typer.Option("--price", min=0.0, help="Of one GPU for one hour.")]
 
 
@@ -28,8 +30,8 @@ def estimate(
     recipe: Source,
     overrides: Set = None,
     gpu: Gpu = "cpu",
-    gpus: Gpus = 1,
-    nodes: Nodes = 1,
+    gpus: Gpus = None,
+    nodes: Nodes = None,
     price: Price = None,
     as_json: AsJson = False,
     verbose: Verbose = False,

@@ -2,7 +2,7 @@
 
 ``ddp``: every GPU holds every network whole and computes a part of each minibatch. ``fsdp2``: weights, gradients and
 optimiser state are cut into as many parts as there are GPUs (ZeRO stage 3, arXiv 1910.02054 §3.1); a layer is whole
-while it computes, the next one is fetched meanwhile, and sampling has a whole copy of the policy.
+while it computes, the next one is fetched meanwhile; so it is for every token that is sampled.
 """
 
 from collections.abc import Iterator
@@ -191,11 +191,7 @@ def _sampling(each: Sampling, workload: Workload, layout: Layout) -> float:
     rows = max(1.0, each.at_once / layout.world)
     narrow = BFLOAT16 if workload.is_bfloat16 else FLOAT32
     cache = kv_cache_bytes(network.shape, tokens=rows * each.longest, bytes_each=narrow)
-    copy = 0.0
-    if layout.is_sharded:
-        copy = network.weights * FLOAT32
-    elif workload.is_bfloat16:
-        copy = network.weights * BFLOAT16
+    copy = _gathered(network, workload, layout, trains=False)
     return cache + decoding_bytes(network.shape, rows=rows) + copy
 
 

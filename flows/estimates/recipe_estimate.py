@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 from flows.estimates.devices import Device, device_named
 from flows.estimates.layouts import (
@@ -30,7 +30,7 @@ from models.model_config import read_config
 from schemas.recipe.learning_rates import with_learning_rates
 from schemas.recipe.recipe import Recipe, ResolvedRecipe
 from schemas.recipe.sources import Builtin
-from schemas.recipe.stages import PreferenceCollection, SupervisedFineTuning
+from schemas.recipe.stages import PreferenceCollection, Resources, SupervisedFineTuning
 from schemas.steps import ordered_steps
 
 HOUR = 3600.0
@@ -118,11 +118,17 @@ class RecipeEstimate:
 
 
 def estimate_recipe(
-    recipe: Recipe, *, gpu: str, gpus: int = 1, nodes: int = 1, price: float | None = None
+    recipe: Recipe,
+    *,
+    gpu: str,
+    gpus: int | None = None,
+    nodes: int | None = None,
+    price: float | None = None,
 ) -> RecipeEstimate:
-    """Estimate every stage on ``nodes`` nodes of ``gpus`` GPUs each.
+    """Estimate every stage on ``nodes`` nodes of ``gpus`` GPUs each; None: as many as its ``resources`` say.
 
-    With several GPUs the strategy is ddp, or fsdp2 where ddp does not fit.
+    The strategy of several GPUs is that of ``resources.distributed`` where they come from there; else ddp, or fsdp2
+    where ddp does not fit.
 
     Raises:
         models.model_config.UnreadableConfig: the model's configuration is not here.
@@ -161,9 +167,21 @@ def estimate_recipe(
     )
 
 
-def _estimate_stage(subject: Subject, device: Device, *, gpus: int, nodes: int) -> StageEstimate:
+def _choices(resources: Resources, gpus: int | None, nodes: int | None) -> list[Layout]:
+    """The layouts to try, in order: those of the options, else the one of the stage's resources."""
+    strategies: tuple[Literal["ddp", "fsdp2"], ...] = ("ddp", "fsdp2")
+    if gpus is None and nodes is None:
+        strategies = (resources.distributed.strategy,)
+    gpus = gpus or resources.gpus or resources.distributed.ranks or 1
+    nodes = nodes or resources.nodes or 1
+    return [Layout(1)] if gpus * nodes == 1 else [Layout(gpus, nodes, strategy) for strategy in strategies]
+
+
+def _estimate_stage(
+    subject: Subject, device: Device, *, gpus: int | None, nodes: int | None
+) -> StageEstimate:
     workload = workload_of(subject)
-    choices = [Layout(1)] if gpus * nodes == 1 else [Layout(gpus, nodes, "ddp"), Layout(gpus, nodes, "fsdp2")]
+    choices = _choices(subject.stage.resources, gpus, nodes)
     layout, size = choices[-1], None
     for layout in choices:
         size = largest_microbatch(workload, layout, device)

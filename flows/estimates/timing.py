@@ -108,7 +108,8 @@ def _sampling_seconds(each: Sampling, workload: Workload, layout: Layout, device
         host=host,
         is_bfloat16=is_bfloat16,
     )
-    return batches * (prefill + each.steps * one_token)
+    gathered = _communication(network, 1, layout, device, trains=False)  # fsdp2: once for every token
+    return batches * (max(prefill, gathered) + each.steps * max(one_token, gathered))
 
 
 def _width(network: Network, is_bfloat16: bool) -> int:

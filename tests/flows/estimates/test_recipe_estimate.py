@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from flows.commands.main import app
+from flows.estimates.layouts import Layout
 from flows.estimates.recipe_estimate import RecipeEstimate, StageEstimate, estimate_recipe
 from flows.exit_codes import ExitCode
 from schemas.kinds import STAGES
@@ -112,6 +113,22 @@ def test_bfloat16_halves_the_reward_model_and_shrinks_activations() -> None:
     assert full.weights - half.weights == 2 * (669_312 + 128)
     assert half.activations < full.activations
     assert found["bfloat16"].seconds < found["float32"].seconds
+
+
+def test_a_stage_is_estimated_on_its_own_resources_unless_others_are_asked_for() -> None:
+    recipe = parse_recipe(
+        EVERY_KIND.replace("batch_size: 32}", "batch_size: 32, resources: {nodes: 2, gpus: 4}}", 1).replace(
+            "batch_size: 16}", "batch_size: 16, resources: {gpus: 2, distributed: {strategy: fsdp2}}}", 1
+        )
+    )
+    own = estimate_recipe(recipe, gpu="h100")
+    assert [stage(own, name).layout for name in ("sft", "reward", "value")] == [
+        Layout(4, 2, "ddp"),
+        Layout(2, 1, "fsdp2"),
+        Layout(1),
+    ]
+    asked = estimate_recipe(recipe, gpu="h100", gpus=8, nodes=1)
+    assert {each.layout for each in asked.stages} == {Layout(8, 1, "ddp")}
 
 
 def test_a_price_is_of_every_gpu(every_kind: RecipeEstimate) -> None:
