@@ -23,6 +23,8 @@ from flows.runs.record import RunRecord
 from flows.runs.resolving import ChosenRates
 from flows.runs.run import Run, is_active, read_runs
 from flows.runs.summary import model_folders, samples_heading, snippet_for
+from flows.runs.workspace import Workspace
+from ledger import tracking
 from ledger.run_ledger import Ledger
 from schemas.records.attempt import RUN_STAGE
 
@@ -103,10 +105,21 @@ def planned(run: Run, screen: Screen, *, strict: bool, chosen: ChosenRates | Non
     recipe = run.record.recipe
     steps = plan(recipe, run.workspace.existing_storage, read_runs(run.workspace))
     heading = f"{recipe.recipe} · run {run.record.run_id}"
-    show_plan(screen.console, steps, heading=heading, warnings=plan_warnings(recipe, steps), chosen=chosen)
+    warnings = [*plan_warnings(recipe, steps), *ledger_warnings(run.workspace)]
+    show_plan(screen.console, steps, heading=heading, warnings=warnings, chosen=chosen)
     if strict:
         check_drift(steps)
     return steps
+
+
+def ledger_warnings(workspace: Workspace) -> list[str]:
+    """A warning if several machines may use the workspace, and MLflow's database lies on this one."""
+    if workspace.uri is None or tracking.address(None, workspace.root).startswith("http"):
+        return []
+    return [
+        "MLFLOW_TRACKING_URI is not set: MLflow's records of this run are on this machine alone, and another machine that "
+        "goes on with it writes its own; set it to a server that all machines reach"
+    ]
 
 
 def exit_code(record: RunRecord) -> int:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from flows.runs.execution import ledger_warnings
 from flows.runs.resolving import load_resolved
 from flows.runs.run import acquire_run, acquire_run_by_id, dead_runs, is_active, read_runs, run_ids
 from flows.runs.status import view_run
@@ -143,6 +144,20 @@ def test_a_record_that_cannot_be_read_is_told(machine: Machine, recipe_file: Pat
     [told] = damaged_runs(machine())
     assert run.record.run_id in told
     assert "cannot be read" in told
+
+
+def test_a_ledger_that_other_machines_do_not_see_is_warned_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VANTAGE_CACHE", str(tmp_path))
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    [warning] = ledger_warnings(Workspace.at("s3://team/rlhf"))
+    assert warning.startswith(
+        "MLFLOW_TRACKING_URI is not set: MLflow's records of this run are on this machine alone"
+    )
+    assert ledger_warnings(Workspace.at(tmp_path)) == []
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://mlflow:5000")
+    assert ledger_warnings(Workspace.at("s3://team/rlhf")) == []
 
 
 def test_an_address_that_is_none_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
