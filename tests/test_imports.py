@@ -104,8 +104,8 @@ def test_what_trains_nothing_loads_no_tensor_library(module: str) -> None:
 
 
 def test_the_orchestrating_process_never_loads_a_tensor_library() -> None:
-    # The first is imported by the fork server alone, the second by the processes of stages.
-    children = {"flows.launchers.forkserver", "flows.launchers.torchrun"}
+    # The first is imported by the fork server alone, the others by the processes of stages.
+    children = {"flows.launchers.forkserver", "flows.launchers.torchrun", "flows.launchers.ray_train"}
     assert loaded_by(modules_of("flows", but=children), TENSORS) == {}
 
 

@@ -124,6 +124,8 @@ def _ask(file: Path) -> None:
 
 def _print_stacks(folder: Path, num_ranks: int) -> None:
     """Have the ranks write where they stand, and print it: this process is about to be killed, and its log is read."""
+    for earlier in folder.glob(f"{STACKS}*"):
+        earlier.unlink(missing_ok=True)
     _ask(folder / STACKS)
     deadline = time.monotonic() + _SECONDS_FOR_STACKS
     while len(found := sorted(folder.glob(f"{STACKS}-*[0-9]"))) < num_ranks and time.monotonic() < deadline:
@@ -194,14 +196,11 @@ def _listening(folder: Path) -> Iterator[None]:
     done = threading.Event()
 
     def listen() -> None:
-        has_stopped = has_written = False
+        stacks = folder / f"{STACKS}-{ranks.rank()}"
         while not done.wait(_SECONDS_BETWEEN_LOOKS):
-            if not has_stopped and (folder / STOP).exists():
-                has_stopped = True
+            if not preemption.requested() and (folder / STOP).exists():
                 preemption.request()
-            if not has_written and (folder / STACKS).exists():
-                has_written = True
-                stacks = folder / f"{STACKS}-{ranks.rank()}"
+            if (folder / STACKS).exists() and not stacks.exists():
                 with stacks.with_suffix(".partial").open("w") as file:
                     faulthandler.dump_traceback(file, all_threads=True)
                 stacks.with_suffix(".partial").replace(stacks)

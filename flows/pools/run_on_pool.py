@@ -98,13 +98,15 @@ async def _start_flow_run(request: AttemptRequest, number: int, token: str, pool
 
     To be run in a loop of its own: in the flow's, Prefect would wait for it.
     """
+    name = f"{request.step} · {request.run_id} · {number}"
     return await arun_deployment(
         attempt_deployment(pool),
         parameters={
             "request": request.model_dump(mode="json"),
             "number": number,
-            "name": f"{request.step} · {request.run_id} · {number}",
+            "name": name,
         },
+        flow_run_name=name,
         idempotency_key=f"{request.stage_key}.{number}.{token}",
         job_variables=job_variables(request.resources),
         tags=[f"run:{request.run_id}", f"stage:{request.step}"],

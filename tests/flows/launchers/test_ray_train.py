@@ -2,9 +2,11 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import pytest
 
 from flows import machine
 from flows.exit_codes import ExitCode
+from flows.launchers import local_process
 from flows.launchers.launcher import StageFailed
 from flows.launchers.local_process import LocalProcess
 from flows.machine import Machine, check_ray, num_ranks
@@ -82,7 +85,8 @@ def at_cluster(cluster: RayCluster, monkeypatch: pytest.MonkeyPatch) -> RayClust
 def launch(folder: Path, *, nodes: int | None = 2, **options: Any) -> StageResult:
     job = job_in(folder, ranks=1, attempt=options.pop("attempt", 1))
     job = job.model_copy(update={"work": work_of(1, nodes=nodes)})
-    return LocalProcess().launch(job, log=folder / "log.txt", function=TRAIN, **options)
+    launcher = LocalProcess(grace=options.pop("grace", 20.0))
+    return launcher.launch(job, log=folder / "log.txt", function=TRAIN, **options)
 
 
 def failure(folder: Path, **options: Any) -> tuple[str, int, str]:
@@ -103,18 +107,9 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> StageResult:
     return launch(tmp_path_factory.mktemp("alone"), nodes=None)
 
 
-def test_two_nodes_make_what_one_process_makes(
+def test_asked_to_stop_and_then_with_a_node_lost_it_ends_as_one_process_does(
     alone: StageResult, at_cluster: RayCluster, tmp_path: Path
 ) -> None:
-    result = launch(tmp_path)
-    assert (alone.metrics["ranks"], result.metrics["ranks"]) == (1, 2)
-    assert weights(result) == pytest.approx(weights(alone), abs=1e-5)
-
-
-def test_after_a_request_to_stop_the_nodes_have_saved_at_one_step(
-    alone: StageResult, at_cluster: RayCluster, tmp_path: Path
-) -> None:
-    """The next attempt goes on from that step, in one process."""
     stop = threading.Event()
 
     def stop_after_the_first_checkpoint() -> None:
@@ -123,45 +118,46 @@ def test_after_a_request_to_stop_the_nodes_have_saved_at_one_step(
 
     cause, code, message = failure(tmp_path, stop=stop, on_poll=stop_after_the_first_checkpoint)
     assert (cause, code) == ("preempted", ExitCode.RESUME)
-    step, _ = read_committed(tmp_path / "scratch")
-    assert 5 <= step < STEPS
-    assert f"after step {step} of {STEPS}" in message
-    result = launch(tmp_path, nodes=None, attempt=2)
-    assert (result.metrics["began"], result.metrics["ranks"]) == (step, 1)
-    assert weights(result) == pytest.approx(weights(alone), abs=1e-5)
+    saved, _ = read_committed(tmp_path / "scratch")
+    assert 5 <= saved < STEPS
+    assert f"after step {saved} of {STEPS}" in message
 
+    def lose_a_node_after_the_next_checkpoint() -> None:
+        nonlocal nodes
+        if nodes == 2 and read_committed(tmp_path / "scratch")[0] > saved:
+            nodes = at_cluster.say("lose")
 
-def test_when_a_node_is_lost_the_next_attempt_goes_on_on_the_others(
-    alone: StageResult, at_cluster: RayCluster, tmp_path: Path
-) -> None:
-    lost = False
-
-    def lose_a_node_after_the_first_checkpoint() -> None:
-        nonlocal lost
-        if not lost and read_committed(tmp_path / "scratch")[0]:
-            lost = True
-            at_cluster.say("lose")
-
-    cause, code, _ = failure(tmp_path, on_poll=lose_a_node_after_the_first_checkpoint)
+    nodes = 2
+    cause, code, _ = failure(tmp_path, attempt=2, on_poll=lose_a_node_after_the_next_checkpoint)
     assert (cause, code) == ("killed", ExitCode.RESUME)
-    step, _ = read_committed(tmp_path / "scratch")
-    assert 5 <= step < STEPS
+    resumed, _ = read_committed(tmp_path / "scratch")
+    assert saved < resumed < STEPS
+
     at_cluster.say("add")
-    result = launch(tmp_path, attempt=2)
-    assert (result.metrics["began"], result.metrics["ranks"]) == (step, 2)
+    result = launch(tmp_path, attempt=3)
+    assert (alone.metrics["ranks"], result.metrics["ranks"]) == (1, 2)
+    assert result.metrics["began"] == resumed
     assert weights(result) == pytest.approx(weights(alone), abs=1e-5)
 
 
-def test_when_a_rank_hangs_the_watchdog_writes_where_all_stand_and_ends_them(
-    at_cluster: RayCluster, tmp_path: Path
-) -> None:
+def test_the_driver_writes_where_all_ranks_stand(at_cluster: RayCluster, tmp_path: Path) -> None:
+    """On the signal that the watchdog sends before it kills."""
     misbehaves(tmp_path, "hangs")
-    cause, code, message = failure(tmp_path, hang_seconds=40.0)
-    assert (cause, code) == ("hung", ExitCode.HUNG)
-    assert "no progress for 40 s" in message
-    log = (tmp_path / "log.txt").read_text()
-    assert "in misbehave" in log, "the rank that hangs"
-    assert "in add_gradients" in log, "the rank that waits for it"
+    log, stop = tmp_path / "log.txt", threading.Event()
+    asked_at = 0.0
+
+    def ask_until_both_are_seen() -> None:
+        nonlocal asked_at
+        if not (tmp_path / "scratch" / "misbehaves").exists() and time.monotonic() - asked_at > 5.0:
+            asked_at = time.monotonic()
+            [driver] = local_process._stages
+            os.kill(driver, signal.SIGUSR1)
+        # the rank that hangs, and the one that waits for it
+        if all(function in log.read_text() for function in ("in misbehave", "in add_gradients")):
+            stop.set()
+
+    cause, _, _ = failure(tmp_path, grace=1.0, stop=stop, on_poll=ask_until_both_are_seen)
+    assert cause == "preempted"
 
 
 def test_the_error_of_one_rank_is_that_of_the_stage(at_cluster: RayCluster, tmp_path: Path) -> None:
