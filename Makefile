@@ -25,7 +25,7 @@ demo: setup
 # Two processes of one thread each: on two cores, two processes of two threads slow each other down severalfold. A file's
 # tests stay together, for what they share, and the longest files come first (tests/conftest.py): so no reordering.
 test: setup
-	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 check: setup
 	$(BIN)/ruff check .

@@ -12,6 +12,8 @@ LONGEST = (
     "tests/test_instruct.py",
     "tests/test_quickstart.py",
     "tests/flows/sweeps/test_sweep.py",
+    "tests/flows/pools/test_workers.py",
+    "tests/flows/launchers/test_ray_train.py",
     "tests/flows/test_pipeline.py",
     "tests/flows/prefect_server/test_flow_runs.py",
 )
