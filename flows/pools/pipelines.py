@@ -1,5 +1,6 @@
 """A recipe as a Prefect deployment, which schedules, people and automations start."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -26,7 +27,9 @@ from flows.pools.job_variables import ENVIRONMENT
 from flows.prefect_server.flow_runs import STATES
 from flows.runs.resolving import load_resolved, load_resolved_text
 from flows.runs.run import recipe_digest
+from schemas.loading.overrides import parse_override
 from schemas.loading.recipe_file import builtin_recipes, load_recipe
+from schemas.recipe.recipe import ResolvedRecipe
 from schemas.steps import pool_of
 
 FLOW = "vantage"
@@ -103,6 +106,7 @@ def pipeline_of(
         ValueError: the recipe or the schedule is invalid.
     """
     resolved, _ = load_resolved(source, overrides)
+    overrides = _with_full_paths(overrides, resolved)
     text = (
         source if source in builtin_recipes() and not Path(source).exists() else _text_of(source, overrides)
     )
@@ -149,6 +153,23 @@ def _text_of(source: str, overrides: Sequence[str]) -> str:
         recipe = load_recipe(source, overrides)
     values = recipe.model_dump(mode="json", exclude_unset=True)
     return yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=100)
+
+
+def _with_full_paths(overrides: Sequence[str], resolved: ResolvedRecipe) -> tuple[str, ...]:
+    """The overrides, with each source that they set as the full path that it was resolved to."""
+    sources = {
+        "model.source": resolved.model.source,
+        **{f"data.{name}.source": each.source for name, each in resolved.data.items()},
+        **{f"verifiers.{name}.source": each.source for name, each in resolved.verifiers.items()},
+    }
+    keys = [".".join(map(str, parse_override(override).path)) for override in overrides]
+    kept = [override for key, override in zip(keys, overrides, strict=True) if key not in sources]
+    full = [
+        f"{source}={json.dumps(str(value), ensure_ascii=False)}"
+        for source, value in sources.items()
+        if any(f"{source}.".startswith(f"{key}.") for key in keys)
+    ]
+    return (*kept, *full)
 
 
 def register(client: SyncPrefectClient, pipeline: Pipeline) -> UUID:
@@ -265,7 +286,14 @@ def automations_of(name: str, deployment: UUID) -> list[AutomationCore]:
 _EVENT = "prefect.flow-run."
 
 
-_DEFAULTS = {"recipe": "''", "overrides": "[]", "workspace": "'.vantage'", "seed": "none", "strict": "false"}
+_DEFAULTS = {
+    "recipe": "''",
+    "overrides": "[]",
+    "workspace": "'.vantage'",
+    "run_id": "none",
+    "seed": "none",
+    "strict": "false",
+}
 """Parameter that is passed on → its default, as Jinja: Prefect keeps no parameter that was left out."""
 
 

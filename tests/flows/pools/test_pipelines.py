@@ -52,6 +52,28 @@ def test_a_file_goes_along_as_a_text_that_is_the_same_recipe_on_any_machine(
     assert pipeline("quickstart").recipe == "quickstart"
 
 
+@pytest.mark.parametrize("source", ["quickstart", "a file"])
+@pytest.mark.parametrize("override", ["data.{0}.source=my rows.jsonl", "data.{0}={{source: my rows.jsonl}}"])
+def test_a_relative_source_among_the_overrides_is_the_same_file_in_every_folder(
+    tmp_path: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch, source: str, override: str
+) -> None:
+    rows = tmp_path / "my rows.jsonl"
+    rows.write_text('{"prompt": "1+1?", "response": "2"}\n')
+    recipe = "quickstart" if source == "quickstart" else recipe_file
+    name = next(iter(load_resolved(recipe)[0].data))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    changes = [override.format(name), "seed=5"]
+    expected, _ = load_resolved(recipe, changes)
+    assert expected.data[name].source == str(rows)
+    deployed = pipeline(recipe, *changes)
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    if recipe == "quickstart":
+        assert load_resolved(deployed.recipe, deployed.overrides)[0] == expected
+    else:
+        assert load_resolved_text(deployed.recipe, deployed.overrides)[0] == expected
+
+
 def test_the_version_is_that_of_the_resolved_recipe(recipe_file: Path) -> None:
     assert pipeline(recipe_file).version == pipeline(recipe_file, "seed=17").version
     assert pipeline(recipe_file).version != pipeline(recipe_file, "seed=18").version
@@ -105,17 +127,19 @@ def test_a_pool_that_prefect_does_not_know_is_refused(client: "SyncPrefectClient
     assert registered(client) == []
 
 
-def test_a_crashed_pipeline_is_started_again_with_its_own_parameters() -> None:
+@pytest.mark.parametrize("more", [{}, {"run_id": "0007-fake-abcdef", "strict": True}])
+def test_a_crashed_pipeline_is_started_again_with_its_own_parameters(more: dict[str, Any]) -> None:
     """As Prefect's server fills the templates in."""
     from uuid import uuid4
 
     from jinja2 import Environment
 
     class Crashed:
-        parameters = {
+        parameters: dict[str, Any] = {
             "recipe": "recipe: x\nseed: 1\n",
             "overrides": ["seed=5"],
             "workspace": "s3://team/rlhf",
+            **more,
         }
 
     [again] = [each for each in automations_of("fake", uuid4()) if each.name.endswith("again")]
@@ -126,7 +150,7 @@ def test_a_crashed_pipeline_is_started_again_with_its_own_parameters() -> None:
         name: yaml.safe_load(Environment().from_string(field["value"]["template"]).render(flow_run=Crashed()))
         for name, field in parameters.items()
     }
-    assert filled == {**Crashed.parameters, "seed": None, "strict": False}
+    assert filled == {"run_id": None, "seed": None, "strict": False, **Crashed.parameters}
 
 
 def test_prefect_deploy_reads_what_is_written(recipe_file: Path) -> None:
