@@ -3,7 +3,6 @@
 It knows nothing of Prefect; ``flows.pipeline`` calls it from Prefect's tasks.
 """
 
-import threading
 import time
 import traceback
 from collections.abc import Callable, Collection, Mapping
@@ -20,6 +19,7 @@ from flows.retry import Retries
 from flows.runs.origin import origin
 from flows.runs.record import SUCCEEDED, StageRecord
 from flows.runs.run import Run, dead_runs, read_runs
+from flows.stopping import Stop
 from flows.watching import Watcher
 from ledger.run_ledger import Ledger
 from schemas.records.artifacts import Artifact
@@ -76,7 +76,7 @@ class Orchestrator:
         self.machine = machine or this_machine()
         self.in_store = in_store
         self.ended = ended
-        self.stop = threading.Event()
+        self.stop = Stop()
         """When set, running stages save their state and stop, and no new stage starts."""
         self.cancelled = False
         """Whether the stop was requested in Prefect, or by ``vantage cancel``."""
@@ -123,9 +123,16 @@ class Orchestrator:
         self.watcher.say("  stopping: running stages save their state", "yellow")
         self.stop.set()
 
+    def drain(self) -> None:
+        """The worker of this process ends: another goes on with the run, and finds its attempts on pools under way."""
+        if not self.stop.is_set():
+            self.stop.leaves_pools = True
+            self.request_stop()
+
     def cancel(self) -> None:
         """The run was cancelled: in Prefect, or by ``vantage cancel``."""
         self.cancelled = True
+        self.stop.leaves_pools = False
         self.watcher.say("  cancelled", "yellow")
         self.request_stop()
 
@@ -219,9 +226,11 @@ class Orchestrator:
                 status="failed", failure=explain(error), seconds=time.monotonic() - began
             )
         if outcome.status == "stopped":
-            return self._recording.ended(
-                step, status="resumable", reason="the run was stopped before the stage began"
+            left = pool_of(self.recipe, step) is not None and self.stop.leaves_pools
+            reason = (
+                "it goes on without this process" if left else "the run was stopped before the stage began"
             )
+            return self._recording.ended(step, status="resumable", reason=reason)
         if outcome.status == "absent":
             return self._recording.ended(
                 step, status="resumable", reason="its artifact was lost after the run was planned"

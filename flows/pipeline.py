@@ -87,6 +87,7 @@ async def pipeline(
     flow_run_id = str(runtime.flow_run.id)
     with ExitStack() as held:
         orchestrator = orchestrator_of(run_id)
+        started_by_prefect = orchestrator is None
         if orchestrator is None:
             try:
                 changes = [*(overrides or []), *([] if seed is None else [f"seed={seed}"])]
@@ -99,7 +100,12 @@ async def pipeline(
         await _begin(flow_run_id, orchestrator)
         steps: dict[str, asyncio.Task[State[None] | None]] = {}
         # Task runs get no tags: for tagged ones Prefect asks its server for a slot, and fails the run if the server is busy.
-        with TagsContext(current_tags=set()), stopping(orchestrator.request_stop), first_error():
+        drained = orchestrator.drain if started_by_prefect else None
+        with (
+            TagsContext(current_tags=set()),
+            stopping(orchestrator.request_stop, drained=drained),
+            first_error(),
+        ):
             async with (
                 watch_cancellation(flow_run_id, orchestrator.run.is_cancel_requested, orchestrator.cancel),
                 asyncio.TaskGroup() as side_by_side,
@@ -135,6 +141,10 @@ async def _finish(flow_run_id: str, orchestrator: Orchestrator) -> State[None]:
         await asyncio.to_thread(publish, publication, orchestrator)
     await show_run(run.record, mlflow=orchestrator.ledger.where())
     status, message = seen_by_prefect(orchestrator, run.outcome()), run_message(run.record)
+    if (
+        status == "resumable" and orchestrator.stop.leaves_pools
+    ):  # the automation of its deployment answers this
+        status, message = "crashed", f"its worker was asked to end\n{message}"
     run.end_flow_run(flow_run_id, status, message)
     return state_of(status, message)
 

@@ -12,16 +12,31 @@ DRAIN_FILE = "VANTAGE_DRAIN_FILE"
 """Variable with the path of a file that a worker makes when what it has started is to save its state and stop."""
 
 
+class Stop(threading.Event):
+    """When set, the computations of a run save their state and stop."""
+
+    leaves_pools = False
+    """Whether attempts on pools go on, for the next process that executes the run."""
+
+
 @contextmanager
-def stopping(request_stop: Callable[[], None]) -> Iterator[None]:
+def stopping(
+    request_stop: Callable[[], None], *, drained: Callable[[], None] | None = None
+) -> Iterator[None]:
     """Inside this block, SIGINT, SIGTERM, a worker's wish to end and any exception call ``request_stop``.
 
     Called in a coroutine; only the main thread can handle signals.
+
+    Args:
+        request_stop: called in any thread.
+        drained: called in its place for a worker's wish to end.
     """
     loop = asyncio.get_running_loop()
     done = threading.Event()
     if drain := os.environ.get(DRAIN_FILE):
-        watch = threading.Thread(target=_watch, args=(Path(drain), done, request_stop), daemon=True)
+        watch = threading.Thread(
+            target=_watch, args=(Path(drain), done, drained or request_stop), daemon=True
+        )
         watch.start()
     taken = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
     before = {number: signal.getsignal(number) for number in taken}

@@ -25,6 +25,7 @@ from flows.attempts.run_attempt import Observer
 from flows.exit_codes import ExitCode
 from flows.pools.deployments import attempt_deployment, deploy_attempts
 from flows.pools.job_variables import job_variables
+from flows.stopping import Stop
 from schemas.frozen import Frozen
 from schemas.records.attempt import AttemptBegun, AttemptOutcome, AttemptRequest, Failure
 from storage.messages import Messages, messages_of, newest_number
@@ -220,6 +221,8 @@ class _Attempt:
 
     def _stopped(self) -> AttemptOutcome:
         """Ask the attempt to save and stop, and wait for that; one that has not started is cancelled."""
+        if isinstance(self._stop, Stop) and self._stop.leaves_pools:
+            return AttemptOutcome(status="stopped")
         self._messages.write("stop", b"")
         deadline = time.monotonic() + STOP_SECONDS
         while (outcome := self._outcome()) is None and time.monotonic() < deadline:

@@ -27,8 +27,12 @@ STATES = {
     "resumable": (StateType.FAILED, "Resumable"),
     "cancelled": (StateType.CANCELLED, "Cancelled"),
     "failed": (StateType.FAILED, "Failed"),
+    "crashed": (StateType.CRASHED, "Crashed"),
 }
-"""Status of a stage or run → Prefect's type of state, and the displayed name."""
+"""Status of a stage or run → Prefect's type of state, and the displayed name.
+
+``crashed`` is a run that its deployment is to start again.
+"""
 
 log = logging.getLogger(__name__)
 

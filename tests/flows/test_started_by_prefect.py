@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -12,8 +13,9 @@ import pytest
 
 from flows.runs.run import read_runs
 from flows.runs.workspace import Workspace
-from tests.flows.orchestrated import events
-from tests.flows.real_runs import prefect_shows
+from flows.stopping import DRAIN_FILE
+from tests.flows.orchestrated import events, pace
+from tests.flows.real_runs import prefect_shows, wait_for
 
 ROOT = Path(__file__).parents[2]
 
@@ -94,6 +96,32 @@ def test_a_recipe_as_a_text_and_then_its_run_by_id(
     assert record.prefect_flow_run_ids == (first, again)
     assert [each.flow_run_id for each in record.open_flow_runs] == [again]
     assert sum(line.startswith("sft started") for line in events(workspace)) == 1
+
+
+def test_a_worker_that_ends_leaves_a_crashed_flow_run_for_another_to_go_on_with(
+    workspace: Workspace, recipe_file: Path, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(DRAIN_FILE, str(tmp_path / "drain"))
+    pace(workspace, 0.5)
+    parameters = {"recipe": str(recipe_file), "workspace": str(workspace.root)}
+    with ThreadPoolExecutor(1) as thread:
+        running = thread.submit(start, parameters)
+        wait_for(
+            lambda: running.done() or any("sft started" in line for line in events(workspace)), seconds=100
+        )
+        (tmp_path / "drain").touch()
+        flow_run_id = running.result()
+    [record] = read_runs(workspace)
+    assert (record.status, record.stages["sft"].status) == ("resumable", "resumable")
+    flow_run, _ = prefect_shows(flow_run_id)
+    assert (flow_run.state_name, flow_run.state.type.value) == ("Crashed", "CRASHED")
+    assert "its worker was asked to end" in flow_run.state.message
+
+    (tmp_path / "drain").unlink()
+    pace(workspace, 0.0)
+    start(parameters)
+    [record] = read_runs(workspace)
+    assert (record.status, record.stages["sft"].attempt) == ("completed", 2)
 
 
 @pytest.mark.parametrize(
