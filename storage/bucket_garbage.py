@@ -106,11 +106,21 @@ class BucketGarbage:
                     return False
                 if leftover.is_scratch and leftover.stage_key in needed():
                     return False
+                if leftover.is_committed and not self._is_committed(leftover.stage_key):
+                    return False
             if Path(leftover.name).is_absolute():
                 remove_folder(Path(leftover.name))
                 return True
             paths = [str(each["path"]) for each in self._listed(leftover.name)]
             return self._delete(paths, only_if=lambda: True)
+
+    def _is_committed(self, key: str) -> bool:
+        """Whether the newest attempt at the key has committed; after damage a newer one may be under way."""
+        try:
+            record, _ = self._keys.read(key)
+        except DamagedRef:
+            return False
+        return record.ref is not None and record.ref.attempt == record.newest_attempt
 
     def _mark(self, key: str) -> tuple[KeyRecord, Version] | None:
         """Mark the ref of a key as unneeded; the record with the mark, and its version."""
@@ -157,7 +167,14 @@ class BucketGarbage:
             for path in sorted((self._cache / kind).iterdir()):
                 key = path.name.partition(".")[0]
                 if is_digest(key):
-                    yield Leftover(str(path), bytes_in(path), stage_key=key, is_scratch=kind == "scratch")
+                    is_scratch = kind == "scratch" and path.name == key
+                    yield Leftover(
+                        str(path),
+                        bytes_in(path),
+                        stage_key=key,
+                        is_scratch=is_scratch,
+                        is_committed=is_scratch and self._is_committed(key),
+                    )
 
     def _quarantined(self) -> Iterator[Leftover]:
         obstore.put(self._remote, _CLOCK, b"")

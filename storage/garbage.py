@@ -33,6 +33,8 @@ class Leftover:
     """Held while it is removed; None: nobody uses it."""
     is_scratch: bool = False
     """Attempts at the key may go on from it."""
+    is_committed: bool = False
+    """The newest attempt at the key has committed, and the storage has what others read of this scratch folder."""
     age_seconds: float | None = None
     """By the storage's own clock, where the age decides."""
 

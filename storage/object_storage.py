@@ -25,7 +25,7 @@ from obstore.store import ObjectStore as Remote
 
 from schemas.records.artifacts import Artifact
 from storage.bucket_garbage import BucketGarbage, object_lease
-from storage.durable_files import make_folder, replace_file_unsynced
+from storage.durable_files import make_folder, remove_folder, replace_file_unsynced
 from storage.key_records import KeyRecords, key_path
 from storage.leases import RemoteLeases
 from storage.measured_file import METRICS_FILE, Sealed, contradictions, read_sealed
@@ -279,8 +279,12 @@ class ObjectStorage:
 
     def discard_scratch(self, stage_key: str) -> None:
         """Remove it here and in the bucket."""
-        shutil.rmtree(self._scratch(stage_key), ignore_errors=True)
+        self.discard_local_scratch(stage_key)
         self._copy(stage_key).remove()
+
+    def discard_local_scratch(self, stage_key: str) -> None:
+        """Remove it here; the copy in the bucket stays."""
+        remove_folder(self._scratch(stage_key))
 
     def garbage(self) -> BucketGarbage:
         """What may be removed."""

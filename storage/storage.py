@@ -108,6 +108,9 @@ class Scratch(Protocol):
     def discard_scratch(self, stage_key: str) -> None:
         """Remove the scratch folder."""
 
+    def discard_local_scratch(self, stage_key: str) -> None:
+        """Remove this machine's scratch folder if what others read of it is elsewhere; hold the key."""
+
 
 class Storage(Objects, Refs, Leases, Scratch, Protocol):
     """The storage that an attempt needs."""

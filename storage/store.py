@@ -278,6 +278,9 @@ class Store:
         """Remove the scratch folder, after the artifact is committed and its journal is in the ledger."""
         remove_folder(self._scratch / checked_digest(stage_key))
 
+    def discard_local_scratch(self, stage_key: str) -> None:
+        """Nothing is removed: all machines read the journal in this one folder."""
+
     def commit(
         self,
         folder: Path,

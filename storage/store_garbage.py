@@ -130,4 +130,4 @@ class StoreGarbage:
         age_seconds: float | None = None,
     ) -> Leftover:
         name = path.relative_to(self._root).as_posix()
-        return Leftover(name, bytes_in(path), stage_key, is_scratch, age_seconds)
+        return Leftover(name, bytes_in(path), stage_key, is_scratch, age_seconds=age_seconds)

@@ -23,7 +23,8 @@ from flows.prefect_server.flow_runs import state_of
 from flows.stopping import stopping
 from schemas.records.attempt import AttemptBegun, AttemptOutcome, AttemptRequest
 from storage.messages import Messages, messages_of
-from storage.storage import open_storage
+from storage.storage import Storage, open_storage
+from storage.store import Locked
 
 BEAT_SECONDS = 5.0
 
@@ -61,8 +62,23 @@ def _make(request: AttemptRequest, number: int, stop: threading.Event) -> Attemp
                     )
             except ValueError as error:  # it asks for more than this machine has
                 outcome = AttemptOutcome(status="failed", failure=explain(error))
+    if outcome.artifact is not None:
+        _make_room(storage, request)
     messages.create("outcome.json", outcome.model_dump_json().encode())
     return outcome
+
+
+def _make_room(storage: Storage, request: AttemptRequest) -> None:
+    """Remove the checkpoints of a committed artifact from this machine; the run reads the journal in the bucket.
+
+    Called before the outcome is known to the run, which then wants the key for itself.
+    """
+    with (
+        _network_faults_ignored(),
+        suppress(Locked),
+        storage.exclusive(request.stage_key, holder=f"run {request.run_id}", timeout=0.0),
+    ):
+        storage.discard_local_scratch(request.stage_key)
 
 
 def _seen_by_prefect(outcome: AttemptOutcome) -> tuple[str, str]:
@@ -127,7 +143,7 @@ class _Reporter:
 
 @contextmanager
 def _network_faults_ignored() -> Iterator[None]:
-    """A bucket that does not answer costs a report, not the computation; the next one is due in seconds."""
+    """A bucket that does not answer costs a report or room on the disk, not the computation."""
     from obstore.exceptions import BaseError
 
     with suppress(BaseError, OSError):

@@ -16,7 +16,7 @@ from flows.runs.record import REMOVED, RunRecord
 from flows.runs.run import damaged_runs, inactive_runs, is_active, read_runs
 from flows.runs.workspace import RunError, Workspace
 from ledger.outbox import Outbox
-from storage.garbage import Garbage, Leftover
+from storage.garbage import Garbage, Leftover, Needed
 from storage.refs import Ref
 from storage.storage import garbage_of
 
@@ -132,21 +132,32 @@ class _Collector:
             else:
                 busy.append(f"objects/{digest}")
         for leftover in self._leftovers(quarantine_seconds):
-            if self._dry_run or self._garbage.remove_leftover(leftover, needed=self._needed_keys):
+            if self._dry_run or self._garbage.remove_leftover(leftover, needed=self._needed_by(leftover)):
                 removals.append(Removal(_kind_of(leftover), leftover.name, leftover.num_bytes))
             else:
                 busy.append(leftover.name)
         return removals, busy
 
     def _leftovers(self, quarantine_seconds: float) -> Iterator[Leftover]:
-        needed = self._needed_keys()
+        needed, of_active_runs = self._needed_keys(), self._keys_of_active_runs()
         for leftover in self._garbage.leftovers():
             is_new = leftover.age_seconds is not None and leftover.age_seconds < quarantine_seconds
-            if not is_new and not (leftover.is_scratch and leftover.stage_key in needed):
+            keys = of_active_runs if leftover.is_committed else needed
+            if not is_new and not (leftover.is_scratch and leftover.stage_key in keys):
                 yield leftover
+
+    def _needed_by(self, leftover: Leftover) -> Needed:
+        """The keys whose leftovers of this kind must stay."""
+        return self._keys_of_active_runs if leftover.is_committed else self._needed_keys
 
     def _needed_keys(self) -> frozenset[str]:
         return reached(self._runs(), self._garbage.refs()).stage_keys
+
+    def _keys_of_active_runs(self) -> frozenset[str]:
+        """Stage keys of the runs that are being executed: those may still read a journal on this machine."""
+        kept = (run for run in self._runs() if run.status != REMOVED)
+        active = [run for run in kept if is_active(self._workspace, run.run_id)]
+        return reached(active, {}).stage_keys
 
     def _runs(self) -> list[RunRecord]:
         records = _read_all(self._workspace)

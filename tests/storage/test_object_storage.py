@@ -169,6 +169,16 @@ def test_a_machine_whose_own_checkpoint_is_older_goes_on_from_the_others(machine
     assert steps_in(first)[-1] == "checkpoint-00000012", "ahead of the bucket"
 
 
+def test_local_scratch_is_discarded_alone_and_the_bucket_keeps_what_others_read(machines: Machines) -> None:
+    storage = machines.new()
+    with storage.keep_copy(KEY, ("journal.jsonl",)):
+        (storage.scratch_folder(KEY) / "journal.jsonl").write_text("1\n")
+    storage.discard_local_scratch(KEY)
+    assert not storage._scratch(KEY).exists()
+    assert list(storage._scratch(KEY).parent.iterdir()) == []
+    assert (storage.reports(KEY, ("journal.jsonl",)) / "journal.jsonl").read_text() == "1\n"
+
+
 def steps_in(storage: ObjectStorage) -> list[str]:
     return sorted(path.name for path in (storage.scratch_folder(KEY) / "checkpoints").iterdir())
 

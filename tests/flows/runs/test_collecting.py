@@ -471,5 +471,31 @@ def test_a_workspace_in_a_bucket_is_collected_like_one_in_a_folder(
     assert collect(Workspace.at(bucket)).removed == ()
 
 
+def test_local_scratch_of_a_committed_key_goes_when_no_active_run_reads_it(
+    bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VANTAGE_CACHE", str(tmp_path / "cache"))
+    workspace = Workspace.at(bucket)
+    storage = workspace.storage
+    made, made_anew = make(storage, 1, 1, {}), make(storage, 2, 2, {})
+    assert (
+        storage.next_attempt(made_anew.stage_key) == 2
+    )  # its object was damaged, and the new attempt was preempted
+    never_made = stage_key({"n": 3})
+    folders = {}
+    for key in (made.stage_key, made_anew.stage_key, never_made):
+        with storage.keep_copy(key, ("journal.jsonl",)):
+            folders[key] = storage.scratch_folder(key)
+            (folders[key] / "journal.jsonl").write_text("12345")
+    with acquire_run(workspace, RECIPE, source="quickstart") as run:
+        run.update(stages=stage_of(made), used_keys={"a": made_anew.stage_key, "b": never_made})
+        assert collect(workspace).removed == ()
+    assert collect(workspace).removed == (Removal("scratch", str(folders[made.stage_key]), 5),)
+    assert [folder.exists() for folder in folders.values()] == [False, True, True]
+    assert storage.has_scratch(made.stage_key), (
+        "the copy in the bucket stays: its run may not have recorded it"
+    )
+
+
 def files_of(workspace: Workspace, artifact: Artifact) -> list[Path]:
     return [path for path in workspace.storage.folder(artifact).iterdir() if path.is_file()]

@@ -1,0 +1,82 @@
+"""What an attempt leaves on its worker's disk."""
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from flows.attempts.jobs import request_for
+from flows.attempts.run_attempt import run_attempt
+from flows.pools.attempt_flow import _make
+from flows.runs.resolving import load_resolved
+from flows.runs.workspace import Workspace
+from schemas.records.artifacts import Artifact
+from schemas.records.attempt import AttemptRequest
+from schemas.steps import dependencies
+from storage.storage import Storage
+from tasks.training.scratch import JOURNAL
+
+READ_BY_SFT = ("model", "data.demonstrations")
+
+
+@pytest.fixture
+def storage(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Storage:
+    monkeypatch.setenv("VANTAGE_CACHE", str(tmp_path / "worker"))
+    return Workspace.at(bucket).storage
+
+
+def request(storage: Storage, recipe_file: Path, step: str, artifacts: dict[str, Artifact]) -> AttemptRequest:
+    recipe, _ = load_resolved(str(recipe_file), [])
+    return request_for(
+        recipe,
+        step,
+        {role: artifacts[read] for role, read in dependencies(recipe)[step].items()},
+        run_id="r",
+        storage=storage.address,
+        log=Path("log.txt"),  # the worker replaces it
+        function="tests.flows.fake_work.run_stage",
+    )
+
+
+@pytest.fixture
+def sft(storage: Storage, recipe_file: Path, tmp_path: Path) -> AttemptRequest:
+    """A request for sft, whose inputs exist."""
+    artifacts: dict[str, Artifact] = {}
+    for step in READ_BY_SFT:
+        asked = request(storage, recipe_file, step, artifacts)
+        outcome = run_attempt(asked.model_copy(update={"log": tmp_path / "log.txt"}))
+        assert outcome.artifact is not None
+        artifacts[step] = outcome.artifact
+    return request(storage, recipe_file, "sft", artifacts)
+
+
+def scratch_here(tmp_path: Path, key: str) -> list[Path]:
+    return list((tmp_path / "worker").glob(f"*/scratch/{key}*"))
+
+
+def test_what_is_committed_leaves_no_checkpoint_here_and_its_journal_in_the_bucket(
+    storage: Storage, sft: AttemptRequest, tmp_path: Path
+) -> None:
+    assert _make(sft, 1, threading.Event()).status == "made"
+    assert scratch_here(tmp_path, sft.stage_key) == []
+    journal = storage.reports(sft.stage_key, (JOURNAL,)) / JOURNAL
+    assert journal.read_bytes().count(b"\n") > 3
+
+
+def test_a_preempted_attempt_keeps_its_checkpoints_here(
+    storage: Storage, sft: AttemptRequest, tmp_path: Path
+) -> None:
+    [cache] = (tmp_path / "worker").glob("*/scratch")
+    (tmp_path / "worker" / "seconds.txt").write_text("0.3")
+    stop = threading.Event()
+    attempt = threading.Thread(target=_make, args=(sft, 1, stop))
+    attempt.start()
+    deadline = time.monotonic() + 60.0
+    while not list(cache.glob("*/checkpoints/checkpoint*")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    stop.set()
+    attempt.join()
+    assert storage.find(sft.stage_key) is None
+    [scratch] = scratch_here(tmp_path, sft.stage_key)
+    assert list(scratch.glob("checkpoints/checkpoint*"))
