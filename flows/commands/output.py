@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from flows.exit_codes import ExitCode
-from flows.launchers.disk_faults import is_disk_fault
-from schemas.safe_text import safe_text
+from flows.launchers.disk_faults import is_bucket_fault, is_disk_fault
+from schemas.safe_text import safe_text, without_secrets
 
 if TYPE_CHECKING:
     from flows.runs.workspace import Workspace
@@ -52,6 +52,16 @@ def warn(messages: Iterable[str], *, skip: str | None = None) -> None:
 
 def _message(error: Exception, code: int) -> str:
     """The message of an error for the user."""
+    if is_bucket_fault(error) and code == ExitCode.STORAGE:
+        said = without_secrets((str(error).splitlines() or [""])[0])
+        return (
+            f"the bucket cannot be used: {said}; look at the bucket's address, its login and the network, and run "
+            "the same command again"
+        )
+    if _is_unanswered(error):
+        url = os.environ.get("PREFECT_API_URL")
+        where = "the Prefect server" if url is None else f"PREFECT_API_URL={without_secrets(url)}"
+        return f"{where} does not answer ({error}); start that server, or correct the address"
     if code != ExitCode.INTERNAL:
         return str(error)
     return f"{type(error).__name__}: {error} (this should not happen; -v shows the traceback)"
@@ -65,9 +75,19 @@ def _code_of(error: Exception) -> ExitCode:
         error, FileNotFoundError | PermissionError | IsADirectoryError | NotADirectoryError | ValueError
     ):
         return ExitCode.BAD_INPUT
+    if is_bucket_fault(error):
+        return ExitCode.STORAGE
     if isinstance(error, ConnectionError | TimeoutError) or type(error).__name__ == "ServerUnavailable":
         return ExitCode.UNAVAILABLE
+    if _is_unanswered(error):
+        return ExitCode.UNAVAILABLE
     return ExitCode.STORAGE if isinstance(error, OSError) else ExitCode.INTERNAL
+
+
+def _is_unanswered(error: Exception) -> bool:
+    """Whether Prefect's client got no answer; its HTTP library is recognised by name, and need not be loaded."""
+    kinds = type(error).__mro__
+    return any(kind.__name__ == "TransportError" and kind.__module__.startswith("httpx") for kind in kinds)
 
 
 def print_damage(run_id: str, what: str, problems: Iterable[str]) -> None:

@@ -10,8 +10,8 @@ import os
 import secrets
 import shutil
 import socket
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, ExitStack, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -141,14 +141,17 @@ class BucketRecords:
         """The copy of the step's log."""
         return read_record(self._remote, f"{run_id}/files/logs/{step}.log")[0]
 
-    def creation_lock(self) -> AbstractContextManager[object]:
+    @contextmanager
+    def creation_lock(self) -> Iterator[None]:
         """Hold a lease of the workspace."""
-        try:
-            return self._leases.hold("leases/creation.json", holder=_holder())
-        except BucketNotFound as error:
-            raise RunError(
-                f"workspace {self._workspace.address}: {error}; create the bucket first"
-            ) from error
+        with ExitStack() as held:
+            try:
+                held.enter_context(self._leases.hold("leases/creation.json", holder=_holder()))
+            except BucketNotFound as error:
+                raise RunError(
+                    f"workspace {self._workspace.address}: {error}; create the bucket first"
+                ) from error
+            yield
 
     def _take_over(self, run_id: str, folder: Path, copy: ScratchCopy) -> None:
         """Have the run's folder here: this machine's own if it executed the run last, else the copy."""

@@ -160,6 +160,16 @@ def test_a_ledger_that_other_machines_do_not_see_is_warned_of(
     assert ledger_warnings(Workspace.at("s3://team/rlhf")) == []
 
 
+def test_a_bucket_that_is_not_there_is_to_be_created_first(machine: Machine, recipe_file: Path) -> None:
+    machine()
+    absent = Workspace.at("s3://no-such-bucket/runs")
+    with (
+        pytest.raises(RunError, match=r"workspace s3://no-such-bucket/runs: .*; create the bucket first"),
+        orchestrated(absent, recipe_file),
+    ):
+        pass
+
+
 def test_an_address_that_is_none_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VANTAGE_CACHE", str(tmp_path))
     with pytest.raises(ValueError, match="write s3://BUCKET/PREFIX"):
