@@ -154,24 +154,50 @@ def available_gpus() -> tuple[str, ...]:
     if visible is not None:
         names = [name.strip() for name in visible.split(",")]
         return tuple(name for name in names if name and name != "-1")
-    if shutil.which("nvidia-smi") is None:
-        return ()
-    try:
-        listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return ()
-    return gpus_listed(listing.stdout)
+    return gpus_listed(_listing())
+
+
+def with_uuids(gpus: tuple[str, ...]) -> tuple[str, ...]:
+    """The GPUs by their UUIDs, so that one GPU has one name; a name that the driver does not list stays as it is.
+
+    A number is the driver's own; for a GPU with MIG instances it is the first of them, as for CUDA.
+    """
+    listing = _listing() if gpus else ""
+    numbered = {str(number): (names[1:] or names)[0] for number, names in enumerate(_uuids(listing))}
+    listed = gpus_listed(listing)
+
+    def with_uuid(gpu: str) -> str:
+        begun = [uuid for uuid in listed if uuid.startswith(gpu)]  # CUDA takes the beginning of a UUID
+        return begun[0] if len(begun) == 1 else numbered.get(gpu, gpu)
+
+    return tuple(dict.fromkeys(with_uuid(gpu) for gpu in gpus))
 
 
 def gpus_listed(listing: str) -> tuple[str, ...]:
     """UUIDs from ``nvidia-smi -L``; for a GPU with MIG instances, those of the instances."""
+    return tuple(name for names in _uuids(listing) for name in (names[1:] or names))
+
+
+def _listing() -> str:
+    """What ``nvidia-smi -L`` prints; empty without a driver."""
+    if shutil.which("nvidia-smi") is None:
+        return ""
+    try:
+        done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout
+
+
+def _uuids(listing: str) -> list[list[str]]:
+    """For each GPU of ``nvidia-smi -L`` its UUID, and those of its MIG instances."""
     gpus: list[list[str]] = []
     for line in listing.splitlines():
         if match := re.match(r"\s*GPU \d+:.*\(UUID: (GPU-[^)]+)\)", line):
             gpus.append([match[1]])
         elif (match := re.match(r"\s*MIG .*\(UUID: (MIG-[^)]+)\)", line)) and gpus:
             gpus[-1].append(match[1])
-    return tuple(name for names in gpus for name in (names[1:] or names))
+    return gpus
 
 
 def oom_kills(cgroup: Path = CGROUP) -> int:

@@ -5,13 +5,12 @@ releases when its process ends. An attempt takes all of its GPUs at once, and at
 """
 
 import os
-import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from flows.machine import Machine, available_cpus, available_gpus
+from flows.machine import Machine, available_cpus, available_gpus, with_uuids
 from schemas.recipe.stages import Resources
 from schemas.records.attempt import Share
 from storage.durable_files import open_lock, try_lock
@@ -19,6 +18,8 @@ from storage.durable_files import open_lock, try_lock
 SLOTS = "VANTAGE_WORKER_SLOTS"
 """Variable with the number of attempts that the worker runs at once; they share the machine's CPUs."""
 
+LOCKS = Path("/tmp")
+"""The same for all processes of this machine, whatever TMPDIR says."""
 _SECONDS_BETWEEN_TRIES = 0.5
 
 
@@ -36,7 +37,7 @@ def share_of_this_machine(
     Raises:
         ValueError: it asks for more GPUs than there are.
     """
-    machine = Machine(cpus=_cpus(), gpus=available_gpus() if gpus is None else gpus)
+    machine = Machine(cpus=_cpus(), gpus=with_uuids(available_gpus() if gpus is None else gpus))
     cpus, count = machine.share_of(resources)
     with ExitStack() as held:
         taken = _take(count, machine.gpus, stop, held)
@@ -53,7 +54,7 @@ def _take(
 ) -> tuple[str, ...] | None:
     if count == 0:
         return ()
-    folder = Path(tempfile.gettempdir()) / f"vantage-gpus-{os.getuid()}"
+    folder = LOCKS / f"vantage-gpus-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     turn = open_lock(folder / "turn.lock")
     try:

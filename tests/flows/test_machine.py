@@ -11,6 +11,7 @@ from flows.machine import (
     available_gpus,
     gpus_listed,
     oom_kills,
+    with_uuids,
 )
 from schemas.recipe.stages import Resources
 
@@ -196,6 +197,16 @@ GPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-22222222-bbbb)
         driver.chmod(0o755)
         monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
         assert available_gpus() == ("GPU-11111111-aaaa", "MIG-33333333-cccc", "MIG-44444444-dddd")
+
+    def test_have_one_name_whichever_was_given(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+        assert with_uuids(("0", "GPU-1")) == ("0", "GPU-1")
+        driver = tmp_path / "nvidia-smi"
+        driver.write_text(f"#!/bin/sh\ncat <<'END'\n{self.LISTING}END\n")
+        driver.chmod(0o755)
+        assert with_uuids(("1", "0")) == ("MIG-33333333-cccc", "GPU-11111111-aaaa")
+        assert with_uuids(("GPU-1", "0", "MIG-44444444-dddd")) == ("GPU-11111111-aaaa", "MIG-44444444-dddd")
+        assert with_uuids(("7", "GPU-99", "M")) == ("7", "GPU-99", "M")
 
     def test_of_a_broken_driver_are_none(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

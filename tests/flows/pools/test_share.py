@@ -1,5 +1,6 @@
 """GPUs of a machine among processes that know nothing of each other."""
 
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -16,12 +17,14 @@ GPUS = ("GPU-a", "GPU-b", "GPU-c", "GPU-d")
 
 @pytest.fixture(autouse=True)
 def _own_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(share.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(share, "LOCKS", tmp_path)
     monkeypatch.setattr(share, "_SECONDS_BETWEEN_TRIES", 0.01)
 
 
-def taken(held: ExitStack, gpus: int, stop: threading.Event | None = None) -> tuple[str, ...] | None:
-    wanted = share_of_this_machine(Resources(gpus=gpus), stop=stop or threading.Event(), gpus=GPUS)
+def taken(
+    held: ExitStack, gpus: int, stop: threading.Event | None = None, of: tuple[str, ...] = GPUS
+) -> tuple[str, ...] | None:
+    wanted = share_of_this_machine(Resources(gpus=gpus), stop=stop or threading.Event(), gpus=of)
     got = held.enter_context(wanted)
     return None if got is None else got.gpus
 
@@ -32,6 +35,23 @@ def test_no_gpu_is_held_twice_and_one_that_is_given_back_is_free() -> None:
         assert taken(second, 1) == ("GPU-d",)
         first.close()
         assert taken(second, 2) == ("GPU-a", "GPU-b")
+
+
+def test_a_gpu_is_the_same_by_its_number_and_by_its_uuid_and_from_every_temporary_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = tmp_path / "nvidia-smi"
+    lines = "".join(f"GPU {number}: H200 (UUID: {name})\n" for number, name in enumerate(GPUS))
+    driver.write_text(f"#!/bin/sh\ncat <<'END'\n{lines}END\n")
+    driver.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    with ExitStack() as first, ExitStack() as second:
+        assert taken(first, 1, of=("0",)) == ("GPU-a",)
+        monkeypatch.setenv("TMPDIR", str(tmp_path / "other"))
+        monkeypatch.setattr("tempfile.tempdir", None)
+        assert taken(second, 1) == ("GPU-b",)
+    with ExitStack() as held, pytest.raises(ValueError, match="more than this machine's 1"):
+        taken(held, 2, of=("0", "GPU-a"))
 
 
 def test_an_attempt_waits_for_all_of_its_gpus_and_is_not_overtaken() -> None:
@@ -87,11 +107,9 @@ def test_attempts_of_one_worker_share_its_cpus(monkeypatch: pytest.MonkeyPatch) 
 def _is_locked(name: str) -> bool:
     from storage.durable_files import open_lock, try_lock
 
-    [folder] = Path(share.tempfile.gettempdir()).glob("vantage-gpus-*")
+    [folder] = share.LOCKS.glob("vantage-gpus-*")
     descriptor = open_lock(folder / f"{name}.lock")
     try:
         return not try_lock(descriptor)
     finally:
-        import os
-
         os.close(descriptor)
