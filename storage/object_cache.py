@@ -21,6 +21,7 @@ from pathlib import Path
 
 from storage.durable_files import locked, make_folder, move_folder, open_lock, try_lock
 from storage.garbage import bytes_in
+from storage.refs import DamagedObject, uri_of
 from storage.verified_folders import VerifiedFolders
 
 GB_VARIABLE = "VANTAGE_CACHE_GB"
@@ -64,7 +65,7 @@ class ObjectCache:
             size: of the object in bytes; asked before it is fetched.
 
         Raises:
-            ValueError: what was fetched is damaged.
+            DamagedObject: what was fetched is damaged.
         """
         target = self._objects / digest
         with _used(self._locks / f"used-{digest}"):
@@ -104,7 +105,7 @@ class ObjectCache:
         new = self._fetching / f"{digest}-{secrets.token_hex(4)}"
         try:
             if problems := fetch(new):
-                raise ValueError(f"objects/{digest} is damaged: {'; '.join(problems)}")
+                raise DamagedObject(f"{uri_of(digest)} is damaged: {'; '.join(problems)}")
             move_folder(new, self._objects / digest)
         finally:
             shutil.rmtree(new, ignore_errors=True)

@@ -31,7 +31,7 @@ from storage.leases import RemoteLeases
 from storage.measured_file import METRICS_FILE, Sealed, contradictions, read_sealed
 from storage.object_cache import ObjectCache
 from storage.records import Conflict, read_record
-from storage.refs import DamagedRef, Lookup, Ref, check_ref, seal_as
+from storage.refs import DamagedObject, DamagedRef, Lookup, Ref, check_ref, seal_as
 from storage.remote_objects import RemoteObjects
 from storage.scratch_copy import ScratchCopy
 from storage.sealed_folders import MANIFEST, read_manifest
@@ -116,9 +116,13 @@ class ObjectStorage:
         """A local folder with the artifact's files, fetched and verified; it stays as long as this object.
 
         Raises:
-            ValueError: the object is missing or damaged.
+            DamagedObject: the object is missing or damaged; it counts as missing from now on, so its stage runs again.
         """
-        return self._copies.keep(*self._copy_of(artifact.digest))
+        try:
+            return self._copies.keep(*self._copy_of(artifact.digest))
+        except DamagedObject:
+            self._objects.quarantine_manifest(artifact.digest)
+            raise
 
     # Refs
 
@@ -143,7 +147,10 @@ class ObjectStorage:
         return Lookup(None if damage else ref, damage)
 
     def lookup(self, stage_key: str) -> Lookup:
-        """Find, fetch and verify; what is damaged is moved to ``quarantine/``, so that the stage can run again."""
+        """Find, fetch and verify; what is damaged is moved to ``quarantine/``, so that the stage can run again.
+
+        If only the bucket's files were damaged, they are replaced by this machine's intact copy.
+        """
         try:
             ref = self.find(stage_key)
         except DamagedRef as error:
@@ -154,6 +161,8 @@ class ObjectStorage:
         try:
             with self._copies.using(*self._copy_of(ref.artifact.digest)) as folder:
                 differing = contradictions(ref.artifact, read_sealed(folder, digest=ref.artifact.digest))
+                if not differing and not self.has_object(ref.artifact.digest):
+                    self._mend(folder, ref)
         except ValueError as error:
             self._objects.quarantine_manifest(ref.artifact.digest)
             return Lookup(None, (str(error),))
@@ -319,6 +328,13 @@ class ObjectStorage:
                 self._swap_ref(ref)
                 if held.is_still_ours():
                     return
+
+    def _mend(self, folder: Path, ref: Ref) -> None:
+        """Upload what other machines have found damaged, from an intact copy; nobody removes the object meanwhile."""
+        lease = object_lease(ref.artifact.digest)
+        with self._leases.hold(lease, holder=f"run {ref.run_id}"):
+            self._objects.upload(folder, ref.artifact.digest)
+        _log.warning("%s was damaged in the bucket and is mended from this machine's copy", ref.artifact.uri)
 
     def _swap_ref(self, ref: Ref) -> None:
         """Point the stage key to the object, unless a newer attempt has started (compare-and-swap)."""

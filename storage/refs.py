@@ -22,6 +22,10 @@ class DamagedRef(ValueError):
     """A ref that cannot be read, or that belongs to another stage key."""
 
 
+class DamagedObject(ValueError):
+    """A stored object that is missing or has other bytes than its digest says."""
+
+
 class Ref(Frozen):
     """The artifact of a stage key."""
 

@@ -26,7 +26,7 @@ class Objects(Protocol):
     """Immutable folders of files, named by their content."""
 
     def folder(self, artifact: Artifact) -> Path:
-        """A local folder with the artifact's files, for reading."""
+        """A local folder with the artifact's files, for reading; DamagedObject: there are none that can be used."""
 
     def local_folder(self, digest: str) -> Path | None:
         """The object's folder if this machine has it already; nothing is fetched or checked."""

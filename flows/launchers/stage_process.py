@@ -31,6 +31,7 @@ from flows.launchers.safe_stream import SafeStream
 from schemas.records.attempt import Failure
 from schemas.records.job import StageJob, StageResult
 from schemas.safe_text import server_secrets, without_secrets
+from storage.refs import DamagedObject
 from tasks.training import preemption
 from tasks.training.writer import writes_files
 
@@ -149,6 +150,13 @@ def explain(error: BaseException) -> Failure:
             cause="storage",
             message=_first_sentences(message),
             remedy="look at the bucket's address, its login and the network, and run the same command again",
+        )
+    if isinstance(error, DamagedObject):
+        return Failure(
+            exit_code=ExitCode.STORAGE,
+            cause="storage",
+            message=message,
+            remedy="run the same command again, which makes it anew",
         )
     if kind in ("TrainingDiverged", "FloatingPointError"):
         return Failure(

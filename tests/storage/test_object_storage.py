@@ -6,10 +6,12 @@ from typing import Any
 import obstore
 import pytest
 
+from schemas.records.artifacts import Artifact
 from storage import scratch_copy
 from storage.bucket import open_bucket
 from storage.key_records import KeyRecords
 from storage.object_storage import ObjectStorage
+from storage.refs import DamagedObject
 from storage.scratch_copy import ScratchCopy
 from storage.sealed_folders import MANIFEST, seal
 from storage.storage import open_storage
@@ -81,6 +83,40 @@ def test_a_damaged_copy_in_the_cache_is_fetched_again(machines: Machines) -> Non
     file.chmod(0o644)
     file.write_bytes(b"wEights")
     assert content_of(storage) == b"weights"
+
+
+def flip(machines: Machines, artifact: Artifact) -> None:
+    """Another byte in the bucket, the same size."""
+    obstore.put(machines.remote, f"{artifact.uri}/weights.bin", b"wEights")
+
+
+def test_an_object_that_a_reader_finds_damaged_is_missing_from_then_on_and_made_anew(
+    machines: Machines,
+) -> None:
+    here = machines.new()
+    artifact = commit(here, *stage(here, b"weights"))
+    flip(machines, artifact)
+    reader = machines.new()
+    assert reader.inspect(KEY).ref is not None, "sizes are as they were, and nothing was read"
+    with pytest.raises(DamagedObject, match="weights.bin: sha256 is"):
+        reader.folder(artifact)
+    found = reader.inspect(KEY)
+    assert found.ref is None
+    assert "manifest.json is missing" in found.damage[0]
+    assert reader.lookup(KEY).ref is None
+    commit(reader, *stage(reader, b"weights"))
+    assert content_of(machines.new()) == b"weights"
+
+
+def test_a_machine_with_an_intact_copy_mends_what_others_found_damaged(machines: Machines) -> None:
+    here, reader = machines.new(), machines.new()
+    artifact = commit(here, *stage(here, b"weights"))
+    flip(machines, artifact)
+    with pytest.raises(DamagedObject):
+        reader.folder(artifact)
+    assert content_of(here) == b"weights"
+    assert content_of(machines.new()) == b"weights"
+    assert reader.verify(artifact) == []
 
 
 def test_a_record_that_cannot_be_read_costs_no_attempt_number_twice(machines: Machines) -> None:

@@ -4,10 +4,12 @@ import threading
 import time
 from pathlib import Path
 
+import obstore
 import pytest
 
 from flows.attempts.jobs import request_for
 from flows.attempts.run_attempt import run_attempt
+from flows.exit_codes import ExitCode
 from flows.pools.attempt_flow import _make
 from flows.runs.resolving import load_resolved
 from flows.runs.workspace import Workspace
@@ -62,6 +64,22 @@ def test_what_is_committed_leaves_no_checkpoint_here_and_its_journal_in_the_buck
     assert scratch_here(tmp_path, sft.stage_key) == []
     journal = storage.reports(sft.stage_key, (JOURNAL,)) / JOURNAL
     assert journal.read_bytes().count(b"\n") > 3
+
+
+def test_a_damaged_input_is_told_with_its_remedy_and_is_missing_from_then_on(
+    storage: Storage, sft: AttemptRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    damaged = sft.inputs["init"]
+    path = f"{damaged.uri}/weights.txt"
+    whole = bytes(obstore.get(storage.remote, path).bytes())
+    obstore.put(storage.remote, path, bytes([whole[0] ^ 1]) + whole[1:])
+    monkeypatch.setenv("VANTAGE_CACHE", str(tmp_path / "another worker"))
+    failure = _make(sft, 1, threading.Event()).failure
+    assert failure is not None
+    assert failure.exit_code == ExitCode.STORAGE
+    assert f"{damaged.uri} is damaged: weights.txt: sha256 is" in failure.message
+    assert failure.remedy == "run the same command again, which makes it anew"
+    assert storage.inspect(damaged.stage_key).ref is None
 
 
 def test_a_preempted_attempt_keeps_its_checkpoints_here(
