@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from uuid import UUID
 
 from prefect import flow, runtime, tags, task
@@ -13,6 +13,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import State
 from prefect.context import TagsContext
+from pydantic import Field
 
 from flows.attempts.jobs import resources_of
 from flows.open_runs import orchestrator_of
@@ -34,6 +35,9 @@ from flows.stopping import first_error, stopping
 from schemas.records.attempt import AttemptRequest
 from schemas.safe_text import without_secrets
 from schemas.steps import pool_of
+
+MAX_RESTARTS = 50
+"""A deployed pipeline that has crashed so often is not started again: it would crash for ever."""
 
 
 async def order(orchestrator: Orchestrator, *, recipe: str, overrides: Sequence[str], strict: bool) -> None:
@@ -73,6 +77,7 @@ async def pipeline(
     run_id: str | None = None,
     strict: bool = False,
     seed: int | None = None,
+    restarts: Annotated[int, Field(ge=0, le=MAX_RESTARTS)] = 0,
 ) -> State[None]:
     """Run all steps, side by side as far as the machine has resources, then publish.
 
@@ -83,6 +88,7 @@ async def pipeline(
         run_id: the run to resume; None: chosen as ``vantage run`` does.
         strict: refuse to reuse artifacts made with other code or libraries.
         seed: in place of the recipe's; None: the recipe's.
+        restarts: how often it was started again after a crash; Prefect starts none with more than the most allowed.
     """
     flow_run_id = str(runtime.flow_run.id)
     with ExitStack() as held:

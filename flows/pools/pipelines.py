@@ -229,7 +229,8 @@ def remove(client: SyncPrefectClient, name: str) -> None:
 def automations_of(name: str, deployment: UUID) -> list[AutomationCore]:
     """A lost pipeline counts as crashed, and a crashed one is started again with the same parameters.
 
-    Started again, it goes on with its unfinished run: attempts that still run on their workers are adopted.
+    Started again, it goes on with its unfinished run: attempts that still run on their workers are adopted. Prefect
+    refuses a number of ``restarts`` above the flow's limit, which ends a pipeline that crashes each time.
     """
     heartbeat = f"{_EVENT}heartbeat"
     ends = {f"{_EVENT}{state}" for state in ("Crashed", *(name for _, name in STATES.values()))}
@@ -257,7 +258,10 @@ def automations_of(name: str, deployment: UUID) -> list[AutomationCore]:
     again = RunDeployment(
         source="selected",
         deployment_id=deployment,
-        parameters={field: _same(field, default) for field, default in _DEFAULTS.items()},
+        parameters={
+            **{field: _parameter(field, default) for field, default in _DEFAULTS.items()},
+            "restarts": _parameter("restarts", "0", plus=1),
+        },
     )
     return [
         AutomationCore(
@@ -297,9 +301,10 @@ _DEFAULTS = {
 """Parameter that is passed on → its default, as Jinja: Prefect keeps no parameter that was left out."""
 
 
-def _same(field: str, default: str) -> dict[str, Any]:
-    """A parameter of the crashed flow run, as a template of Prefect's."""
-    value = f"{{{{ flow_run.parameters.get('{field}', {default}) | tojson }}}}"
+def _parameter(field: str, default: str, *, plus: int = 0) -> dict[str, Any]:
+    """A parameter of the crashed flow run, as a template of Prefect's; a number may be raised."""
+    raised = f" + {plus}" if plus else ""
+    value = f"{{{{ (flow_run.parameters.get('{field}', {default}){raised}) | tojson }}}}"
     return {"__prefect_kind": "json", "value": {"__prefect_kind": "jinja", "template": value}}
 
 

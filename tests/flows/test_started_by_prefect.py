@@ -160,5 +160,6 @@ def test_the_form_asks_for_plain_values() -> None:
         "run_id": ["string", "null"],
         "strict": "boolean",
         "seed": ["integer", "null"],
+        "restarts": "integer",
     }
     assert all(each.get("description") for each in schema.properties.values())

@@ -127,7 +127,7 @@ def test_a_pool_that_prefect_does_not_know_is_refused(client: "SyncPrefectClient
     assert registered(client) == []
 
 
-@pytest.mark.parametrize("more", [{}, {"run_id": "0007-fake-abcdef", "strict": True}])
+@pytest.mark.parametrize("more", [{}, {"run_id": "0007-fake-abcdef", "strict": True, "restarts": 3}])
 def test_a_crashed_pipeline_is_started_again_with_its_own_parameters(more: dict[str, Any]) -> None:
     """As Prefect's server fills the templates in."""
     from uuid import uuid4
@@ -150,7 +150,27 @@ def test_a_crashed_pipeline_is_started_again_with_its_own_parameters(more: dict[
         name: yaml.safe_load(Environment().from_string(field["value"]["template"]).render(flow_run=Crashed()))
         for name, field in parameters.items()
     }
-    assert filled == {"run_id": None, "seed": None, "strict": False, **Crashed.parameters}
+    assert filled == {
+        "run_id": None,
+        "seed": None,
+        "strict": False,
+        **Crashed.parameters,
+        "restarts": more.get("restarts", 0) + 1,
+    }
+
+
+def test_a_pipeline_that_crashes_each_time_is_not_started_for_ever(
+    client: "SyncPrefectClient", recipe_file: Path
+) -> None:
+    from prefect.exceptions import PrefectHTTPStatusError
+
+    from flows.pipeline import MAX_RESTARTS
+
+    identity = register(client, pipeline(recipe_file))
+    client.create_flow_run_from_deployment(identity, parameters={"restarts": MAX_RESTARTS})
+    with pytest.raises(PrefectHTTPStatusError, match="409"):
+        client.create_flow_run_from_deployment(identity, parameters={"restarts": MAX_RESTARTS + 1})
+    remove(client, "fake")
 
 
 def test_prefect_deploy_reads_what_is_written(recipe_file: Path) -> None:
