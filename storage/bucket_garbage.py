@@ -8,10 +8,12 @@ A lease can be lost while its holder sleeps, so a lease alone protects nothing h
   holds that lease from before the upload until after the ref is written, and uploads again if it was lost between.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from pathlib import Path
+from datetime import datetime
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import obstore
@@ -28,6 +30,8 @@ from storage.store import Locked, is_digest
 
 _READS = 16
 """Records that are read at once."""
+_SILENT_SECONDS = 3600.0
+"""An attempt without an outcome whose messages have not changed for so long is lost; it beats every few seconds."""
 _CLOCK = "leases/clock"
 """Written to learn the time on the storage's own clock."""
 
@@ -68,7 +72,13 @@ class BucketGarbage:
         return {digest: size for digest, size in self._sizes("objects/").items() if is_digest(digest)}
 
     def leftovers(self) -> Collection[Leftover]:
-        return [*self._scratch_copies(), *self._folders_here(), *self._quarantined()]
+        now = self._now()
+        return [
+            *self._scratch_copies(),
+            *self._messages(now),
+            *self._folders_here(),
+            *self._quarantined(now),
+        ]
 
     def remove_refs(self, stage_keys: Collection[str], *, needed: Needed) -> list[str]:
         gone: list[str] = []
@@ -161,24 +171,43 @@ class BucketGarbage:
             if is_digest(key):
                 yield Leftover(f"scratch/{key}/", size, stage_key=key, is_scratch=True)
 
+    def _messages(self, now: datetime) -> Iterator[Leftover]:
+        """Messages of attempts, without those of keys with an attempt under way: it may not hold its key yet."""
+        of_key: dict[str, list[Any]] = defaultdict(list)
+        for each in self._listed("messages/"):
+            of_key[str(each["path"]).partition("messages/")[2].partition("/")[0]].append(each)
+        for key, messages in of_key.items():
+            paths = [PurePosixPath(str(each["path"])) for each in messages]
+            ended = {path.parent for path in paths if path.name == "outcome.json"}
+            is_over = (
+                path.parent in ended or (now - each["last_modified"]).total_seconds() > _SILENT_SECONDS
+                for path, each in zip(paths, messages, strict=True)
+            )
+            if is_digest(key) and all(is_over):
+                size = sum(each["size"] for each in messages)
+                yield Leftover(f"messages/{key}/", size, stage_key=key, is_scratch=True)
+
     def _folders_here(self) -> Iterator[Leftover]:
-        """Scratch and staging folders of this machine; those of others are removed by a call there."""
-        for kind in ("scratch", "staging"):
-            for path in sorted((self._cache / kind).iterdir()):
+        """Working folders of this machine; those of others are removed by a call there."""
+        for kind in ("scratch", "staging", "reports"):
+            for path in sorted((self._cache / kind).glob("*")):
                 key = path.name.partition(".")[0]
                 if is_digest(key):
-                    is_scratch = kind == "scratch" and path.name == key
+                    is_scratch = kind != "staging" and path.name == key
                     yield Leftover(
                         str(path),
                         bytes_in(path),
                         stage_key=key,
                         is_scratch=is_scratch,
-                        is_committed=is_scratch and self._is_committed(key),
+                        is_committed=is_scratch and kind == "scratch" and self._is_committed(key),
                     )
 
-    def _quarantined(self) -> Iterator[Leftover]:
+    def _now(self) -> datetime:
+        """The time on the storage's own clock."""
         obstore.put(self._remote, _CLOCK, b"")
-        now = obstore.head(self._remote, _CLOCK)["last_modified"]
+        return obstore.head(self._remote, _CLOCK)["last_modified"]
+
+    def _quarantined(self, now: datetime) -> Iterator[Leftover]:
         for each in self._listed("quarantine/"):
             age = (now - each["last_modified"]).total_seconds()
             yield Leftover(str(each["path"]), each["size"], age_seconds=age)

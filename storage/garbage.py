@@ -32,7 +32,7 @@ class Leftover:
     stage_key: str | None = None
     """Held while it is removed; None: nobody uses it."""
     is_scratch: bool = False
-    """Attempts at the key may go on from it."""
+    """Attempts at the key may go on from it, or the runs that need the key read it."""
     is_committed: bool = False
     """The newest attempt at the key has committed, and the storage has what others read of this scratch folder."""
     age_seconds: float | None = None

@@ -23,7 +23,7 @@ from storage.storage import garbage_of
 QUARANTINE_SECONDS = 7 * 86400.0
 """How long damaged things are kept for inspection."""
 
-Kind = Literal["run", "ref", "object", "scratch", "staging", "quarantine", "left over"]
+Kind = Literal["run", "ref", "object", "scratch", "messages", "staging", "quarantine", "left over"]
 
 
 @dataclass(frozen=True)
@@ -222,6 +222,8 @@ def _remove_runs(workspace: Workspace, chosen: Iterable[str]) -> tuple[list[str]
 
 
 def _kind_of(leftover: Leftover) -> Kind:
+    if leftover.name.startswith("messages/"):
+        return "messages"
     if leftover.is_scratch:
         return "scratch"
     if leftover.stage_key is not None:

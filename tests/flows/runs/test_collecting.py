@@ -23,6 +23,7 @@ from ledger.outbox import Outbox
 from schemas.records.artifacts import Artifact
 from schemas.records.job import StageJob, StageResult
 from schemas.records.stage_key import stage_key
+from storage.messages import messages_of, newest_number
 from storage.refs import DamagedRef, Lookup
 from storage.storage import Storage
 from storage.store import Store
@@ -495,6 +496,31 @@ def test_local_scratch_of_a_committed_key_goes_when_no_active_run_reads_it(
     assert storage.has_scratch(made.stage_key), (
         "the copy in the bucket stays: its run may not have recorded it"
     )
+
+
+def test_messages_and_reports_go_with_the_last_run_that_needs_their_key(
+    bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VANTAGE_CACHE", str(tmp_path / "cache"))
+    workspace = Workspace.at(bucket)
+    storage = workspace.storage
+    needed, ended, under_way = (stage_key({"n": number}) for number in range(3))
+    for key in (needed, ended, under_way):
+        (storage.reports(key, ()) / "progress.json").write_text("{}")
+        messages_of(storage.remote, key, 1).write("log.txt", b"12345")
+        messages_of(storage.remote, key, 1).write("outcome.json", b"{}")
+    messages_of(storage.remote, under_way, 2).write("beat", b"1")
+    with acquire_run(workspace, RECIPE, source="quickstart") as run:
+        run.update(used_keys={"sft": needed}, status="completed")
+    reports = {key: str(storage.reports(key, ())) for key in (ended, under_way)}
+    gone = [Removal("messages", f"messages/{ended}/", 7)]
+    gone += [Removal("scratch", path, 2) for path in sorted(reports.values())]
+    assert list(collect(workspace).removed) == gone
+    assert messages_of(storage.remote, needed, 1).read("log.txt") == b"12345"
+    assert messages_of(storage.remote, under_way, 1).read("log.txt") == b"12345"
+    monkeypatch.setattr("storage.bucket_garbage._SILENT_SECONDS", -1.0)
+    assert collect(workspace).removed == (Removal("messages", f"messages/{under_way}/", 8),)
+    assert newest_number(storage.remote, under_way) == 0
 
 
 def files_of(workspace: Workspace, artifact: Artifact) -> list[Path]:
