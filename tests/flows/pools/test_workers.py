@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
+from flows.open_runs import orchestrator_of
 from flows.runs.cancelling import cancel_run
 from flows.runs.run import read_run, read_runs
 from flows.runs.status import view_run
@@ -148,6 +149,26 @@ def test_a_killed_pipeline_adopts_the_stage_that_goes_on_without_it(
     assert record.run_id == read_runs(here)[0].run_id
     assert len(read_runs(here)) == 1
     assert record.status == "completed"
+    assert {step: stage.digest for step, stage in record.stages.items()} == digests
+    assert computations(tmp_path) == ["started", "finished"]
+    assert record.stages["sft"].attempt == 1
+
+
+def test_a_pipeline_whose_own_worker_ends_leaves_the_stage_and_adopts_it_later(
+    here: Workspace, worker: Worker, recipe_file: Path, tmp_path: Path, digests: dict[str, str | None]
+) -> None:
+    worker(1.0)
+    with ThreadPoolExecutor(1) as thread:
+        running = thread.submit(run_recipe, here, recipe_file, ON_POOL)
+        soon(lambda: is_under_way(tmp_path), running)
+        [begun] = read_runs(here)
+        orchestrator = orchestrator_of(begun.run_id)
+        assert orchestrator is not None
+        orchestrator.drain()
+        record, _ = running.result()
+    assert (record.status, record.stages["sft"].status) == ("resumable", "resumable")
+    record, _ = run_recipe(here, recipe_file, ON_POOL)
+    assert (record.run_id, record.status) == (begun.run_id, "completed")
     assert {step: stage.digest for step, stage in record.stages.items()} == digests
     assert computations(tmp_path) == ["started", "finished"]
     assert record.stages["sft"].attempt == 1
