@@ -1,5 +1,7 @@
 """The deployment that makes attempts runnable on a work pool."""
 
+from contextlib import suppress
+
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
@@ -64,12 +66,16 @@ def create_pool(client: SyncPrefectClient, pool: str) -> bool:
 
 
 def deploy_attempts(client: SyncPrefectClient, pool: str) -> None:
-    """Register the flow of attempts on the pool; what is registered already stays as it is."""
+    """Register the flow of attempts on the pool; what is registered there already stays as it is.
+
+    A pool that was deleted leaves its deployment without one, also when a pool of the same name is made again.
+    """
     from flows.pools.attempt_flow import attempt
 
-    try:
-        client.read_deployment_by_name(attempt_deployment(pool))
-    except ObjectNotFound:
+    registered = None
+    with suppress(ObjectNotFound):
+        registered = client.read_deployment_by_name(attempt_deployment(pool))
+    if registered is None or registered.work_pool_name != pool:
         require_pool(client, pool)
         client.create_deployment(
             client.create_flow(attempt),

@@ -15,15 +15,16 @@ from contextlib import contextmanager
 from uuid import UUID
 
 from httpx import HTTPError
+from obstore.exceptions import BaseError
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.objects import FlowRun, State, StateType
+from prefect.client.schemas.objects import FlowRun, State, StateType, WorkPoolStatus
 from prefect.deployments.flow_runs import arun_deployment
 from prefect.exceptions import ObjectNotFound, PrefectException
 from prefect.states import Cancelled, Crashed
 
 from flows.attempts.run_attempt import Observer
 from flows.exit_codes import ExitCode
-from flows.pools.deployments import attempt_deployment, deploy_attempts
+from flows.pools.deployments import UnknownPool, attempt_deployment, deploy_attempts
 from flows.pools.job_variables import job_variables
 from flows.stopping import Stop
 from schemas.frozen import Frozen
@@ -40,6 +41,8 @@ PENDING_SECONDS = 900.0
 """A flow run that a worker has taken and not started for so long is lost; a container's image may take minutes."""
 QUEUED_SECONDS = 10.0
 """After so long without a worker, the run says what it waits for."""
+OUTAGE_SECONDS = 900.0
+"""How long a Prefect server or a storage that does not answer is waited for."""
 STOP_SECONDS = 60.0
 """Time for an attempt to save its state after a stop was requested."""
 
@@ -65,30 +68,75 @@ def run_on_pool(
     """
     began = time.monotonic()
     with get_client(sync_client=True) as client:
-        deploy_attempts(client, pool)
-        number = max(1, newest_number(storage.remote, request.stage_key))
-        while messages_of(storage.remote, request.stage_key, number).read("outcome.json") is not None:
-            number += 1
+        while True:
+            attempt = _started(client, request, pool, storage, observer, stop)
+            outcome = AttemptOutcome(status="stopped") if attempt is None else attempt.wait()
+            # Its worker was asked to end before it began, or another run has moved it to its own pool: asked anew.
+            if outcome.status != "stopped" or stop.is_set():
+                return outcome.model_copy(update={"seconds": time.monotonic() - began})
+
+
+def _started(
+    client: SyncPrefectClient,
+    request: AttemptRequest,
+    pool: str,
+    storage: Storage,
+    observer: Observer,
+    stop: threading.Event,
+) -> "_Attempt | None":
+    """The attempt that is under way, or a new one; None if a stop was requested before Prefect answered.
+
+    Raises:
+        HTTPError, PrefectException: Prefect has not answered for ``OUTAGE_SECONDS``.
+    """
+    give_up = time.monotonic() + OUTAGE_SECONDS
+    while not stop.is_set():
+        try:
+            return _ask_prefect(client, request, pool, storage, observer, stop)
+        except (ObjectNotFound, UnknownPool):
+            raise
+        except (HTTPError, PrefectException) as error:
+            if time.monotonic() >= give_up:
+                raise
+            _log.warning("the Prefect server does not answer (%s); asked again in seconds", error)
+            stop.wait(SECONDS_BETWEEN_REPORTS)
+    return None
+
+
+def _ask_prefect(
+    client: SyncPrefectClient,
+    request: AttemptRequest,
+    pool: str,
+    storage: Storage,
+    observer: Observer,
+    stop: threading.Event,
+) -> "_Attempt":
+    """Ask for the attempt, or find the one that is under way."""
+    deploy_attempts(client, pool)
+    number = max(1, newest_number(storage.remote, request.stage_key))
+    while True:
         messages = messages_of(storage.remote, request.stage_key, number)
-        asked = _ask(messages, request)
-        flow_run = asyncio.run(_start_flow_run(request, number, asked.token, pool))
-        outcome = _Attempt(client, flow_run, request, messages, pool, storage, observer, stop).wait()
-    if asked.run_id != request.run_id and outcome.artifact is not None:
-        outcome = outcome.model_copy(update={"status": "reused"})  # another run's attempt made it
-    return outcome.model_copy(update={"seconds": time.monotonic() - began})
+        if messages.read("outcome.json") is None:
+            asked = _ask(messages, request, pool)
+            flow_run = asyncio.run(_start_flow_run(request, number, asked.token, pool))
+            attempt = _Attempt(client, flow_run, request, messages, asked, pool, storage, observer, stop)
+            if not attempt.was_moved():
+                return attempt
+        number += 1
 
 
 class Asked(Frozen):
-    """Who asked first for a numbered attempt."""
+    """Who asked first for a numbered attempt, and where."""
 
     run_id: str
+    pool: str = ""
     token: str
     """Random; part of the idempotency key, so that no flow run of another storage or of earlier days is found."""
 
 
-def _ask(messages: Messages, request: AttemptRequest) -> Asked:
+def _ask(messages: Messages, request: AttemptRequest, pool: str) -> Asked:
     """Ask for the attempt, unless another run or an earlier process of this one has."""
-    ours = Asked(run_id=request.run_id, token=secrets.token_hex(8))
+    ours = Asked(run_id=request.run_id, pool=pool, token=secrets.token_hex(8))
     if messages.create("request.json", ours.model_dump_json().encode()):
         return ours
     return Asked.model_validate_json(messages.read("request.json") or b"")
@@ -124,44 +172,98 @@ class _Attempt:
         flow_run: FlowRun,
         request: AttemptRequest,
         messages: Messages,
+        asked: Asked,
         pool: str,
         storage: Storage,
         observer: Observer,
         stop: threading.Event,
     ) -> None:
+        """``pool``: of the run that waits; ``asked.pool`` is that of the run which asked first."""
         self._client = client
         self._flow_run = flow_run
         self._request = request
         self._messages = messages
+        self._asked = asked
         self._pool = pool
         self._storage = storage
         self._observer = observer
         self._stop = stop
         self._begun = False
+        self._told = False
         self._beat: bytes | None = None
+        self._state_type: StateType | None = None
+        self._started = time.monotonic()
+        self._reported = 0.0
         self._heard = time.monotonic()
-        """When the attempt's beat last changed, or its flow run was last seen to wait for a worker."""
+        """When the attempt's beat or its flow run's state last changed, or it was last seen to wait for a worker."""
 
     def wait(self) -> AttemptOutcome:
-        """Wait for the outcome; the attempt is given up when its process is lost."""
-        started, reported, told = time.monotonic(), 0.0, False
+        """Wait for the outcome; the attempt is given up when its process is lost.
+
+        Raises:
+            BaseError: of obstore: the storage has not answered for ``OUTAGE_SECONDS``.
+        """
+        answered = time.monotonic()
         while True:
-            outcome = self._outcome()
+            try:
+                outcome = self._look()
+                answered = time.monotonic()
+            except BaseError as error:
+                if time.monotonic() - answered >= OUTAGE_SECONDS:
+                    raise
+                outcome = None
+                self._heard = time.monotonic()  # its beats may be there, unread
+                _log.warning("the storage does not answer: %s", error)
             if outcome is not None:
-                self._report()
+                if outcome.artifact is not None and self._asked.run_id != self._request.run_id:
+                    outcome = outcome.model_copy(update={"status": "reused"})  # another run's attempt made it
                 return outcome
-            if self._stop.is_set():
-                return self._stopped()
-            now = time.monotonic()
-            if now - reported >= SECONDS_BETWEEN_REPORTS:
-                reported = now
-                if (ended := self._ended()) is not None:
-                    return self._give_up(ended)
-                self._report()
-            if not told and not self._begun and now - started >= QUEUED_SECONDS and self._is_queued():
-                told = True
-                self._observer.queued(self._pool)
             self._stop.wait(POLL_SECONDS)
+
+    def _look(self) -> AttemptOutcome | None:
+        """Look once; None: it goes on."""
+        outcome = self._outcome()
+        if outcome is not None:
+            self._report()
+            return outcome
+        if self._stop.is_set():
+            return self._stopped()
+        now = time.monotonic()
+        if now - self._reported >= SECONDS_BETWEEN_REPORTS:
+            self._reported = now
+            if (ended := self._ended()) is not None:
+                return self._give_up(ended)
+            if self.was_moved():
+                return AttemptOutcome(status="stopped")
+            self._report()
+        if not self._told and not self._begun and now - self._started >= QUEUED_SECONDS and self._is_queued():
+            self._told = True
+            self._observer.queued(self._asked.pool or self._pool)
+        return None
+
+    def was_moved(self) -> bool:
+        """Close another run's request that waits for a pool without workers, if ours has some: we ask there anew."""
+        state, theirs = self._flow_run.state, self._asked.pool
+        if theirs in ("", self._pool) or state is None or state.type != StateType.SCHEDULED:
+            return False
+        with _server_faults_ignored():
+            if self._has_workers(theirs) or not self._has_workers(self._pool):
+                return False
+            return self._close()
+        return False
+
+    def _has_workers(self, pool: str) -> bool:
+        try:
+            return self._client.read_work_pool(pool).status == WorkPoolStatus.READY
+        except ObjectNotFound:
+            return False
+
+    def _close(self) -> bool:
+        stopped = AttemptOutcome(status="stopped")
+        if self._messages.create("outcome.json", stopped.model_dump_json().encode()):
+            self._messages.write("stop", b"")
+            self._end_flow_run(self._flow_run.id, crashed=False)
+        return True
 
     def _outcome(self) -> AttemptOutcome | None:
         data = self._messages.read("outcome.json")
@@ -192,10 +294,13 @@ class _Attempt:
                 self._flow_run = self._client.read_flow_run(self._flow_run.id)
             except ObjectNotFound:
                 return "its flow run was deleted from Prefect"
+            if self._is_queued() and self._flow_run.work_pool_name is None:
+                return "its work pool was deleted"
         beat = self._messages.read("beat")
         state = self._flow_run.state
-        if beat != self._beat or state is None or state.type == StateType.SCHEDULED:
-            self._beat, self._heard = beat, time.monotonic()
+        state_type = None if state is None else state.type
+        if (beat, state_type) != (self._beat, self._state_type) or state_type in (None, StateType.SCHEDULED):
+            self._beat, self._state_type, self._heard = beat, state_type, time.monotonic()
         if state is not None and state.is_final() and self._outcome() is None:
             return f"its flow run is {state.name}{f': {state.message}' if state.message else ''}"
         patience = PENDING_SECONDS if self._is_queued() else SILENT_SECONDS
@@ -216,6 +321,7 @@ class _Attempt:
         )
         if not self._messages.create("outcome.json", lost.model_dump_json().encode()):
             return self._outcome() or lost
+        self._messages.write("stop", b"")  # it may only have been cut off, and train on for nobody
         self._end_flow_run(self._flow_run.id, crashed=True)
         return lost
 

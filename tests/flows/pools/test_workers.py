@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from flows.open_runs import orchestrator_of
-from flows.runs.cancelling import cancel_run
-from flows.runs.run import read_run, read_runs
+from flows.runs.cancelling import attempts_under_way, cancel_run
+from flows.runs.run import is_active, read_run, read_runs
 from flows.runs.status import view_run
 from flows.runs.workspace import Workspace
 from tests.flows.orchestrated import attempt_all, orchestrated
@@ -260,9 +260,51 @@ def test_without_a_worker_a_run_says_what_it_waits_for_and_can_be_stopped(
         run_recipe(here, recipe_file, "stages.sft.resources.pool=nowhere")
 
 
-def start_pipeline(workspace: Workspace, recipe: Path) -> subprocess.Popen[str]:
+def test_a_stage_that_waits_for_nobody_is_made_where_another_run_asks_for_it(
+    here: Workspace, worker: Worker, recipe_file: Path, tmp_path: Path
+) -> None:
+    """And both runs have it; one whose ordering process has died is stopped while it waits."""
+    from prefect.client.orchestration import get_client
+
+    from flows.pools.deployments import attempt_deployment, create_pool, deploy_attempts
+
+    on_nobody = "stages.sft.resources.pool=nobody"
+    with get_client(sync_client=True) as client:
+        create_pool(client, "nobody")
+        deploy_attempts(client, "nobody")
+        client.delete_work_pool("nobody")
+        create_pool(client, "nobody")
+        deploy_attempts(client, "nobody")
+        assert client.read_deployment_by_name(attempt_deployment("nobody")).work_pool_name == "nobody"
+
+    dead = start_pipeline(here, recipe_file, on_nobody)
+    soon(lambda: attempts_under_way(here, read_runs(here)[0]) if read_runs(here) else {})
+    os.killpg(dead.pid, signal.SIGKILL)
+    dead.communicate()
+    [record] = read_runs(here)
+    wait_for(lambda: not is_active(here, record.run_id), seconds=60.0)
+    assert cancel_run(here, record) == [
+        "sft, whose run has no process any more, is asked to save its state and stop"
+    ]
+    [messages] = attempts_under_way(here, record).values()
+    assert messages.read("stop") is not None
+
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(run_recipe, here, recipe_file, on_nobody)
+        soon(lambda: any(is_active(here, each.run_id) for each in read_runs(here)), waiting)
+        worker()
+        other, told = run_recipe(here, recipe_file, ON_POOL, "stages.evaluation.resources.cpus=1")
+        if other.status != "completed":
+            cancel_run(here, record)
+        record, printed = waiting.result()
+    assert other.status == "completed", told
+    assert record.status == "completed", printed
+    assert computations(tmp_path) == ["started", "finished"]
+
+
+def start_pipeline(workspace: Workspace, recipe: Path, override: str = ON_POOL) -> subprocess.Popen[str]:
     """``vantage run`` in a process group of its own."""
-    command = [sys.executable, "-c", VANTAGE, "run", str(recipe), "--set", ON_POOL]
+    command = [sys.executable, "-c", VANTAGE, "run", str(recipe), "--set", override]
     return subprocess.Popen(
         [*command, "--workspace", workspace.address],
         env={**os.environ, "PYTHONPATH": FAKED},

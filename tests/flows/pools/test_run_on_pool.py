@@ -1,0 +1,236 @@
+"""What a run makes of what it sees of its attempt, by a made-up Prefect; tests of real servers are in ``test_workers``."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from httpx import ConnectError
+from obstore.exceptions import GenericError
+from obstore.store import MemoryStore
+from prefect.client.schemas.objects import StateType, WorkPoolStatus
+from prefect.exceptions import ObjectNotFound
+
+from flows.attempts.run_attempt import Unobserved
+from flows.exit_codes import ExitCode
+from flows.pools import run_on_pool
+from flows.pools.deployments import UnknownPool
+from flows.pools.run_on_pool import PENDING_SECONDS, SILENT_SECONDS, Asked, _Attempt, _started
+from schemas.records.attempt import AttemptOutcome, AttemptRequest
+from storage.messages import Messages, messages_of
+from storage.storage import Storage
+
+KEY = "0" * 64
+
+
+class Clock:
+    """Seconds that pass when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    found = Clock()
+    monkeypatch.setattr(run_on_pool.time, "monotonic", found.monotonic)
+    return found
+
+
+class Prefect:
+    """A server that knows one flow run."""
+
+    def __init__(self) -> None:
+        self.state = StateType.SCHEDULED
+        self.pool: str | None = "gpu"
+        self.ended: list[Any] = []
+        self.with_workers = {"gpu", "big"}
+
+    def read_flow_run(self, _: object) -> Any:
+        state = SimpleNamespace(
+            type=self.state, name=self.state.value, message="", is_final=lambda: self.state in FINAL
+        )
+        return SimpleNamespace(id="run", state=state, work_pool_name=self.pool)
+
+    def read_work_pool(self, name: str) -> Any:
+        if name == "deleted":
+            raise ObjectNotFound(Exception("404"))
+        status = WorkPoolStatus.READY if name in self.with_workers else WorkPoolStatus.NOT_READY
+        return SimpleNamespace(status=status)
+
+    def set_flow_run_state(self, _: object, state: Any, force: bool) -> None:
+        self.ended.append(state.type)
+
+
+FINAL = (StateType.COMPLETED, StateType.FAILED, StateType.CRASHED, StateType.CANCELLED)
+
+
+@pytest.fixture
+def prefect() -> Prefect:
+    return Prefect()
+
+
+@pytest.fixture
+def messages() -> Messages:
+    return messages_of(cast(Any, MemoryStore()), KEY, 1)
+
+
+@pytest.fixture
+def request_(tmp_path: Path) -> AttemptRequest:
+    return AttemptRequest.model_construct(stage_key=KEY, run_id="0001-a", log=tmp_path / "log.txt")
+
+
+@pytest.fixture
+def attempt(
+    prefect: Prefect, messages: Messages, request_: AttemptRequest, clock: Clock, tmp_path: Path
+) -> Iterator[_Attempt]:
+    storage = SimpleNamespace(reports=lambda key, names: tmp_path)
+    return _Attempt(
+        cast(Any, prefect),
+        prefect.read_flow_run("run"),
+        request_,
+        messages,
+        Asked(run_id="0001-a", pool="gpu", token="t"),
+        "big",
+        cast(Storage, storage),
+        Unobserved(),
+        threading.Event(),
+    )
+
+
+def test_a_container_that_took_minutes_to_start_has_its_time_to_beat(
+    attempt: _Attempt, prefect: Prefect, messages: Messages, clock: Clock
+) -> None:
+    clock.now += 3600
+    assert attempt._ended() is None, "it waits for a worker"
+    prefect.state = StateType.PENDING
+    assert attempt._ended() is None
+    clock.now += PENDING_SECONDS - 1
+    assert attempt._ended() is None
+    prefect.state = StateType.RUNNING
+    assert attempt._ended() is None, "it has only just begun"
+    clock.now += SILENT_SECONDS - 1
+    assert attempt._ended() is None
+    messages.write("beat", b"1")
+    assert attempt._ended() is None
+    clock.now += SILENT_SECONDS
+    assert attempt._ended() == "its process has not been heard of for 60 s"
+
+
+def test_a_flow_run_that_is_never_started_is_given_up(
+    attempt: _Attempt, prefect: Prefect, clock: Clock
+) -> None:
+    prefect.state = StateType.PENDING
+    assert attempt._ended() is None
+    clock.now += PENDING_SECONDS
+    assert attempt._ended() == "its process has not been heard of for 900 s"
+
+
+def test_a_flow_run_without_its_pool_will_never_start(attempt: _Attempt, prefect: Prefect) -> None:
+    prefect.pool = None
+    assert attempt._ended() == "its work pool was deleted"
+    prefect.state = StateType.RUNNING
+    assert attempt._ended() is None, "a worker has it already"
+
+
+def test_one_that_is_given_up_is_told_to_stop(
+    attempt: _Attempt, prefect: Prefect, messages: Messages
+) -> None:
+    """It may only have been cut off from the bucket."""
+    outcome = attempt._give_up("its process has not been heard of")
+    assert outcome.failure is not None
+    assert outcome.failure.exit_code == ExitCode.RESUME
+    assert messages.read("stop") is not None
+    assert prefect.ended == [StateType.CRASHED]
+
+
+def test_only_a_request_that_waits_for_nobody_is_moved_to_a_pool_with_workers(
+    attempt: _Attempt, prefect: Prefect, messages: Messages
+) -> None:
+    assert not attempt.was_moved(), "gpu has workers: its turn will come"
+    prefect.with_workers = set()
+    assert not attempt.was_moved(), "nor has big any"
+    prefect.with_workers = {"big"}
+    prefect.state = StateType.RUNNING
+    attempt._flow_run = prefect.read_flow_run("run")
+    assert not attempt.was_moved(), "a worker has taken it, and has gone since"
+    prefect.state = StateType.SCHEDULED
+    attempt._flow_run = prefect.read_flow_run("run")
+    assert attempt.was_moved()
+    assert AttemptOutcome.model_validate_json(messages.read("outcome.json") or b"").status == "stopped"
+    assert messages.read("stop") is not None
+    assert prefect.ended == [StateType.CANCELLED]
+
+
+def test_a_bucket_that_is_away_for_minutes_fails_nothing(
+    attempt: _Attempt, messages: Messages, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = AttemptOutcome(status="stopped", attempt=4)
+    reads = 0
+
+    def read(self: Messages, what: str) -> bytes | None:
+        nonlocal reads
+        reads += 1
+        clock.now += 60
+        if reads < 10:
+            raise GenericError("no route to host")
+        return made.model_dump_json().encode() if what == "outcome.json" else None
+
+    monkeypatch.setattr(Messages, "read", read)
+    monkeypatch.setattr(run_on_pool, "POLL_SECONDS", 0.0)
+    assert attempt.wait() == made
+
+
+def test_a_bucket_that_stays_away_is_an_error(
+    attempt: _Attempt, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(self: Messages, what: str) -> bytes | None:
+        clock.now += 60
+        raise GenericError("no route to host")
+
+    monkeypatch.setattr(Messages, "read", read)
+    monkeypatch.setattr(run_on_pool, "POLL_SECONDS", 0.0)
+    with pytest.raises(GenericError):
+        attempt.wait()
+    assert clock.now >= 1000.0 + run_on_pool.OUTAGE_SECONDS
+
+
+@pytest.mark.parametrize("minutes_away", [1, 60])
+def test_a_prefect_server_that_is_away_is_waited_for(
+    minutes_away: int, request_: AttemptRequest, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ask(*_: object) -> str:
+        if clock.now < 1000.0 + 60 * minutes_away:
+            clock.now += 5
+            raise ConnectError("connection refused")
+        return "the attempt"
+
+    monkeypatch.setattr(run_on_pool, "_ask_prefect", ask)
+    monkeypatch.setattr(run_on_pool, "SECONDS_BETWEEN_REPORTS", 0.0)
+    nothing = cast(Any, None)
+
+    def started() -> object:
+        return _started(nothing, request_, "gpu", nothing, nothing, threading.Event())
+
+    if minutes_away == 1:
+        assert started() == "the attempt"
+    else:
+        with pytest.raises(ConnectError):
+            started()
+
+
+def test_a_pool_that_does_not_exist_is_told_at_once(
+    request_: AttemptRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ask(*_: object) -> None:
+        raise UnknownPool("resources.pool=gpu is no work pool")
+
+    monkeypatch.setattr(run_on_pool, "_ask_prefect", ask)
+    nothing = cast(Any, None)
+    with pytest.raises(UnknownPool):
+        _started(nothing, request_, "gpu", nothing, nothing, threading.Event())
