@@ -131,6 +131,31 @@ def returns_to_go(rewards: Tensor, response_mask: Tensor, *, gamma: float) -> Te
     return gae(rewards, torch.zeros_like(rewards), response_mask, gamma=gamma, lam=1.0)
 
 
+def above_mean_return(rewards: Tensor, response_mask: Tensor, *, gamma: float) -> Tensor:
+    """`returns_to_go` less their mean over all valid tokens of the batch: EVPO, arXiv 2604.19485, without its critic.
+
+    The best constant baseline: its explained variance is 0, and the variance of the advantages is Var(G). Shapes and
+    errors are as for `returns_to_go`; an empty mask gives zeros.
+    """
+    returns = returns_to_go(rewards, response_mask, gamma=gamma)
+    return keep(returns - mean_return(returns, response_mask), response_mask)
+
+
+def mean_return(returns: Tensor, response_mask: Tensor) -> Tensor:
+    """The mean of `returns` (B,T) over all valid tokens, a scalar in the dtype of `returns`; 0 for an empty mask."""
+    valid = returns[response_mask].to(torch.float64)
+    return (valid.sum() / max(1, valid.numel())).to(returns.dtype)
+
+
+def blended_values(values: Tensor, mean: Tensor, *, weight: float) -> Tensor:
+    """m + k·(V − m): values (any shape) drawn towards the mean return `mean`; `weight` k = 1 leaves them as they are.
+
+    Raises ValueError for a weight outside [0, 1].
+    """
+    _check_unit_interval("weight", weight)
+    return values if weight == 1 else mean + weight * (values - mean)
+
+
 def monte_carlo_returns(rewards: Tensor, response_mask: Tensor, *, gamma: float) -> Tensor:
     """`returns_to_go` under the critic's name for it: what explained variance is measured against."""
     return returns_to_go(rewards, response_mask, gamma=gamma)

@@ -74,6 +74,22 @@ def explained_variance(values: Tensor, returns: Tensor, response_mask: Tensor) -
     return _explained_variance(*_valid_tokens(response_mask, values=values, returns=returns))
 
 
+def switched_weight(
+    explained: float, *, threshold: float, hysteresis: float = 0.0, was_used: bool = True
+) -> float:
+    """1 if a critic of this explained variance is used, else 0: EVPO, arXiv 2604.19485, with hysteresis (ours).
+
+    Used above `threshold`; one that was not used before, only above `threshold + hysteresis`. NaN, the explained variance
+    of returns that do not vary, gives 0.
+    """
+    return float(explained > (threshold if was_used else threshold + hysteresis))
+
+
+def blended_weight(explained: float) -> float:
+    """The explained variance within [0, 1]: how far a critic's values are used (ours). NaN gives 0."""
+    return min(1.0, max(0.0, explained)) if explained == explained else 0.0
+
+
 def value_diagnostics(
     values: Tensor,
     returns: Tensor,

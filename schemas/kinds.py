@@ -259,7 +259,7 @@ _TABLE = (
                 "sampling_rounds",
                 "greedy_score_mean",
             ),
-            *("advantage_mean", "advantage_std", "explained_variance"),
+            *("advantage_mean", "advantage_std", "explained_variance", "critic_weight"),
             # the update
             *(
                 "policy_loss",

@@ -3,15 +3,13 @@
 One iteration, top to bottom: sample, score, shape, estimate advantages, update, adapt the KL coefficients.
 """
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-import torch
 from torch import Tensor
 
-from algorithms.advantages import monte_carlo_returns
-from algorithms.diagnostics import explained_variance
 from algorithms.kl import PenaltyController, ProportionalController
 from algorithms.rewards import RunningMoments
 from models.folders import save_policy, tokenizer_digest
@@ -53,6 +51,8 @@ from tasks.updates.actor_critic import ActorCritic, critic_folder, load_actor_cr
 from tasks.updates.estimates import Estimates, estimate
 from tasks.updates.policy_update import Ptx, kl_to_old, update
 
+log = logging.getLogger(__name__)
+
 
 def run(job: StageJob[ResolvedPolicyOptimization]) -> StageResult:
     """Optimise ``init`` against ``reward`` on ``prompts``; the artifact is the best policy by validation score."""
@@ -85,6 +85,7 @@ def run(job: StageJob[ResolvedPolicyOptimization]) -> StageResult:
             with attempt.unmoved():
                 gathered = gather(job, networks, train, state, positive_verifier)
             rollout, estimates = gathered.rollout, gathered.estimates
+            tell_of_critic(estimates, algorithm, was_used=state.critic_is_used)
 
             # 3. Update
             metrics = update(
@@ -110,6 +111,7 @@ def run(job: StageJob[ResolvedPolicyOptimization]) -> StageResult:
                 moments=gathered.moments,
                 kl_coef=updated_kl_coef(state.kl_coef, rollout, algorithm),
                 kl_penalty_coef=updated_kl_penalty_coef(state.kl_penalty_coef, measure_kl, algorithm),
+                critic_is_used=estimates.critic_weight > 0,
             )
 
             # 5. Keep the policy that scores best on validation prompts
@@ -149,6 +151,8 @@ class PolicyState(BestSoFar):
     """β of the KL(old‖new) penalty in the next update."""
     moments: RunningMoments = field(default_factory=RunningMoments)
     """Of all scores so far."""
+    critic_is_used: bool = True
+    """Whether the last rollout's advantages were the critic's."""
 
 
 @dataclass(frozen=True)
@@ -205,9 +209,18 @@ def gather(
         old_values=old_values,
         final_values=final_values,
         greedy_scores=scaled_greedy(greedy, algorithm, moments, job),
+        critic_was_used=state.critic_is_used,
         positive_verifier=positive_verifier,
     )
     return Gathered(filled, moments, rollout, greedy, estimates, gap)
+
+
+def tell_of_critic(estimates: Estimates, algorithm: Algorithm, *, was_used: bool) -> None:
+    """Log that the critic is left out from this iteration on, or counts again."""
+    is_used = estimates.critic_weight > 0
+    if algorithm.weighs_critic and is_used != was_used:
+        then = "counts again" if is_used else "is left out: advantages are returns less their mean"
+        log.info("explained variance %.3g: the critic %s", estimates.explained_variance, then)
 
 
 def initial_state(job: StageJob, algorithm: Algorithm) -> PolicyState:
@@ -343,11 +356,10 @@ def describe(
         "uniform_group_share": filled.uniform_share,
         "sampling_rounds": filled.rounds,
     }
-    if estimates.old_values is not None:
-        returns = monte_carlo_returns(rollout.rewards, mask, gamma=algorithm.gamma)
-        values, of_returns = (each[mask][None] for each in (estimates.old_values, returns))
-        valid = torch.ones_like(values, dtype=torch.bool)
-        metrics["explained_variance"] = explained_variance(values, of_returns, valid)
+    if estimates.explained_variance is not None:
+        metrics["explained_variance"] = estimates.explained_variance
+    if algorithm.weighs_critic:
+        metrics["critic_weight"] = estimates.critic_weight
     if algorithm.reward_scaling != "none":
         metrics |= {"reward_moments_mean": moments.mean, "reward_moments_std": moments.std}
     if algorithm.kl_penalty_coef:

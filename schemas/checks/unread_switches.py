@@ -21,13 +21,21 @@ def _unread(switches: Algorithm) -> dict[str, tuple[str, str]]:
     advantage = switches.advantage
     if advantage != "gae":
         why = f"by advantage={advantage}, which has no critic"
-        critic = ("lambda_policy", "lambda_value", "length_adaptive_alpha", "value_clip_range")
+        critic = (
+            "lambda_policy",
+            "lambda_value",
+            "length_adaptive_alpha",
+            "value_clip_range",
+            "critic_ev_hysteresis",
+        )
         found |= dict.fromkeys(critic, (why, "set advantage: gae"))
     elif switches.gae_horizon == 1:
         lambdas = ("lambda_policy", "lambda_value", "length_adaptive_alpha")
         found |= dict.fromkeys(lambdas, ("while gae_horizon is 1, a single step", "raise gae_horizon"))
     elif switches.length_adaptive_alpha is not None:
         found["lambda_policy"] = ("while length_adaptive_alpha is set", "set length_adaptive_alpha: null")
+    if advantage == "gae" and switches.critic_ev_threshold is None:
+        found["critic_ev_hysteresis"] = ("while the critic is not switched", "set critic_ev_threshold")
     if advantage in GROUPED:
         found["gamma"] = (f"by advantage={advantage}, which compares whole responses", "set advantage: gae")
     if not switches.importance_ratio:

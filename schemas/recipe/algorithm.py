@@ -16,6 +16,8 @@ from schemas.recipe.fields import (
     Positive,
     Probability,
     Switch,
+    is_off,
+    is_unset,
 )
 
 Aggregation = Literal["token", "sequence", "sequence_sum", "constant"]
@@ -34,6 +36,7 @@ PresetName = Literal[
     "ppo_vapo_baseline",
     "vc_ppo",
     "vapo",
+    "evpo",
     "reinforce_pp",
     "reinforce_pp_baseline",
     "rloo",
@@ -93,6 +96,15 @@ class Algorithm(Returns):
     """Continue a truncated response with the critic's value instead of 0, in the policy's advantages and the critic's
     targets. Value pretraining and explained variance still use Monte-Carlo returns, which end at the cut: a target
     that contains the critic's own prediction cannot measure the critic."""
+    critic_ev_threshold: Number | None = Field(None, exclude_if=is_unset)
+    """The critic's advantages count only in iterations in which its explained variance, on the whole fresh rollout and
+    before any update on it, is above this; in the others the advantage is the return minus the rollout's mean return
+    (EVPO, arXiv 2604.19485: 0). None: always."""
+    critic_ev_hysteresis: Positive | None = Field(None, exclude_if=is_unset)
+    """Ours: a critic that is out counts again only above ``critic_ev_threshold`` plus this. None: 0."""
+    critic_blend: Switch = Field(False, exclude_if=is_off)
+    """Ours, EVPO without a step: values are drawn towards the rollout's mean return m, to m + k·(V − m), where k is the
+    explained variance, at least 0."""
     whiten_advantages: Switch = False
     """Shift and scale the advantages of a rollout to mean 0 and standard deviation 1, over the tokens in the policy's
     loss (those removed by ``overlong_filter`` do not count)."""
@@ -167,6 +179,11 @@ class Algorithm(Returns):
         return self.advantage == "gae" and not self.shared_trunk
 
     @property
+    def weighs_critic(self) -> bool:
+        """Whether a rollout's advantages may be the critic's in part, or not at all."""
+        return self.critic_ev_threshold is not None or self.critic_blend
+
+    @property
     def returns(self) -> Returns:
         """The switches that the critic's pretraining must share."""
         return Returns(**{name: getattr(self, name) for name in Returns.model_fields})
@@ -226,6 +243,23 @@ class Algorithm(Returns):
                     f"{name}={str(getattr(self, name)).lower()} puts a critic's value in the place of what follows, and "
                     f"advantage={self.advantage} has no critic; use advantage: gae, or {name}: {off}"
                 )
+        for name, asked, off in (
+            ("critic_ev_threshold", self.critic_ev_threshold is not None, "null"),
+            ("critic_blend", self.critic_blend, "false"),
+        ):
+            if asked:
+                raise ValueError(
+                    f"{name}={str(getattr(self, name)).lower()} asks how far a critic is trusted, and "
+                    f"advantage={self.advantage} has none; use advantage: gae, or {name}: {off}"
+                )
+
+    @rule
+    def _the_critic_is_switched_or_blended(self) -> None:
+        if self.critic_blend and self.critic_ev_threshold is not None:
+            raise ValueError(
+                f"critic_blend weighs the critic by its explained variance, and critic_ev_threshold="
+                f"{self.critic_ev_threshold:g} takes all or nothing of it; set one of them"
+            )
 
     @rule
     def _shared_trunk_needs_gae(self) -> None:
@@ -290,6 +324,9 @@ PRESETS: dict[str, dict[str, Any]] = {
         "positive_threshold": 0.0,  # inferred: the paper has a verifier; above 0 is right for it and for centred scores
         "samples_per_prompt": 16,
     },
+    # arXiv 2604.19485, of its abstract and its public code: PPO whose critic counts while its explained variance is
+    # positive. λ = 1 for both, at which that is the boundary where a critic stops lowering the variance: inferred
+    "evpo": {**_REWARD_KL, **_DECOUPLED, "lambda_policy": 1.0, "critic_ev_threshold": 0.0},
     # arXiv 2501.03262: eq. 1, then eq. 6-8
     "reinforce_pp": {
         **_REWARD_KL,

@@ -48,6 +48,11 @@ Fraction = Annotated[float, Field(gt=0.0, lt=1.0, strict=True)]
 Confidence = Annotated[float, Field(ge=0.5, lt=1.0, strict=True)]
 
 
+def is_off(value: object) -> bool:
+    """As ``is_unset``, for a later switch that is off."""
+    return value is False
+
+
 def is_unset(value: object) -> bool:
     """Whether a field has no value; for ``exclude_if``, so that a later field changes no earlier recipe's JSON."""
     return value is None or value == {}

@@ -164,6 +164,11 @@ METRICS: tuple[Metric, ...] = (
         "1 is a perfect critic, 0 a constant; undefined if returns do not vary.",
     ),
     Metric(
+        "critic_weight", "1",
+        "How far the rollout's advantages are the critic's: 1 all, 0 not at all (the return less the rollout's mean "
+        "return); with critic_blend the share between. Only with critic_ev_threshold or critic_blend.",
+    ),
+    Metric(
         "validation_explained_variance", "1",
         "The same on responses to validation prompts, which selects the kept critic; gates cannot use it. "
         "Curve: of the current critic.",

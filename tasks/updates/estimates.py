@@ -6,17 +6,22 @@ import torch
 from torch import Tensor
 
 from algorithms.advantages import (
+    above_mean_return,
+    blended_values,
     gae,
     greedy_baseline,
     group_mean_baseline,
     group_normalised,
     leave_one_out,
     length_adaptive_lambda,
+    mean_return,
+    monte_carlo_returns,
     over_tokens,
     returns_to_go,
     truncated_gae,
     whiten,
 )
+from algorithms.diagnostics import blended_weight, explained_variance, switched_weight
 from algorithms.rewards import shape_rewards
 from schemas.recipe.algorithm import GROUPED, Algorithm
 from tasks.rewards.verifier_file import VerifierFunction
@@ -44,6 +49,10 @@ class Estimates:
     """(B,T): the critic's, where there is one."""
     targets: Tensor | None = None
     """(B,T): of the critic's regression."""
+    explained_variance: float | None = None
+    """Of the critic, on this rollout."""
+    critic_weight: float = 1.0
+    """How far the advantages are the critic's: 1 all, 0 not at all (return less mean return)."""
 
 
 def estimate(
@@ -53,6 +62,7 @@ def estimate(
     old_values: Tensor | None = None,
     final_values: Tensor | None = None,
     greedy_scores: Tensor | None = None,
+    critic_was_used: bool = True,
     positive_verifier: VerifierFunction | None = None,
 ) -> Estimates:
     """Everything that the updates of one rollout learn from.
@@ -62,12 +72,15 @@ def estimate(
         final_values: (B,), its values of the whole responses; for ``bootstrap_truncated``, which counts those of
             the responses that were cut off.
         greedy_scores: (B,), scaled scores of the greedy responses to the same prompts; for ``greedy_baseline``.
+        critic_was_used: whether the rollout before used the critic; for ``critic_ev_hysteresis``.
         positive_verifier: the algorithm's, loaded, where it names one.
     """
     mask = rollout.sequences.response_mask
     policy_mask = mask & rollout.sampled.ended[:, None] if algorithm.overlong_filter else mask
     ends = _ends(rollout, algorithm, final_values)
-    advantages = _advantages(rollout, algorithm, old_values, ends, greedy_scores)
+    explained = None if old_values is None else _explained_variance(rollout, algorithm, old_values)
+    weight = critic_weight(explained, algorithm, was_used=critic_was_used)
+    advantages = _advantages(rollout, algorithm, old_values, ends, greedy_scores, weight)
     if algorithm.whiten_advantages:
         # the mean and deviation are over the tokens that the loss is over
         advantages = _whitened(advantages, policy_mask)
@@ -81,7 +94,30 @@ def estimate(
         is_positive=positive_responses(rollout, algorithm, positive_verifier),
         old_values=old_values,
         targets=targets,
+        explained_variance=explained,
+        critic_weight=weight,
     )
+
+
+def critic_weight(explained: float | None, algorithm: Algorithm, *, was_used: bool) -> float:
+    """How far this rollout's advantages are the critic's, by its explained variance; 1 unless the switches ask for it."""
+    if explained is None:
+        return 1.0
+    if algorithm.critic_ev_threshold is not None:
+        return switched_weight(
+            explained,
+            threshold=algorithm.critic_ev_threshold,
+            hysteresis=algorithm.critic_ev_hysteresis or 0.0,
+            was_used=was_used,
+        )
+    return blended_weight(explained) if algorithm.critic_blend else 1.0
+
+
+def _explained_variance(rollout: Rollout, algorithm: Algorithm, values: Tensor) -> float:
+    """Of Monte-Carlo returns, over all valid tokens at once."""
+    mask = rollout.sequences.response_mask
+    returns = monte_carlo_returns(rollout.rewards, mask, gamma=algorithm.gamma)
+    return explained_variance(values, returns, mask)
 
 
 def _ends(rollout: Rollout, algorithm: Algorithm, final_values: Tensor | None) -> Tensor | None:
@@ -109,10 +145,19 @@ def _advantages(
     old_values: Tensor | None,
     ends: Tensor | None,
     greedy_scores: Tensor | None,
+    weight: float,
 ) -> Tensor:
     mask, gamma = rollout.sequences.response_mask, algorithm.gamma
     if algorithm.advantage == "gae":
         assert old_values is not None
+        if weight == 0:
+            return above_mean_return(rollout.rewards, mask, gamma=gamma)
+        if weight < 1:
+            mean = mean_return(monte_carlo_returns(rollout.rewards, mask, gamma=gamma), mask)
+            old_values = blended_values(old_values, mean, weight=weight)
+            # 0 stands after a response that ended: that is no value of the critic
+            blended = None if ends is None else blended_values(ends, mean, weight=weight)
+            ends = blended if blended is None else blended.masked_fill(rollout.sampled.ended, 0.0)
         lam: float | Tensor = algorithm.lambda_policy
         if algorithm.length_adaptive_alpha is not None:
             lam = length_adaptive_lambda(rollout.sequences.lengths, alpha=algorithm.length_adaptive_alpha)

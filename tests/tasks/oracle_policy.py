@@ -57,6 +57,8 @@ class Rollout:
     positive: list[bool]
     old_values: list[Tensor] | None
     targets: list[Tensor] | None
+    critic_weight: float
+    """How far the advantages are the critic's."""
 
 
 class PolicyStage:
@@ -78,6 +80,7 @@ class PolicyStage:
             for name, module in self.modules().items()
         }
         self.batches = 0
+        self.critic_counts = True
         self.train, self.validation, self.test = (
             rolls.questions(job, split) for split in ("train", "validation", "test")
         )
@@ -145,7 +148,8 @@ class PolicyStage:
         if self.critic is not None:
             old_values = nets.values(self.critic, batch.prompts, batch.responses)
         learns = [end or not a.overlong_filter for end in batch.ended]
-        advantages = self.advantages(batch, scaled, kl, rewards, old_values)
+        weight = self.critic_weight(old_values, rewards)
+        advantages = self.advantages(batch, scaled, kl, rewards, old_values, weight)
         if a.whiten_advantages:
             kept = torch.cat([x for x, keeps in zip(advantages, learns, strict=True) if keeps])
             advantages = _standardised(advantages, kept)
@@ -175,7 +179,20 @@ class PolicyStage:
             positive,
             old_values,
             targets,
+            weight,
         ), share
+
+    def critic_weight(self, old_values: list[Tensor] | None, rewards: list[Tensor]) -> float:
+        a = self.switches
+        if old_values is None or (a.critic_ev_threshold is None and not a.critic_blend):
+            return 1.0
+        explained = rolls.explained(old_values, [rolls.discounted(r, a.gamma) for r in rewards])
+        if a.critic_blend:
+            return min(max(explained, 0.0), 1.0)
+        assert a.critic_ev_threshold is not None
+        margin = 0.0 if self.critic_counts else a.critic_ev_hysteresis or 0.0
+        self.critic_counts = explained > a.critic_ev_threshold + margin
+        return 1.0 if self.critic_counts else 0.0
 
     def advantages(
         self,
@@ -184,19 +201,27 @@ class PolicyStage:
         kl: list[Tensor],
         rewards: list[Tensor],
         old_values: list[Tensor] | None,
+        weight: float,
     ) -> list[Tensor]:
         a, group = self.switches, self.switches.samples_per_prompt
         if a.advantage == "gae":
+            returns = [rolls.discounted(r, a.gamma) for r in rewards]
+            m = torch.cat(returns).mean().item()
+            if weight == 0:
+                return [g - m for g in returns]
+            goes_on = [a.bootstrap_truncated and not end for end in batch.ended]
             return [
                 gae(
                     r,
-                    v,
+                    m + weight * (v - m),
                     a.gamma,
                     self.lambda_policy(len(r)),
-                    final=f,
+                    final=m + weight * (f - m) if goes else 0.0,
                     horizon=a.gae_horizon,
                 )
-                for r, v, f in zip(rewards, old_values or [], self.final_values(batch), strict=True)
+                for r, v, f, goes in zip(
+                    rewards, old_values or [], self.final_values(batch), goes_on, strict=True
+                )
             ]
         if a.advantage == "returns_to_go":
             return [rolls.discounted(r, a.gamma) for r in rewards]
@@ -455,6 +480,8 @@ class PolicyStage:
         if r.old_values is not None:
             returns = [rolls.discounted(x, self.switches.gamma) for x in r.rewards]
             metrics["explained_variance"] = rolls.explained(r.old_values, returns)
+        if self.switches.critic_ev_threshold is not None or self.switches.critic_blend:
+            metrics["critic_weight"] = r.critic_weight
         return metrics
 
     def measure(self, asked: rolls.Questions, seed: int, count: int) -> dict[str, float]:

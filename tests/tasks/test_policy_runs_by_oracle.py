@@ -150,6 +150,22 @@ CASES = {
         happens=lambda o: any(0 < metrics["truncated_share"] < 1 for metrics in o.journal),
         seed=6,
     ),
+    "a critic that counts only where it explains something, and comes back late": Case(
+        {
+            **ACTOR_CRITIC,
+            "critic_ev_threshold": -0.5,
+            "critic_ev_hysteresis": 0.2,
+            "whiten_advantages": False,
+            "bootstrap_truncated": True,
+        },
+        {"iterations": 5},
+        happens=lambda o: varied(o, "critic_weight"),
+    ),
+    "a critic that counts in part": Case(
+        {**ACTOR_CRITIC, "critic_blend": True, "whiten_advantages": False, "bootstrap_truncated": True},
+        {"iterations": 5},
+        happens=lambda o: any(0 < metrics["critic_weight"] < 1 for metrics in o.journal),
+    ),
     "fresh critic, λ by length, decoupled": Case(
         {
             **ACTOR_CRITIC,

@@ -371,3 +371,34 @@ def test_the_other_kinds_of_kl_in_the_reward() -> None:
         rewards[1] += 1.0
         rewards[4] -= 1.0
         assert learn("a2c", scores=[1.0, -1.0], kl_kind=kind).rewards == close(rewards), kind
+
+
+def test_evpo() -> None:
+    """λ = 1: G − V where the critic explains anything, else G less its mean over the five tokens; clips at 0.2."""
+    rewards = [-0.01, 0.02 + 1.0, -0.02, -0.01, 0.01 - 1.0]
+    returns = [1.01, 1.02, -1.02, -1.0, -0.99]
+    seeing = learn("evpo", scores=[1.0, -1.0])
+    assert seeing.rewards == close(rewards)
+    errors_of_it = [0.81, 0.62, -1.12, -0.8, -0.59]
+    assert seeing.advantages == close(errors_of_it)
+    # G − V: mean −1.08/5 = −0.216, squares 0.6561 + 0.3844 + 1.2544 + 0.64 + 0.3481 = 3.283
+    assert seeing.estimates.explained_variance == close(1 - (3.283 / 5 - 0.216**2) / variance(returns))
+    assert seeing.estimates.critic_weight == 1.0
+
+    blind = learn("evpo", scores=[1.0, -1.0], values=[-value for value in VALUES])
+    assert blind.estimates.explained_variance is not None
+    assert blind.estimates.explained_variance < 0
+    assert blind.estimates.critic_weight == 0.0
+    mean = -0.98 / 5
+    assert blind.advantages == close([each - mean for each in returns])
+    assert blind.targets == close(returns), "the critic learns on, so that it may come back"
+
+    a1, a2, b1, b2, b3 = errors_of_it
+    later = seeing.policy_update(RATIOS)
+    assert later.loss == close((-1.2 * a1 - 0.7 * a2 - 0.8 * b1 - 1.3 * b2 - 0.9 * b3) / 5)
+    assert seeing.value_update(NEW_VALUES).loss == close(half_mean_square(errors(returns)))
+
+
+def variance(numbers: list[float]) -> float:
+    mean = sum(numbers) / len(numbers)
+    return sum((number - mean) ** 2 for number in numbers) / len(numbers)

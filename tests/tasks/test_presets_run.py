@@ -119,6 +119,7 @@ def expected_metrics(case: Case, *, reward_term: str) -> set[str]:
     has_values = switches.reads_critic or switches.shared_trunk
     off = {
         "explained_variance": has_values,
+        "critic_weight": switches.weighs_critic,
         "value_loss": has_values,
         "value_bias": has_values,
         "value_mse": has_values,

@@ -126,7 +126,9 @@ def learn(
     scores: list[float] | Scored,
     moments: RunningMoments | None = None,
     greedy_scores: list[float] | None = None,
+    values: list[float] = VALUES,
     final_values: list[float] | None = None,
+    critic_was_used: bool = True,
     max_length: int = 10,
     **switches: Any,
 ) -> Learnt:
@@ -160,9 +162,10 @@ def learn(
     estimates = estimate(
         rollout,
         algorithm,
-        old_values=over_tokens(VALUES) if algorithm.advantage == "gae" else None,
+        old_values=over_tokens(values) if algorithm.advantage == "gae" else None,
         final_values=None if final_values is None else torch.tensor(final_values, dtype=torch.float64),
         greedy_scores=None if greedy_scores is None else torch.tensor(greedy_scores, dtype=torch.float64),
+        critic_was_used=critic_was_used,
     )
     [micro] = minibatch_of(rollout, estimates, torch.arange(2), work, max_length=max_length).parts(None)
     return Learnt(rollout=rollout, estimates=estimates, work=work, micro=micro)

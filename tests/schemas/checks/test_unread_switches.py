@@ -41,6 +41,8 @@ def test_what_a_preset_sets_is_not_told(preset: str) -> None:
         ("lambda_policy", 0.5, {"preset": "ppo", "gae_horizon": 1}, {"preset": "ppo", "gae_horizon": 2}),
         ("lambda_value", 0.5, {"preset": "ppo", "gae_horizon": 1}, {"preset": "ppo", "gae_horizon": 2}),
         ("length_adaptive_alpha", 1.0, {"preset": "vapo", "gae_horizon": 1}, {"preset": "vapo", "gae_horizon": 2}),
+        ("critic_ev_hysteresis", 0.1, {"preset": "ppo"}, {"preset": "evpo"}),
+        ("critic_ev_hysteresis", 0.1, {"preset": "rloo"}, {"preset": "evpo"}),
         ("trust_region_halvings", 1, {"preset": "ppo"}, {"preset": "ppo", "trust_region_kl": 0.02}),
     ],
 )  # fmt: skip

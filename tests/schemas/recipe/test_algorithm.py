@@ -23,6 +23,7 @@ OFF: dict[str, Any] = {
     "value_clip_range": None, "shared_trunk": False, "value_coef": 0.5, "entropy_coef": 0.0,
     "positive_nll_coef": 0.0, "positive_threshold": None, "positive_verifier": None, "ptx_coef": 0.0,
     "gae_horizon": None, "bootstrap_truncated": False,
+    "critic_ev_threshold": None, "critic_ev_hysteresis": None, "critic_blend": False,
 }  # fmt: skip
 """Switch → what it is where a row of the table says nothing of it: off, or not read."""
 
@@ -66,6 +67,7 @@ TABLE: dict[str, Row] = {
     "vapo": Row(True, "gae", (0.95, 1), (0.2, 0.28), "token", NO_KL,
                 {"length_adaptive_alpha": 0.05, "positive_nll_coef": 0.1, "positive_threshold": 0.0,
                  "samples_per_prompt": 16}),
+    "evpo": Row(True, "gae", (1, 1), (0.2, 0.2), "token", REWARD_K1, {"critic_ev_threshold": 0.0}),
     "reinforce_pp": Row(False, "returns_to_go", NOT_READ, (0.2, 0.2), "sequence", REWARD_K1, WHITENED),
     "reinforce_pp_baseline": Row(False, "group_mean", NOT_READ, (0.2, 0.2), "sequence",
                                  {"kl_loss_coef": 0.01, "kl_loss_kind": "k2"}, {**WHITENED, "samples_per_prompt": 8}),
@@ -78,6 +80,11 @@ TABLE: dict[str, Row] = {
     "dapo": Row(False, "group_normalised", NOT_READ, (0.2, 0.28), "token", NO_KL,
                 {"overlong_buffer": 0.2, "drop_uniform_groups": True, "samples_per_prompt": 16}),
 }  # fmt: skip
+
+
+def switches_of(algorithm: Algorithm) -> dict[str, Any]:
+    """Every field, also those that a JSON without them leaves out."""
+    return {name: getattr(algorithm, name) for name in Algorithm.model_fields}
 
 
 def test_the_table_has_every_preset_and_every_switch() -> None:
@@ -102,7 +109,7 @@ def test_a_preset_is_its_row_and_nothing_else(preset: str) -> None:
         "preset": preset, "advantage": row.advantage, "aggregation": row.aggregation,
         "clip_range_low": row.clip[0], "clip_range_high": row.clip[1],
     }  # fmt: skip
-    given = algorithm.model_dump()
+    given = switches_of(algorithm)
     lambdas = (given.pop("lambda_policy"), given.pop("lambda_value"))
     assert given == expected
     assert row.lambdas in (lambdas, NOT_READ)
@@ -160,6 +167,7 @@ OTHERS: dict[str, tuple[Any, Any]] = {
     "entropy_coef": (0.01, 0.0), "positive_nll_coef": (0.2, 0.0), "positive_threshold": (1.0, 0.5),
     "positive_verifier": ("arithmetic", None), "ptx_coef": (0.3, 0.0),
     "gae_horizon": (1, 64), "bootstrap_truncated": (True, False),
+    "critic_ev_threshold": (0.3, None), "critic_ev_hysteresis": (0.1, 0.2), "critic_blend": (True, False),
 }  # fmt: skip
 """Switch → two values, at least one of which no preset has."""
 
@@ -167,6 +175,9 @@ COMPANY: dict[str, dict[str, Any]] = {
     "kl_target": {"kl_coef": 0.1},
     "kl_penalty_target": {"kl_penalty_coef": 0.1},
     "drop_uniform_groups": {"samples_per_prompt": 2},
+    "advantage": {"critic_ev_threshold": None},
+    "critic_ev_threshold": {"advantage": "gae"},
+    "critic_blend": {"advantage": "gae", "critic_ev_threshold": None},
     "shared_trunk": {"advantage": "gae"},
     "gae_horizon": {"advantage": "gae"},
     "bootstrap_truncated": {"advantage": "gae"},
@@ -178,12 +189,12 @@ COMPANY: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("switch", [name for name in Algorithm.model_fields if name != "preset"])
 def test_a_switch_can_be_changed_in_every_preset_and_the_others_stay(switch: str) -> None:
     for preset in TABLE:
-        whole = Algorithm.model_validate(preset).model_dump()
+        whole = switches_of(Algorithm.model_validate(preset))
         values = [value for value in OTHERS[switch] if value != whole[switch]]
         assert values, f"{preset} has every value of the test"
         for value in values:
             changes = {**COMPANY.get(switch, {}), switch: value}
-            changed = Algorithm.model_validate({"preset": preset, **changes}).model_dump()
+            changed = switches_of(Algorithm.model_validate({"preset": preset, **changes}))
             assert changed == {**whole, **changes}
 
 
@@ -204,7 +215,8 @@ def test_a_wrong_preset_is_the_only_complaint(value: Any) -> None:
      {"kl_horizon": 0}, {"kl_loss_coef": -0.1}, {"kl_loss_kind": "k4"}, {"kl_penalty_coef": -1},
      {"kl_penalty_kind": "k2"}, {"kl_penalty_target": 0}, {"trust_region_kl": 0}, {"trust_region_halvings": -1},
      {"value_clip_range": 0}, {"value_coef": 0}, {"entropy_coef": -0.1}, {"positive_nll_coef": -0.1},
-     {"positive_threshold": "0"}, {"ptx_coef": -1}, {"lamda": 1}, {"gae_horizon": 0}, {"gae_horizon": 2.0},
+     {"positive_threshold": "0"}, {"ptx_coef": -1}, {"lamda": 1}, {"critic_ev_hysteresis": 0},
+     {"critic_ev_threshold": "0"}, {"critic_blend": 1}, {"gae_horizon": 0}, {"gae_horizon": 2.0},
      {"gae_horizon": True}],
 )  # fmt: skip
 def test_values_out_of_range_are_refused(switches: dict[str, Any]) -> None:
@@ -246,6 +258,15 @@ def test_a_side_of_the_clip_may_stay_open() -> None:
         ({"preset": "dapo", "bootstrap_truncated": True},
          "bootstrap_truncated=true puts a critic's value in the place of what follows, and advantage=group_normalised "
          "has no critic; use advantage: gae, or bootstrap_truncated: false"),
+        ({"preset": "rloo", "critic_blend": True},
+         "critic_blend=true asks how far a critic is trusted, and advantage=leave_one_out has none; "
+         "use advantage: gae, or critic_blend: false"),
+        ({"preset": "evpo", "advantage": "group_mean"},
+         "critic_ev_threshold=0.0 asks how far a critic is trusted, and advantage=group_mean has none; "
+         "use advantage: gae, or critic_ev_threshold: null"),
+        ({"preset": "evpo", "critic_blend": True},
+         "critic_blend weighs the critic by its explained variance, and critic_ev_threshold=0 takes all or nothing "
+         "of it; set one of them"),
     ],
 )  # fmt: skip
 def test_refusals(switches: dict[str, Any], said: str) -> None:
@@ -266,6 +287,8 @@ def test_refusals(switches: dict[str, Any], said: str) -> None:
         {"preset": "rloo", "shared_trunk": True, "advantage": "gae"},
         {"preset": "grpo", "gae_horizon": 8, "bootstrap_truncated": True, "advantage": "gae"},
         {"preset": "dapo", "gae_horizon": None, "bootstrap_truncated": False},
+        {"preset": "evpo", "advantage": "group_mean", "critic_ev_threshold": None},
+        {"preset": "evpo", "critic_blend": True, "critic_ev_threshold": None},
     ],
 )
 def test_the_remedies_are_remedies(switches: dict[str, Any]) -> None:

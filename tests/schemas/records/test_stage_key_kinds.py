@@ -62,7 +62,8 @@ CHANGED: dict[str, Any] = {
     "kl_penalty_coef": 0.5, "kl_penalty_kind": "k1", "kl_penalty_target": 0.02, "trust_region_kl": 0.1,
     "trust_region_halvings": 1, "value_clip_range": None, "shared_trunk": True, "value_coef": 1.0,
     "entropy_coef": 0.01, "positive_nll_coef": 0.1, "positive_threshold": 0.5, "positive_verifier": "arithmetic",
-    "ptx_coef": 0.1, "gae_horizon": 8, "bootstrap_truncated": True,
+    "ptx_coef": 0.1, "gae_horizon": 8, "bootstrap_truncated": True, "critic_ev_threshold": 0.0,
+    "critic_ev_hysteresis": 0.1, "critic_blend": True,
 }  # fmt: skip
 """Switch → a value that is not the one of ``ppo``."""
 COMPANY: dict[str, dict[str, Any]] = {
@@ -86,7 +87,9 @@ def test_the_name_of_a_preset_is_in_no_key() -> None:
 
 
 def test_each_preset_makes_another_policy() -> None:
-    presets = ("policy_gradient", "a2c", "ppo", "vc_ppo", "vapo", "rloo", "remax", "grpo", "dr_grpo", "dapo")
+    presets = (
+        "policy_gradient", "a2c", "ppo", "vc_ppo", "vapo", "evpo", "rloo", "remax", "grpo", "dr_grpo", "dapo",
+    )  # fmt: skip
     assert len({policy_key(preset) for preset in presets}) == len(presets)
 
 

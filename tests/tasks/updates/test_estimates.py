@@ -1,11 +1,14 @@
 """What the presets by hand leave out: discounts, several groups, minibatches, and which responses count."""
 
+from math import nan
+from typing import Any
+
 import pytest
 import torch
 
 from schemas.recipe.algorithm import Algorithm
 from tasks.rollout.rollouts import Scored, build_rollout
-from tasks.updates.estimates import estimate, minibatch_advantages, positive_responses
+from tasks.updates.estimates import critic_weight, estimate, minibatch_advantages, positive_responses
 from tasks.updates.policy_losses import minibatch_of
 from tests.tasks.two_responses import (
     VALUES,
@@ -184,3 +187,100 @@ def test_a_response_that_the_verifier_calls_wrong_is_never_imitated_by_the_prese
     """VAPO's threshold is 0, and a verifier's score of a wrong response may be just that."""
     learnt = learn("vapo", scores=[1.0, wrong], samples_per_prompt=2)
     assert learnt.estimates.is_positive.tolist() == [True, False]
+
+
+# -- how far a critic is trusted
+
+
+def switched(explained: float, *, threshold: float = 0.0, was_used: bool = True, **switches: Any) -> float:
+    algorithm = Algorithm.model_validate({"preset": "evpo", "critic_ev_threshold": threshold, **switches})
+    return critic_weight(explained, algorithm, was_used=was_used)
+
+
+def test_a_critic_at_the_threshold_is_no_better_than_the_mean() -> None:
+    assert [switched(ev) for ev in (-1.0, 0.0, 1e-9, 0.7)] == [0.0, 0.0, 1.0, 1.0]
+    assert [switched(ev, threshold=0.2) for ev in (0.2, 0.21)] == [0.0, 1.0]
+    assert switched(nan) == 0.0, "returns that do not vary"
+    assert critic_weight(-5.0, Algorithm.model_validate("ppo"), was_used=False) == 1.0
+    assert critic_weight(None, Algorithm.model_validate("grpo"), was_used=False) == 1.0
+
+
+def test_hysteresis_keeps_a_critic_out_until_it_is_clearly_better() -> None:
+    inside = 0.05
+    assert switched(inside, was_used=True, critic_ev_hysteresis=0.1) == 1.0
+    assert switched(inside, was_used=False, critic_ev_hysteresis=0.1) == 0.0
+    assert switched(0.11, was_used=False, critic_ev_hysteresis=0.1) == 1.0
+    assert switched(-0.01, was_used=True, critic_ev_hysteresis=0.1) == 0.0
+    learnt = learn("evpo", scores=[1.0, -1.0], critic_was_used=False, critic_ev_hysteresis=0.9)
+    assert 0 < (learnt.estimates.explained_variance or 0) < 0.9
+    assert learnt.estimates.critic_weight == 0.0
+
+
+def test_a_blended_critic_counts_by_its_explained_variance() -> None:
+    """γ = ½, r = 0, 1 | 0, 0, −1, so G = 0.5, 1 | −0.25, −0.5, −1, mean −0.05; V = 0.2, 0.4 | 0.1, −0.2, −0.4."""
+    learnt = learn(
+        "evpo", scores=[1.0, -1.0], kl_coef=0.0, gamma=0.5, critic_ev_threshold=None, critic_blend=True
+    )
+    returns = [0.5, 1.0, -0.25, -0.5, -1.0]
+    weight = learnt.estimates.critic_weight
+    assert weight == learnt.estimates.explained_variance
+    assert 0 < weight < 1
+    expected = [g - (-0.05 + weight * (v - -0.05)) for g, v in zip(returns, VALUES, strict=True)]
+    assert learnt.advantages == close(expected)
+    blind = learn(
+        "evpo",
+        scores=[1.0, -1.0],
+        values=[-value for value in VALUES],
+        kl_coef=0.0,
+        gamma=0.5,
+        critic_ev_threshold=None,
+        critic_blend=True,
+    )
+    assert blind.advantages == close([g - -0.05 for g in returns])
+
+
+def test_a_blended_critic_draws_what_follows_a_cut_to_the_mean_too() -> None:
+    """a ended, b was cut off, where the critic says 0.6; λ = 0 shows each value: A = r + γ·V' − V'."""
+    learnt = learn(
+        "evpo",
+        scores=scored_as([1.0, -1.0], ended=(True, False)),
+        final_values=[9.0, 0.6],
+        kl_coef=0.0,
+        gamma=0.5,
+        lambda_policy=0.0,
+        bootstrap_truncated=True,
+        critic_ev_threshold=None,
+        critic_blend=True,
+    )
+    k = learnt.estimates.critic_weight
+    a1, a2, b1, b2, b3 = [-0.05 + k * (v - -0.05) for v in VALUES]
+    after = -0.05 + k * (0.6 - -0.05)
+    expected = [a2 / 2 - a1, 1 - a2, b2 / 2 - b1, b3 / 2 - b2, -1 + after / 2 - b3]
+    assert learnt.advantages == close(expected)
+
+
+@pytest.mark.parametrize("share_of_noise", [0.0, 0.3, 0.6, 0.8, 0.95, 1.0, 1.3, 2.0])
+def test_the_switched_advantages_have_the_variance_of_the_better_baseline(share_of_noise: float) -> None:
+    """Two hundred pairs of responses with known returns, and critics from perfect to worse than any constant."""
+    generator = torch.Generator().manual_seed(3)
+    algorithm = Algorithm.model_validate({"preset": "evpo", "kl_coef": 0.0})
+    scores = torch.randn(400, generator=generator).tolist()
+    scored = scored_as(scores[:2]).select([0, 1] * 200)
+    total = torch.tensor(scores, dtype=torch.float64)
+    scored = Scored(
+        scored.sampled, type(scored.scores)(total=total, weighted_sum=total, by_term=scored.scores.by_term)
+    )
+    nothing = torch.zeros(400, 3, dtype=torch.float64)
+    rollout = build_rollout(
+        scored, nothing, nothing, returns=algorithm, moments=None, kl_coef=0.0, max_length=3
+    )
+    mask = rollout.sequences.response_mask
+    returns = total[:, None].expand(400, 3)  # γ = 1, and the score is all there is
+    noise = torch.randn(400, 3, generator=generator, dtype=torch.float64)
+    values = (1 - share_of_noise) * returns + share_of_noise * noise
+    estimates = estimate(rollout, algorithm, old_values=values)
+
+    of_critic = (returns - values)[mask].var(correction=0).item()
+    of_mean = returns[mask].var(correction=0).item()
+    assert estimates.explained_variance == pytest.approx(1 - of_critic / of_mean)
+    assert estimates.advantages[mask].var(correction=0).item() == pytest.approx(min(of_critic, of_mean))
