@@ -15,6 +15,7 @@ from prefect.utilities.urls import url_for
 
 from flows.runs.record import OpenFlowRun, RunRecord, StageRecord
 from flows.runs.run import Run, inactive_runs
+from flows.runs.workspace import Workspace
 from ledger.tracking import without_password
 
 POLL_SECONDS = 2.0
@@ -116,14 +117,20 @@ async def close_open_flow_runs(run: Run, *, server: str) -> None:
 
     async with get_client() as client:
         run.close_flow_runs(await _close(client, run.record, server))
-        for record in [other.record for other in inactive_runs(run.workspace, is_left)]:
+        # In threads: in a bucket it takes seconds, in which this loop must hear of a request to stop.
+        for record in await asyncio.to_thread(_records, run.workspace, is_left):
             closed = await _close(client, record, server)
-            for other in inactive_runs(run.workspace, _is_run(record.run_id)):
-                other.close_flow_runs(closed)
+            await asyncio.to_thread(_set_closed, run.workspace, record.run_id, closed)
 
 
-def _is_run(run_id: str) -> Callable[[RunRecord], bool]:
-    return lambda record: record.run_id == run_id
+def _records(workspace: Workspace, wanted: Callable[[RunRecord], bool]) -> list[RunRecord]:
+    """The wanted runs that no process executes."""
+    return [run.record for run in inactive_runs(workspace, wanted)]
+
+
+def _set_closed(workspace: Workspace, run_id: str, flow_run_ids: set[str]) -> None:
+    for run in inactive_runs(workspace, lambda record: record.run_id == run_id):
+        run.close_flow_runs(flow_run_ids)
 
 
 async def _close(client: PrefectClient, record: RunRecord, server: str) -> set[str]:

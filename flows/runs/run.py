@@ -172,12 +172,17 @@ def dead_runs(workspace: Workspace) -> Iterator[Run]:
 def inactive_runs(workspace: Workspace, wanted: Callable[[RunRecord], bool]) -> Iterator[Run]:
     """The wanted runs that no process executes; each is locked while it is yielded.
 
-    No run is created meanwhile: a new run exists for a moment before it is locked.
+    No run is created meanwhile: a new run exists for a moment before it is locked. Whether a process executes a run takes
+    seconds to see in a bucket, so all are looked at together, before others have to wait.
     """
+    found = [record for record in read_runs(workspace) if wanted(record)]
+    with ThreadPoolExecutor(_READERS) as readers:
+        active = list(readers.map(lambda record: is_active(workspace, record.run_id), found))
+    silent = [record for record, is_executed in zip(found, active, strict=True) if not is_executed]
+    if not silent:
+        return
     with workspace.records.creation_lock():
-        for record in read_runs(workspace):
-            if not wanted(record) or is_active(workspace, record.run_id):
-                continue
+        for record in silent:
             run = _acquire(workspace, record)
             if run is not None:
                 try:

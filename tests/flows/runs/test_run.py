@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -53,6 +54,30 @@ def test_the_same_recipe_goes_on_with_its_unfinished_run(
     with acquire_run(workspace, recipe, source="a") as second:
         assert second.record.run_id == first.record.run_id
         assert second.record.status == "running"
+
+
+def test_whether_runs_live_is_looked_at_before_others_have_to_wait(
+    workspace: Workspace, recipe: ResolvedRecipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a bucket each look takes seconds; the lock that all new runs wait for is taken only if a run is dead."""
+    taken = []
+    lock = type(workspace.records).creation_lock
+
+    def counted(records: Any) -> Any:
+        taken.append(1)
+        return lock(records)
+
+    with acquire_run(workspace, recipe, source="a"), acquire_run(workspace, recipe, source="a"):
+        monkeypatch.setattr(type(workspace.records), "creation_lock", counted)
+        assert list(dead_runs(workspace)) == []
+        assert taken == []
+    run_id = read_runs(workspace)[0].run_id
+    acquired = acquire_run_by_id(workspace, run_id)
+    with acquired as run:
+        run.update(status="running")
+    taken.clear()
+    assert run_id in [dead.record.run_id for dead in dead_runs(workspace)]
+    assert taken == [1]
 
 
 def test_dead_runs_are_those_that_nobody_drives(
