@@ -63,6 +63,7 @@ def test_a_recipe_runs_once_and_is_then_only_verified(
         "run_id": record.run_id,
         "strict": False,
         "seed": None,
+        "restarts": 0,
     }
     assert set(flow_run.tags) == {"recipe:fake", f"run:{record.run_id}"}
     assert task_runs == {f"{step} · attempt 1": "Completed" for step in record.stages}
