@@ -46,7 +46,7 @@ from tasks.training.measured import uncertainty_of, values_of
 from tasks.training.networks import put_back
 from tasks.training.optimization import training_device
 from tasks.training.seeds import derive_seed, stage_seed
-from tasks.training.stage_state import BestSoFar
+from tasks.training.stage_state import ADDED_LATER, BestSoFar
 from tasks.updates.actor_critic import ActorCritic, critic_folder, load_actor_critic
 from tasks.updates.estimates import Estimates, estimate
 from tasks.updates.policy_update import Ptx, kl_to_old, update
@@ -98,10 +98,7 @@ def run(job: StageJob[ResolvedPolicyOptimization]) -> StageResult:
                 ptx=ptx,
             )
             models.sync_engine()
-            metrics |= describe(rollout, estimates, gathered.filled, algorithm, state, gathered.moments)
-            metrics |= gathered.gap
-            if gathered.greedy is not None:
-                metrics["greedy_score_mean"] = gathered.greedy.scores.total.mean().item()
+            metrics |= describe(gathered, algorithm, state)
 
             # 4. Update the KL coefficients
             measure_kl = partial(kl_to_old, networks, rollout, estimates, work)
@@ -151,7 +148,7 @@ class PolicyState(BestSoFar):
     """β of the KL(old‖new) penalty in the next update."""
     moments: RunningMoments = field(default_factory=RunningMoments)
     """Of all scores so far."""
-    critic_is_used: bool = True
+    critic_is_used: bool = field(default=True, metadata=ADDED_LATER)
     """Whether the last rollout's advantages were the critic's."""
 
 
@@ -329,15 +326,9 @@ def updated_kl_coef(kl_coef: float, rollout: Rollout, algorithm: Algorithm) -> f
     return controller.update(per_response.mean().item(), num_sequences=len(per_response)).coef
 
 
-def describe(
-    rollout: Rollout,
-    estimates: Estimates,
-    filled: Filled,
-    algorithm: Algorithm,
-    state: PolicyState,
-    moments: RunningMoments,
-) -> dict[str, float]:
+def describe(gathered: Gathered, algorithm: Algorithm, state: PolicyState) -> dict[str, float]:
     """What a rollout was like, before its updates, and the coefficients of its rewards."""
+    rollout, estimates, filled = gathered.rollout, gathered.estimates, gathered.filled
     mask = rollout.sequences.response_mask
     advantages = estimates.advantages[estimates.policy_mask]
     terms = {f"score_mean_{name}": term.mean().item() for name, term in rollout.scores.by_term.items()}
@@ -355,12 +346,16 @@ def describe(
         "truncated_share": (~rollout.sampled.ended).float().mean().item(),
         "uniform_group_share": filled.uniform_share,
         "sampling_rounds": filled.rounds,
+        **gathered.gap,
     }
+    if gathered.greedy is not None:
+        metrics["greedy_score_mean"] = gathered.greedy.scores.total.mean().item()
     if estimates.explained_variance is not None:
         metrics["explained_variance"] = estimates.explained_variance
     if algorithm.weighs_critic:
         metrics["critic_weight"] = estimates.critic_weight
     if algorithm.reward_scaling != "none":
+        moments = gathered.moments
         metrics |= {"reward_moments_mean": moments.mean, "reward_moments_std": moments.std}
     if algorithm.kl_penalty_coef:
         metrics["kl_penalty_coef"] = state.kl_penalty_coef

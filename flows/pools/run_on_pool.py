@@ -10,8 +10,9 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from uuid import UUID
 
 from httpx import HTTPError
@@ -68,23 +69,17 @@ def run_on_pool(
     """
     began = time.monotonic()
     with get_client(sync_client=True) as client:
+        ask = partial(_ask_prefect, client, request, pool, storage, observer, stop)
         while True:
-            attempt = _started(client, request, pool, storage, observer, stop)
+            attempt = _patiently(ask, stop)
             outcome = AttemptOutcome(status="stopped") if attempt is None else attempt.wait()
             # Its worker was asked to end before it began, or another run has moved it to its own pool: asked anew.
             if outcome.status != "stopped" or stop.is_set():
                 return outcome.model_copy(update={"seconds": time.monotonic() - began})
 
 
-def _started(
-    client: SyncPrefectClient,
-    request: AttemptRequest,
-    pool: str,
-    storage: Storage,
-    observer: Observer,
-    stop: threading.Event,
-) -> "_Attempt | None":
-    """The attempt that is under way, or a new one; None if a stop was requested before Prefect answered.
+def _patiently(ask: Callable[[], "_Attempt"], stop: threading.Event) -> "_Attempt | None":
+    """What ``ask`` returns when Prefect answers; None if a stop was requested before.
 
     Raises:
         HTTPError, PrefectException: Prefect has not answered for ``OUTAGE_SECONDS``.
@@ -92,7 +87,7 @@ def _started(
     give_up = time.monotonic() + OUTAGE_SECONDS
     while not stop.is_set():
         try:
-            return _ask_prefect(client, request, pool, storage, observer, stop)
+            return ask()
         except (ObjectNotFound, UnknownPool):
             raise
         except (HTTPError, PrefectException) as error:

@@ -1,10 +1,13 @@
 """The numbers that move with a stage's checkpoints, beside weights and optimisers: one frozen dataclass for each kind."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, TypeVar, cast
 
 State = TypeVar("State")
+
+ADDED_LATER: Mapping[str, Any] = {"added_later": True}
+"""Metadata of a field that older checkpoints lack; it then has its first value, which must be what they did."""
 
 
 @dataclass(frozen=True)
@@ -28,17 +31,19 @@ def state_from_json(initial: State, saved: Mapping[str, Any], *, path: str) -> S
     Raises:
         ValueError: a field is missing or unknown; the message names it as ``path.field``.
     """
-    names = {each.name for each in fields(cast(Any, initial))}
-    if missing := sorted(names - saved.keys()):
+    known = fields(cast(Any, initial))
+    names = {each.name for each in known}
+    added_later = {each.name for each in known if each.metadata == ADDED_LATER}
+    if missing := sorted(names - added_later - saved.keys()):
         raise ValueError(f"{path}.{missing[0]} is missing")
     if unknown := sorted(saved.keys() - names):
         raise ValueError(f"{path}.{unknown[0]} is not expected")
     values = {}
-    for name in names:
+    for name in names & saved.keys():
         before = getattr(initial, name)
         values[name] = (
             state_from_json(before, saved[name], path=f"{path}.{name}")
             if is_dataclass(before)
             else saved[name]
         )
-    return type(initial)(**values)
+    return cast(State, replace(cast(Any, initial), **values))

@@ -8,7 +8,7 @@ import torch
 from algorithms.rewards import RunningMoments
 from schemas.recipe.algorithm import Algorithm
 from tasks.data.examples import read_prompts
-from tasks.policy_optimization import describe, initial_state
+from tasks.policy_optimization import Gathered, describe, initial_state
 from tasks.rewards.verifiers import BUILTIN_FUNCTIONS
 from tasks.rollout.group_sampling import Filled
 from tasks.rollout.rollout_models import RolloutModels
@@ -163,9 +163,8 @@ def test_a_rollout_is_described_in_plain_means(rolled: Rolled) -> None:
     algorithm = job.work.algorithm
     estimates = estimate(rollout, algorithm, old_values=old_values)
     filled = Filled(scored=Scored(rollout.sampled, rollout.scores), rounds=1, uniform_share=0.25)
-    described = describe(
-        rollout, estimates, filled, algorithm, initial_state(job, algorithm), RunningMoments()
-    )
+    gathered = Gathered(filled, RunningMoments(), rollout, None, estimates, {})
+    described = describe(gathered, algorithm, initial_state(job, algorithm))
     assert (described["sampling_rounds"], described["uniform_group_share"]) == (1, 0.25)
     assert described["kl_coef"] == algorithm.kl_coef
     lengths = [int(length) for length in rollout.sequences.lengths]

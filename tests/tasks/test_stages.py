@@ -108,6 +108,7 @@ OF_OTHER_SWITCHES = {
     "reward_moments_mean",
     "reward_moments_std",
     "greedy_score_mean",
+    "critic_weight",
 }
 
 

@@ -152,7 +152,7 @@ def start(world_size: int, file: Path, jobs: list[StageJob], *, strategy: str = 
     script = [sys.executable, program, str(world_size), str(file), strategy]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     ended = subprocess.run(script, env=environment, timeout=SECONDS, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr[-3000:]
+    assert ended.returncode == 0, ended.stderr
 
 
 def result_of(job: StageJob, rank: int) -> StageResult:

@@ -17,7 +17,7 @@ from flows.attempts.run_attempt import Unobserved
 from flows.exit_codes import ExitCode
 from flows.pools import run_on_pool
 from flows.pools.deployments import UnknownPool
-from flows.pools.run_on_pool import PENDING_SECONDS, SILENT_SECONDS, Asked, _Attempt, _started
+from flows.pools.run_on_pool import PENDING_SECONDS, SILENT_SECONDS, Asked, _Attempt, _patiently
 from schemas.records.attempt import AttemptOutcome, AttemptRequest
 from storage.messages import Messages, messages_of
 from storage.storage import Storage
@@ -202,35 +202,26 @@ def test_a_bucket_that_stays_away_is_an_error(
 
 @pytest.mark.parametrize("minutes_away", [1, 60])
 def test_a_prefect_server_that_is_away_is_waited_for(
-    minutes_away: int, request_: AttemptRequest, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    minutes_away: int, attempt: _Attempt, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def ask(*_: object) -> str:
+    monkeypatch.setattr(run_on_pool, "SECONDS_BETWEEN_REPORTS", 0.0)
+
+    def ask() -> _Attempt:
         if clock.now < 1000.0 + 60 * minutes_away:
             clock.now += 5
             raise ConnectError("connection refused")
-        return "the attempt"
-
-    monkeypatch.setattr(run_on_pool, "_ask_prefect", ask)
-    monkeypatch.setattr(run_on_pool, "SECONDS_BETWEEN_REPORTS", 0.0)
-    nothing = cast(Any, None)
-
-    def started() -> object:
-        return _started(nothing, request_, "gpu", nothing, nothing, threading.Event())
+        return attempt
 
     if minutes_away == 1:
-        assert started() == "the attempt"
+        assert _patiently(ask, threading.Event()) is attempt
     else:
         with pytest.raises(ConnectError):
-            started()
+            _patiently(ask, threading.Event())
 
 
-def test_a_pool_that_does_not_exist_is_told_at_once(
-    request_: AttemptRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def ask(*_: object) -> None:
+def test_a_pool_that_does_not_exist_is_told_at_once() -> None:
+    def ask() -> _Attempt:
         raise UnknownPool("resources.pool=gpu is no work pool")
 
-    monkeypatch.setattr(run_on_pool, "_ask_prefect", ask)
-    nothing = cast(Any, None)
     with pytest.raises(UnknownPool):
-        _started(nothing, request_, "gpu", nothing, nothing, threading.Event())
+        _patiently(ask, threading.Event())

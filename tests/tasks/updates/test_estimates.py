@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from schemas.recipe.algorithm import Algorithm
-from tasks.rollout.rollouts import Scored, build_rollout
+from tasks.rollout.rollouts import Rollout, Scored, build_rollout
 from tasks.updates.estimates import critic_weight, estimate, minibatch_advantages, positive_responses
 from tasks.updates.policy_losses import minibatch_of
 from tests.tasks.two_responses import (
@@ -95,13 +95,14 @@ def test_the_horizon_keeps_two_lambdas() -> None:
     assert learnt.targets == close([d + v for d, v in zip(deltas, VALUES, strict=True)])
 
 
-def six_responses(scores: list[float]) -> Scored:
-    """Of the two responses three times."""
-    pair = scored_as(scores[:2]).select([0, 1, 0, 1, 0, 1])
-    total = torch.tensor(scores)
-    return Scored(
-        pair.sampled, type(pair.scores)(total=total, weighted_sum=total, by_term=pair.scores.by_term)
-    )
+def rollout_of(scores: list[float], algorithm: Algorithm) -> Rollout:
+    """The two responses again and again, with these scores and no KL; in float64."""
+    total = torch.tensor(scores, dtype=torch.float64)
+    pairs = scored_as(scores[:2]).select([0, 1] * (len(scores) // 2))
+    by_term = pairs.scores.by_term
+    scored = Scored(pairs.sampled, type(pairs.scores)(total=total, weighted_sum=total, by_term=by_term))
+    nothing = torch.zeros(len(scores), 3, dtype=torch.float64)
+    return build_rollout(scored, nothing, nothing, returns=algorithm, moments=None, kl_coef=0.0, max_length=3)
 
 
 @pytest.mark.parametrize(
@@ -111,11 +112,7 @@ def test_groups_are_the_responses_that_stand_in_a_row(group: int, means: list[fl
     algorithm = Algorithm.model_validate({"preset": "dr_grpo", "samples_per_prompt": group})
     scores = [1.0, 0.0, 4.0, 2.0, 7.0, 7.0]
     expected = [score - mean for score, mean in zip(scores, means, strict=True)]
-    scored = six_responses(scores)
-    nothing = torch.zeros(6, 3)
-    rollout = build_rollout(
-        scored, nothing, nothing, returns=algorithm, moments=None, kl_coef=0.0, max_length=3
-    )
+    rollout = rollout_of(scores, algorithm)
     advantages = estimate(rollout, algorithm).advantages
     assert advantages[:, 0].tolist() == pytest.approx(expected, abs=1e-6)
     assert advantages[1].tolist() == [advantages[1, 0]] * 3
@@ -264,18 +261,10 @@ def test_the_switched_advantages_have_the_variance_of_the_better_baseline(share_
     """Two hundred pairs of responses with known returns, and critics from perfect to worse than any constant."""
     generator = torch.Generator().manual_seed(3)
     algorithm = Algorithm.model_validate({"preset": "evpo", "kl_coef": 0.0})
-    scores = torch.randn(400, generator=generator).tolist()
-    scored = scored_as(scores[:2]).select([0, 1] * 200)
-    total = torch.tensor(scores, dtype=torch.float64)
-    scored = Scored(
-        scored.sampled, type(scored.scores)(total=total, weighted_sum=total, by_term=scored.scores.by_term)
-    )
-    nothing = torch.zeros(400, 3, dtype=torch.float64)
-    rollout = build_rollout(
-        scored, nothing, nothing, returns=algorithm, moments=None, kl_coef=0.0, max_length=3
-    )
+    scores = torch.randn(400, generator=generator)
+    rollout = rollout_of(scores.tolist(), algorithm)
     mask = rollout.sequences.response_mask
-    returns = total[:, None].expand(400, 3)  # γ = 1, and the score is all there is
+    returns = scores.double()[:, None].expand(400, 3)  # γ = 1, and the score is all there is
     noise = torch.randn(400, 3, generator=generator, dtype=torch.float64)
     values = (1 - share_of_noise) * returns + share_of_noise * noise
     estimates = estimate(rollout, algorithm, old_values=values)
