@@ -33,8 +33,9 @@ def run_stage(job: StageJob) -> StageResult:
         progress.end()
     for name, value in result.metrics.items():
         log.info("%s: %s", name, "undefined" if value is None else f"{value:.6g}")
-    files = [path for path in job.output.rglob("*") if path.is_file()]
-    log.info("made %d files, %.1f MB", len(files), sum(path.stat().st_size for path in files) / 1e6)
+    if writes_files():  # another rank would look at files that the first is still renaming
+        files = [path for path in job.output.rglob("*") if path.is_file()]
+        log.info("made %d files, %.1f MB", len(files), sum(path.stat().st_size for path in files) / 1e6)
     return result
 
 

@@ -146,6 +146,19 @@ def test_an_evaluation_reports_exactly_what_its_judge_can_tell(pipeline: Any) ->
     assert set(pipeline.metrics("evaluation")) == headline_metric_names("evaluation", judge="verifier")
 
 
+def test_a_rank_that_writes_nothing_does_not_look_at_what_the_first_is_writing(
+    pipeline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that the first renames just then would be missing when its size is asked for."""
+    monkeypatch.setenv("RANK", "1")
+    output = tmp_path / "of the first rank"
+    looked_at: list[Path] = []
+    monkeypatch.setattr(Path, "rglob", lambda path, pattern: looked_at.append(path) or iter(()))
+    run_stage(pipeline.job("prompts").model_copy(update={"scratch": tmp_path / "scratch", "output": output}))
+    assert not output.exists()
+    assert output not in looked_at
+
+
 def test_no_artifact_holds_a_pickle(pipeline: Any) -> None:
     for name in ("model", "demonstrations", "sft", "reward", "value", "policy", "evaluation"):
         suffixes = {path.suffix for path in pipeline.folder(name).rglob("*") if path.is_file()}
