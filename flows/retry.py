@@ -52,6 +52,8 @@ class Retries:
         """
         failure = outcome.failure
         assert failure is not None, "asked only of an attempt that failed"
+        if failure.cause == "cancelled":
+            return Retry("failed", failure.remedy, microbatch_size)
         if not may_be_retried_once(failure.exit_code):
             status: StageOutcome = "resumable" if may_be_retried(failure.exit_code) else "failed"
             return Retry(status, failure.remedy, microbatch_size)

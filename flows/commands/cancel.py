@@ -17,7 +17,7 @@ def cancel(
 ) -> None:
     """Stop a run, on whatever machines it is; running stages save their state, and the same command resumes it."""
     with explained(verbose):
-        from flows.runs.cancelling import cancel_run
+        from flows.runs.cancelling import attempts_under_way, cancel_run
         from flows.runs.run import is_active, read_run
         from flows.runs.run_ids import find_run
 
@@ -26,5 +26,5 @@ def cancel(
         asked = cancel_run(place, record)
         for line in asked or [f"nothing of run {record.run_id} is running"]:
             typer.echo(line)
-        while wait and is_active(place, record.run_id):
+        while wait and (is_active(place, record.run_id) or attempts_under_way(place, record)):
             time.sleep(1.0)

@@ -11,7 +11,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from uuid import UUID
 
@@ -46,6 +46,15 @@ OUTAGE_SECONDS = 900.0
 """How long a Prefect server or a storage that does not answer is waited for."""
 STOP_SECONDS = 60.0
 """Time for an attempt to save its state after a stop was requested."""
+WITHDRAWN = "Vantage withdrew the request"
+"""Message of a flow run that Vantage cancelled; one that a person cancelled has another, or none."""
+CANCELLED_IN_PREFECT = Failure(
+    exit_code=ExitCode.RESUME,
+    cause="cancelled",
+    message="its flow run was cancelled in Prefect",
+    remedy="run the same command again: the stage goes on from its last checkpoint",
+)
+_CANCELLED = (StateType.CANCELLING, StateType.CANCELLED)
 
 _log = logging.getLogger(__name__)
 
@@ -210,10 +219,25 @@ class _Attempt:
                 self._heard = time.monotonic()  # its beats may be there, unread
                 _log.warning("the storage does not answer: %s", error)
             if outcome is not None:
-                if outcome.artifact is not None and self._asked.run_id != self._request.run_id:
-                    outcome = outcome.model_copy(update={"status": "reused"})  # another run's attempt made it
-                return outcome
+                return self._ours(outcome)
             self._stop.wait(POLL_SECONDS)
+
+    def _ours(self, outcome: AttemptOutcome) -> AttemptOutcome:
+        """What the attempt's outcome is to this run."""
+        if outcome.artifact is not None:
+            by_us = self._asked.run_id == self._request.run_id
+            return outcome if by_us else outcome.model_copy(update={"status": "reused"})
+        was_interrupted = outcome.failure is None or outcome.failure.cause in ("preempted", "killed")
+        if was_interrupted and not self._stop.is_set() and self._was_cancelled_in_prefect():
+            return outcome.model_copy(update={"status": "failed", "failure": CANCELLED_IN_PREFECT})
+        return outcome
+
+    def _was_cancelled_in_prefect(self) -> bool:
+        """Whether somebody cancelled the flow run there; a worker that is asked to end, or Vantage, does not."""
+        with _server_faults_ignored(), suppress(ObjectNotFound):
+            self._flow_run = self._client.read_flow_run(self._flow_run.id)
+        state = self._flow_run.state
+        return state is not None and state.type in _CANCELLED and state.message != WITHDRAWN
 
     def _look(self) -> AttemptOutcome | None:
         """Look once; None: it goes on."""
@@ -340,8 +364,11 @@ class _Attempt:
         return outcome or self._give_up(f"it did not stop within {STOP_SECONDS:g} s")
 
     def _end_flow_run(self, flow_run_id: UUID, *, crashed: bool) -> None:
-        """Give the flow run a final state, so that its slot in the pool is free."""
-        state: State[None] = Crashed(message="its process was lost") if crashed else Cancelled()
+        """Give the flow run a final state, so that its slot in the pool is free, unless it has one."""
+        if self._flow_run.state is not None and self._flow_run.state.is_final():
+            return
+        lost: State[None] = Crashed(message="its process was lost")
+        state = lost if crashed else Cancelled(message=WITHDRAWN)
         with _server_faults_ignored():
             self._client.set_flow_run_state(flow_run_id, state, force=True)
 

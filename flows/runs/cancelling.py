@@ -5,6 +5,7 @@ import json
 from flows.runs.record import RunRecord
 from flows.runs.run import is_active
 from flows.runs.workspace import Workspace
+from schemas.records.attempt import AttemptOutcome
 from schemas.steps import pool_of
 from storage.messages import Messages, newest_messages
 
@@ -19,6 +20,8 @@ def cancel_run(workspace: Workspace, record: RunRecord) -> list[str]:
         if messages.read("stop") is None:
             messages.write("stop", b"")
             asked.append(f"{step}, whose run has no process any more, is asked to save its state and stop")
+        if messages.read("beat") is None:  # it waits for a worker; one that takes it now finds the stop
+            messages.create("outcome.json", AttemptOutcome(status="stopped").model_dump_json().encode())
     return asked
 
 

@@ -110,6 +110,12 @@ class Resources(Frozen):
                 f"gpus={self.gpus} and distributed.ranks={asked} differ, but each rank has one GPU; leave out one of them"
             )
 
+    @property
+    def cuts_weights(self) -> bool:
+        """Whether several processes hold a part of each weight."""
+        is_alone = self.nodes is None and (self.distributed.ranks or self.gpus or 1) == 1
+        return self.distributed.strategy == "fsdp2" and not is_alone
+
 
 class Stage(Work):
     """Fields of every stage."""
@@ -255,6 +261,14 @@ def _refuse_broken_groups(batch_size: int, group: int, name: str) -> None:
         )
 
 
+def _refuse_cut_reference(resources: Resources, path: str) -> None:
+    if resources.cuts_weights:
+        raise ValueError(
+            f"{path}=full reads all weights of the reference at once, and resources.distributed.strategy=fsdp2 cuts them; "
+            "use strategy: ddp, or another kind of KL"
+        )
+
+
 class ValuePretraining(Rollouts):
     """Training of the critic on Monte-Carlo returns of a fixed policy (VC-PPO, VAPO §4.1)."""
 
@@ -283,6 +297,11 @@ class ValuePretraining(Rollouts):
     @rule
     def _groups_divide_the_batch(self) -> None:
         _refuse_broken_groups(self.batch_size, self.samples_per_prompt, "samples_per_prompt")
+
+    @rule
+    def _the_exact_kl_reads_whole_weights(self) -> None:
+        if self.returns is not None and self.returns.kl_coef and self.returns.kl_kind == "full":
+            _refuse_cut_reference(self.resources, "returns.kl_kind")
 
 
 class PolicyOptimization(Rollouts):
@@ -316,6 +335,14 @@ class PolicyOptimization(Rollouts):
     def _groups_divide_the_batch(self) -> None:
         group = self.algorithm.samples_per_prompt
         _refuse_broken_groups(self.batch_size, group, "algorithm.samples_per_prompt")
+
+    @rule
+    def _the_exact_kl_reads_whole_weights(self) -> None:
+        switches = self.algorithm
+        if switches.kl_coef and switches.kl_kind == "full":
+            _refuse_cut_reference(self.resources, "algorithm.kl_kind")
+        if switches.kl_loss_coef and switches.kl_loss_kind == "full":
+            _refuse_cut_reference(self.resources, "algorithm.kl_loss_kind")
 
     @rule
     def _one_critic_where_one_is_read(self) -> None:

@@ -15,7 +15,9 @@ from schemas.records.artifacts import Artifact, Digest
 RUN_STAGE = "tasks.stages.run_stage"
 """The function ``StageJob -> StageResult`` that computes every stage."""
 
-Cause = Literal["refused", "diverged", "preempted", "memory", "storage", "killed", "hung", "internal"]
+Cause = Literal[
+    "refused", "diverged", "preempted", "memory", "storage", "killed", "cancelled", "hung", "internal"
+]
 
 
 class Failure(Frozen):

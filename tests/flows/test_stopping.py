@@ -8,9 +8,11 @@ from unittest.mock import Mock
 import pytest
 
 from flows.orchestrator import Orchestrator
-from flows.pools.run_on_pool import _Attempt
+from flows.pools.run_on_pool import CANCELLED_IN_PREFECT, _Attempt
+from flows.runs.execution import exit_code
 from flows.runs.workspace import Workspace
 from flows.stopping import DRAIN_FILE, Stop, stopping
+from schemas.records.attempt import AttemptOutcome
 from tests.flows.orchestrated import attempt, attempt_all, orchestrated
 
 ON_POOL = "stages.sft.resources.pool=gpu"
@@ -63,8 +65,6 @@ def test_an_attempt_that_is_left_on_its_pool_is_not_asked_to_stop() -> None:
 def test_a_stage_that_is_left_on_its_pool_is_resumable(
     workspace: Workspace, recipe_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from schemas.records.attempt import AttemptOutcome
-
     def leave(*_: object, **__: object) -> AttemptOutcome:
         return AttemptOutcome(status="stopped")
 
@@ -75,3 +75,16 @@ def test_a_stage_that_is_left_on_its_pool_is_resumable(
         orchestrator.drain()
         stage = attempt(orchestrator, "sft")
     assert (stage.status, stage.reason) == ("resumable", "it goes on without this process")
+
+
+def test_a_stage_that_was_cancelled_in_prefect_is_not_tried_again(
+    workspace: Workspace, recipe_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cancelled = AttemptOutcome(status="failed", failure=CANCELLED_IN_PREFECT, attempt=1, committed_step=7)
+    monkeypatch.setattr("flows.pools.run_on_pool.run_on_pool", lambda *_, **__: cancelled)
+    with orchestrated(workspace, recipe_file, ON_POOL) as orchestrator:
+        attempt_all(orchestrator, until="sft")
+        stage = attempt(orchestrator, "sft")
+    assert (stage.status, stage.exit_code) == ("failed", 75)
+    assert "cancelled in Prefect" in str(stage.reason)
+    assert exit_code(orchestrator.run.record) == 75

@@ -48,6 +48,8 @@ RULES = {
     "Rollouts._minibatches_divide_the_batch": "one number divides another",
     "ValuePretraining._groups_divide_the_batch": "one number divides another",
     "PolicyOptimization._groups_divide_the_batch": "one number divides another",
+    "ValuePretraining._the_exact_kl_reads_whole_weights": "fields of two parts of the stage",
+    "PolicyOptimization._the_exact_kl_reads_whole_weights": "fields of two parts of the stage",
     "BestOfN._minibatches_divide_the_batch": "one number divides another",
     "PolicyOptimization._one_critic_where_one_is_read": "what a preset's name stands for",
     "PolicyOptimization._one_step_without_importance_ratio": "what a preset's name stands for",

@@ -18,7 +18,7 @@ from flows.exit_codes import ExitCode
 from flows.pools import run_on_pool
 from flows.pools.deployments import UnknownPool
 from flows.pools.run_on_pool import PENDING_SECONDS, SILENT_SECONDS, Asked, _Attempt, _patiently
-from schemas.records.attempt import AttemptOutcome, AttemptRequest
+from schemas.records.attempt import AttemptOutcome, AttemptRequest, Failure
 from storage.messages import Messages, messages_of
 from storage.storage import Storage
 
@@ -47,13 +47,17 @@ class Prefect:
 
     def __init__(self) -> None:
         self.state = StateType.SCHEDULED
+        self.message = ""
         self.pool: str | None = "gpu"
         self.ended: list[Any] = []
         self.with_workers = {"gpu", "big"}
 
     def read_flow_run(self, _: object) -> Any:
         state = SimpleNamespace(
-            type=self.state, name=self.state.value, message="", is_final=lambda: self.state in FINAL
+            type=self.state,
+            name=self.state.value,
+            message=self.message,
+            is_final=lambda: self.state in FINAL,
         )
         return SimpleNamespace(id="run", state=state, work_pool_name=self.pool)
 
@@ -147,6 +151,60 @@ def test_one_that_is_given_up_is_told_to_stop(
     assert outcome.failure.exit_code == ExitCode.RESUME
     assert messages.read("stop") is not None
     assert prefect.ended == [StateType.CRASHED]
+
+
+PREEMPTED = AttemptOutcome(
+    status="failed",
+    failure=Failure(exit_code=ExitCode.RESUME, cause="preempted", message="stopped", remedy="resume"),
+    attempt=2,
+    committed_step=7,
+)
+
+
+@pytest.mark.parametrize("outcome", [AttemptOutcome(status="stopped"), PREEMPTED], ids=["waiting", "saved"])
+@pytest.mark.parametrize("state", [StateType.CANCELLING, StateType.CANCELLED])
+def test_a_flow_run_that_a_person_cancelled_is_not_tried_again(
+    state: StateType, outcome: AttemptOutcome, attempt: _Attempt, prefect: Prefect, messages: Messages
+) -> None:
+    prefect.state = state
+    messages.create("outcome.json", outcome.model_dump_json().encode())
+    ended = attempt.wait()
+    assert ended.status == "failed"
+    assert ended.failure is not None
+    assert (ended.failure.exit_code, ended.failure.cause) == (ExitCode.RESUME, "cancelled")
+    assert (ended.attempt, ended.committed_step) == (outcome.attempt, outcome.committed_step)
+
+
+def test_a_process_that_was_killed_by_a_cancellation_is_not_tried_again(
+    attempt: _Attempt, prefect: Prefect
+) -> None:
+    prefect.state = StateType.CANCELLED
+    ended = attempt.wait()
+    assert ended.failure is not None
+    assert ended.failure.cause == "cancelled"
+    assert prefect.ended == [], "the page still says that it was cancelled"
+
+
+def test_a_request_that_another_run_withdrew_or_a_worker_gave_back_is_made_anew(
+    attempt: _Attempt, prefect: Prefect, messages: Messages
+) -> None:
+    messages.create("outcome.json", PREEMPTED.model_dump_json().encode())
+    prefect.state = StateType.FAILED
+    assert attempt.wait() == PREEMPTED
+    prefect.state, prefect.message = StateType.CANCELLED, run_on_pool.WITHDRAWN
+    assert attempt.wait() == PREEMPTED
+
+
+def test_an_attempt_that_failed_by_itself_says_so_although_its_flow_run_was_cancelled(
+    attempt: _Attempt, prefect: Prefect, messages: Messages
+) -> None:
+    diverged = Failure(
+        exit_code=ExitCode.BAD_INPUT, cause="diverged", message="not finite", remedy="lower it"
+    )
+    failed = AttemptOutcome(status="failed", failure=diverged)
+    prefect.state = StateType.CANCELLED
+    messages.create("outcome.json", failed.model_dump_json().encode())
+    assert attempt.wait() == failed
 
 
 def test_only_a_request_that_waits_for_nobody_is_moved_to_a_pool_with_workers(

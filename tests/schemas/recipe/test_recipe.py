@@ -103,6 +103,9 @@ def test_whole_numbers_are_numbers() -> None:
     assert type(stage.epochs) is float
 
 
+CUT = {"gpus": 8, "distributed": {"strategy": "fsdp2"}}
+
+
 @pytest.mark.parametrize(
     ("made", "said"),
     [
@@ -134,6 +137,13 @@ def test_whole_numbers_are_numbers() -> None:
         (lambda: policy_stage(algorithm={"preset": "ppo", "kl_target": 6.0, "kl_horizon": 51}, batch_size=256),
          "algorithm.kl_horizon=51 is no more than a fifth of batch_size=256, so that one rollout could turn kl_coef "
          "negative; raise kl_horizon"),
+        (lambda: policy_stage(algorithm={"preset": "ppo", "kl_coef": 0.1, "kl_kind": "full"}, resources=CUT),
+         "algorithm.kl_kind=full reads all weights of the reference at once, and resources.distributed.strategy=fsdp2 cuts "
+         "them; use strategy: ddp, or another kind of KL"),
+        (lambda: policy_stage(algorithm={"preset": "ppo", "kl_loss_coef": 0.1, "kl_loss_kind": "full"}, resources=CUT),
+         "algorithm.kl_loss_kind=full reads all weights of the reference at once"),
+        (lambda: value_stage(returns={"kl_coef": 0.1, "kl_kind": "full"}, resources=CUT),
+         "returns.kl_kind=full reads all weights of the reference at once"),
         (lambda: ModelTerm(model="a", wrong=-1.0), "wrong=-1 is a verifier's score, and this term names a model; remove it"),
         (lambda: Reward(terms=({"model": "a"}, {"verifier": "b"}, {"model": "a", "weight": 2})),
          "terms name 'a' twice; add up their weights in one term"),
@@ -170,6 +180,13 @@ def test_rules_over_several_fields(made: Any, said: str) -> None:
     "made",
     [
         lambda: policy_stage(critic=None, fresh_critic="sft"),
+        lambda: policy_stage(algorithm={"preset": "ppo", "kl_coef": 0.1, "kl_kind": "k3"}, resources=CUT),
+        lambda: policy_stage(
+            algorithm={"preset": "ppo", "kl_coef": 0.1, "kl_kind": "full"}, resources={**CUT, "gpus": 1}
+        ),
+        lambda: policy_stage(
+            algorithm={"preset": "ppo", "kl_coef": 0.1, "kl_kind": "full"}, resources={"gpus": 8}
+        ),
         lambda: policy_stage(critic=None, algorithm="dapo"),
         lambda: policy_stage(critic=None, algorithm={"preset": "ppo", "shared_trunk": True}),
         lambda: policy_stage(algorithm="rloo", minibatch_size=256),
