@@ -27,6 +27,11 @@ class Messages:
     name: str
     """Stage key and number of the request: ``<stage key>/<number>``."""
 
+    @property
+    def number(self) -> int:
+        """Of the request."""
+        return int(self.name.rpartition("/")[2])
+
     def read(self, what: str) -> bytes | None:
         """A message; None if there is none."""
         data, _ = read_record(self.remote, self._path(what))
@@ -68,3 +73,18 @@ def newest_messages(remote: "Remote", stage_key: str) -> Messages | None:
 def messages_of(remote: "Remote", stage_key: str, number: int) -> Messages:
     """The messages of a numbered request for the stage key."""
     return Messages(remote, f"{stage_key}/{number}")
+
+
+def logs_with(logs: bytes, number: int, log: bytes) -> bytes:
+    """Several attempts' logs, and what the attempt of the next numbered request has printed under a line that says so."""
+    end = b"" if not logs or logs.endswith(b"\n") else b"\n"
+    return logs + end + _title(number) + log
+
+
+def logs_before(logs: bytes, number: int) -> bytes:
+    """Of several attempts' logs, those before a numbered request's."""
+    return logs.partition(_title(number))[0]
+
+
+def _title(number: int) -> bytes:
+    return f"== request {number} for a worker\n".encode()

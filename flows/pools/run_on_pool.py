@@ -30,7 +30,7 @@ from flows.pools.job_variables import job_variables
 from flows.stopping import Stop
 from schemas.frozen import Frozen
 from schemas.records.attempt import AttemptBegun, AttemptOutcome, AttemptRequest, Failure
-from storage.messages import Messages, messages_of, newest_number
+from storage.messages import Messages, logs_before, logs_with, messages_of, newest_number
 from storage.storage import Storage
 from tasks.training.scratch import REPORTS
 
@@ -299,8 +299,15 @@ class _Attempt:
         if self._begun:
             self._observer.polled()
         if (log := self._messages.read("log.txt")) is not None:
-            self._request.log.parent.mkdir(parents=True, exist_ok=True)
-            self._request.log.write_bytes(log)
+            self._write_log(log)
+
+    def _write_log(self, log: bytes) -> None:
+        """The run's copy of the log has those of earlier attempts too."""
+        file = self._request.log
+        file.parent.mkdir(parents=True, exist_ok=True)
+        number = self._messages.number
+        before = logs_before(file.read_bytes(), number) if file.exists() else b""
+        file.write_bytes(logs_with(before, number, log))
 
     def _is_queued(self) -> bool:
         state = self._flow_run.state

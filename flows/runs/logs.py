@@ -3,14 +3,18 @@
 from flows.runs.record import RunRecord
 from flows.runs.workspace import Workspace
 from schemas.steps import pool_of
-from storage.messages import newest_messages
+from storage.messages import logs_with, messages_of, newest_number
 
 
 def read_log(workspace: Workspace, record: RunRecord, step: str) -> bytes:
-    """All that the newest attempt at a step has printed so far; empty if nothing."""
+    """All that the attempts at a step have printed so far, the newest last; empty if nothing."""
     stage = record.stages.get(step)
     if stage is not None and stage.stage_key is not None and pool_of(record.recipe, step) is not None:
-        messages = newest_messages(workspace.storage.remote, stage.stage_key)
-        if messages is not None and (log := messages.read("log.txt")) is not None:
-            return log
+        remote = workspace.storage.remote
+        logs = b""
+        for number in range(1, newest_number(remote, stage.stage_key) + 1):
+            if (log := messages_of(remote, stage.stage_key, number).read("log.txt")) is not None:
+                logs = logs_with(logs, number, log)
+        if logs:
+            return logs
     return workspace.records.read_log(record.run_id, step) or b""

@@ -207,6 +207,23 @@ def test_an_attempt_that_failed_by_itself_says_so_although_its_flow_run_was_canc
     assert attempt.wait() == failed
 
 
+def test_the_log_of_the_attempt_before_is_kept(
+    attempt: _Attempt, request_: AttemptRequest, messages: Messages
+) -> None:
+    request_.log.write_bytes(b"== request 0 for a worker\nKilled")
+    messages.write("log.txt", b"loading\nste")
+    attempt._report()
+    messages.write("log.txt", b"loading\nstep 1\n")
+    attempt._report()
+    assert request_.log.read_text().splitlines() == [
+        "== request 0 for a worker",
+        "Killed",
+        "== request 1 for a worker",
+        "loading",
+        "step 1",
+    ]
+
+
 def test_only_a_request_that_waits_for_nobody_is_moved_to_a_pool_with_workers(
     attempt: _Attempt, prefect: Prefect, messages: Messages
 ) -> None:
