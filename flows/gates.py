@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from flows.attempts.jobs import gates_of
 from ledger.operations import Input
-from ledger.sameness import compared_with_itself
+from ledger.remarks import compared_with_itself
 from schemas.recipe.recipe import ResolvedRecipe
 from schemas.records.artifacts import Artifact
 from schemas.records.verdicts import Verdict, check_artifact_gate

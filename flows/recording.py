@@ -13,8 +13,8 @@ from flows.runs.run import Run, read_run
 from flows.runs.workspace import RunError
 from flows.watching import Watcher, feed, journal_entries
 from ledger.operations import Input, StageOutcome
+from ledger.remarks import remark_on
 from ledger.run_ledger import Ledger
-from ledger.sameness import remark_on
 from schemas.records.artifacts import Artifact
 from schemas.records.attempt import AttemptBegun, AttemptOutcome, AttemptRequest
 from schemas.records.metric_warnings import dropped_summary, warnings_of

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ledger.entries import RunEntry, StageEntry
 from ledger.operations import Input
-from ledger.sameness import remark_on
+from ledger.remarks import remark_on
 from schemas.records.artifacts import Artifact
 from schemas.records.metric_warnings import dropped_summary, warnings_of
 

@@ -245,7 +245,7 @@ _TABLE = (
         learning_rate=1e-6,  # VAPO, arXiv 2504.05118
         critic_learning_rate=2e-6,  # VAPO
         estimates=(*_SAMPLED_POLICY, "kl_to_reference"),
-        numbers=(*_PROMPTS_READ, *_CHOSEN_POLICY),
+        numbers=(*_PROMPTS_READ, *_CHOSEN_POLICY, "critic_weight_mean"),
         curves=(
             *_ROLLOUT,
             *_SAMPLER,

@@ -109,6 +109,7 @@ def run(job: StageJob[ResolvedPolicyOptimization]) -> StageResult:
                 kl_coef=updated_kl_coef(state.kl_coef, rollout, algorithm),
                 kl_penalty_coef=updated_kl_penalty_coef(state.kl_penalty_coef, measure_kl, algorithm),
                 critic_is_used=estimates.critic_weight > 0,
+                critic_weight_sum=state.critic_weight_sum + estimates.critic_weight,
             )
 
             # 5. Keep the policy that scores best on validation prompts
@@ -129,6 +130,7 @@ def run(job: StageJob[ResolvedPolicyOptimization]) -> StageResult:
             "reward_spread": measured.reward_spread,
             "validation_score": attempt.state.best,
             "best_iteration": attempt.state.best_iteration,
+            **mean_critic_weight(attempt.state, work),
             **encoding,
         },
         uncertainty=uncertainty_of(measured.estimates),
@@ -150,6 +152,8 @@ class PolicyState(BestSoFar):
     """Of all scores so far."""
     critic_is_used: bool = field(default=True, metadata=ADDED_LATER)
     """Whether the last rollout's advantages were the critic's."""
+    critic_weight_sum: float = field(default=0.0, metadata=ADDED_LATER)
+    """Over the iterations."""
 
 
 @dataclass(frozen=True)
@@ -218,6 +222,13 @@ def tell_of_critic(estimates: Estimates, algorithm: Algorithm, *, was_used: bool
     if algorithm.weighs_critic and is_used != was_used:
         then = "counts again" if is_used else "is left out: advantages are returns less their mean"
         log.info("explained variance %.3g: the critic %s", estimates.explained_variance, then)
+
+
+def mean_critic_weight(state: PolicyState, work: ResolvedPolicyOptimization) -> dict[str, float]:
+    """How far the advantages of all iterations were the critic's, where that can vary."""
+    if not work.algorithm.weighs_critic:
+        return {}
+    return {"critic_weight_mean": state.critic_weight_sum / work.iterations}
 
 
 def initial_state(job: StageJob, algorithm: Algorithm) -> PolicyState:

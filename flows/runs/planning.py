@@ -19,7 +19,7 @@ from flows.attempts.provenance import drift, provenance
 from flows.machine import available_cpus, num_ranks
 from flows.runs.record import RunRecord, StageRecord
 from ledger.operations import Input
-from ledger.sameness import compared_with_itself, remark_on
+from ledger.remarks import compared_with_itself, remark_on
 from schemas.checks.few_prompts import few_prompts
 from schemas.checks.warnings import warnings
 from schemas.recipe.recipe import ResolvedRecipe

@@ -28,7 +28,7 @@ from ledger.operations import (
     RecordReuse,
     RecordVerdicts,
 )
-from ledger.sameness import remark_on
+from ledger.remarks import remark_on
 from ledger.to_mlflow.lineage import (
     Producer,
     Producers,

@@ -203,6 +203,11 @@ METRICS: tuple[Metric, ...] = (
         "Iteration whose weights were kept: the critic with the best explained variance, or the policy with the best "
         "score, on validation prompts.",
     ),
+    Metric(
+        "critic_weight_mean", "1",
+        "Mean of critic_weight over the iterations: 1 where all advantages were the critic's. Only with "
+        "critic_ev_threshold or critic_blend.",
+    ),
     # -- policy: the rollout
     Metric(
         "score_mean", "reward",

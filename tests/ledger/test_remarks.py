@@ -3,7 +3,7 @@
 import pytest
 
 from ledger.operations import Input
-from ledger.sameness import compared_with_itself, learned_nothing, remark_on
+from ledger.remarks import compared_with_itself, learned_nothing, left_critic_out, remark_on
 from schemas.records.artifacts import PolicyCheckpoint
 from tests.ledger.small_run import EVALUATION, artifact, sha
 
@@ -46,3 +46,16 @@ def test_two_roles_of_one_model_are_compared_with_itself(files: str | None) -> N
         assert said == "policy holds the weights of sft: a model is compared with itself"
     else:
         assert said is None
+
+
+@pytest.mark.parametrize(
+    ("weight", "said"),
+    [
+        (1.0, None),
+        (0.75, "the critic explained too little: over the iterations it counted for 75% of the advantages"),
+    ],
+)
+def test_a_critic_that_was_left_out_is_said_to_be(weight: float, said: str | None) -> None:
+    trained = policy("policy", "others").model_copy(update={"metrics": {"critic_weight_mean": weight}})
+    assert left_critic_out(trained) == remark_on(trained, {}) == said
+    assert remark_on(policy("policy", "others"), {}) is None

@@ -1,4 +1,4 @@
-"""Remarks on artifacts that are equal to their inputs: nothing was learned, or a model was compared with itself."""
+"""Remarks on stages: nothing was learned, a model was compared with itself, a critic was left out."""
 
 from collections.abc import Mapping
 
@@ -22,6 +22,17 @@ def compared_with_itself(inputs: Mapping[str, Input]) -> str | None:
     return f"{candidate.stage} holds the weights of {baseline.stage}: a model is compared with itself"
 
 
+def left_critic_out(artifact: StoredArtifact) -> str | None:
+    """A remark if advantages were not all the critic's, since it explained too little, else None."""
+    weight = artifact.metrics.get("critic_weight_mean")
+    if weight is None or weight == 1:
+        return None
+    return (
+        f"the critic explained too little: over the iterations it counted for {weight:.0%} of the advantages"
+    )
+
+
 def remark_on(artifact: StoredArtifact, inputs: Mapping[str, Input]) -> str | None:
-    """The remark on a stage, if one of the two applies, else None."""
-    return learned_nothing(artifact, inputs) or compared_with_itself(inputs)
+    """The remarks on a stage that apply, else None."""
+    remarks = (learned_nothing(artifact, inputs), compared_with_itself(inputs), left_critic_out(artifact))
+    return "; ".join(remark for remark in remarks if remark) or None

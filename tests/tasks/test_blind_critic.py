@@ -1,0 +1,81 @@
+"""EVPO as a stage: a critic that goes blind in mid-run is left out at once, and counts again once it sees."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ledger.journal import read
+from tasks import policy_optimization
+from tasks.policy_optimization import Gathered
+from tasks.stages import run_stage
+from tasks.training.scratch import JOURNAL
+from tasks.updates.actor_critic import ActorCritic
+from tests.tasks.test_presets_run import Case, job_of, preset
+
+BLIND_FROM, SEES_AGAIN_FROM, ITERATIONS = 2, 4, 6
+THRESHOLD = -1.0
+"""The tiny critic explains about nothing; noise in its place explains less than nothing by far."""
+
+
+def returns_by_hand(gathered: Gathered) -> list[float]:
+    """The sum of the rewards from each token on, of one response after the other; γ is 1."""
+    returns = []
+    rows = zip(gathered.rollout.rewards.tolist(), gathered.rollout.sequences.lengths.tolist(), strict=True)
+    for rewards, length in rows:
+        returns += [sum(rewards[token:length]) for token in range(length)]
+    return returns
+
+
+def test_a_critic_that_goes_blind_is_left_out_in_the_same_iteration_and_comes_back(
+    pipeline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    switches = preset("evpo", critic_ev_threshold=THRESHOLD)
+    rates = {"critic_learning_rate": 1e-5, "learning_rate": 1e-5, "validate_every": ITERATIONS}
+    job = job_of(Case(switches, {"iterations": ITERATIONS, "batch_size": 16, **rates}), pipeline, tmp_path)
+    gathered: list[Gathered] = []
+    seeing: dict[str, torch.Tensor] = {}
+    gather = policy_optimization.gather
+
+    def with_noise(job: Any, networks: ActorCritic, *others: Any) -> Gathered:
+        assert networks.critic is not None
+        if len(gathered) == BLIND_FROM:
+            seeing.update({name: tensor.clone() for name, tensor in networks.critic.state_dict().items()})
+            generator = torch.Generator().manual_seed(5)
+            with torch.no_grad():
+                for weight in networks.critic.parameters():
+                    weight.copy_(torch.randn(weight.shape, generator=generator))
+        if len(gathered) == SEES_AGAIN_FROM:
+            networks.critic.load_state_dict(seeing)
+        gathered.append(gather(job, networks, *others))
+        return gathered[-1]
+
+    monkeypatch.setattr(policy_optimization, "gather", with_noise)
+    with caplog.at_level(logging.INFO, logger="tasks.policy_optimization"):
+        result = run_stage(job)
+
+    # 1. The switch is thrown by the rollout that the blind critic saw first, and back by the first it sees again
+    is_blind = [BLIND_FROM <= iteration < SEES_AGAIN_FROM for iteration in range(ITERATIONS)]
+    explained = [each.estimates.explained_variance for each in gathered]
+    assert [value is not None and value > THRESHOLD for value in explained] == [not each for each in is_blind]
+    weights = [entry.metrics["critic_weight"] for entry in read(job.scratch / JOURNAL)]
+    assert weights == [0.0 if each else 1.0 for each in is_blind]
+
+    # 2. Left out, the advantages are returns less their mean over tokens, and no value has a part in them
+    for each, blind in zip(gathered, is_blind, strict=True):
+        mask = each.rollout.sequences.response_mask
+        found, returns = (
+            each.estimates.advantages[mask].double(),
+            torch.tensor(returns_by_hand(each), dtype=torch.float64),
+        )
+        assert torch.allclose(found, returns - returns.mean(), atol=1e-5) == blind
+
+    # 3. And it is said
+    told = [record.getMessage() for record in caplog.records if "the critic" in record.getMessage()]
+    assert [text.partition("the critic ")[2] for text in told] == [
+        "is left out: advantages are returns less their mean",
+        "counts again",
+    ]
+    assert result.metrics["critic_weight_mean"] == pytest.approx(4 / 6)
