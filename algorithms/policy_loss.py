@@ -1,4 +1,4 @@
-"""What moves the policy: the clipped surrogate, the plain gradient, imitation of its own correct responses."""
+"""What moves the policy: the clipped surrogate, the plain and the masked gradient, imitation of its own correct responses."""
 
 import math
 from dataclasses import dataclass
@@ -98,6 +98,53 @@ def clipped_surrogate(
         response_mask,
         clip_binds=clip_binds,
         dual_clip_binds=is_negative & (log_ratio > highest_of_negative),
+        aggregation=aggregation,
+        denominator=denominator,
+    )
+
+
+def masked_ratio_gradient(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    response_mask: Tensor,
+    *,
+    clip_range_low: float | None,
+    clip_range_high: float | None,
+    through_ratio: bool,
+    aggregation: Aggregation,
+    denominator: Denominator | None = None,
+) -> PolicyLoss:
+    """The policy gradient weighted by the ratio, from which tokens with a ratio out of range are left out.
+
+        −f(ρ)·A·logprobs,   f(ρ) = ρ for 1 − clip_range_low < ρ < 1 + clip_range_high, else 0
+
+    arXiv 2607.07508 (SAO) eq. 1 and 3, where `old_logprobs` are the sampler's own. A token is left out whatever the
+    sign of its advantage, unlike by a clip, and still counts in the denominator. All tensors (B,T), log-probabilities
+    in nats; a range of None is no limit on that side. `through_ratio`: the gradient flows through f(ρ) too; as in
+    SAO, f(ρ) is a constant without it, and the gradient is that of −ρ·A inside the range. `clip_fraction` counts the
+    tokens left out. `aggregation` and `denominator` are those of `algorithms.aggregation.aggregate`.
+
+    Raises ValueError as `clipped_surrogate`.
+    """
+    check_response_mask(response_mask, logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages)
+    _check_clip_ranges(clip_range_low, clip_range_high, None)
+    kept_logprobs = keep(logprobs, response_mask)
+    log_ratio = kept_logprobs - keep(old_logprobs.detach(), response_mask)
+    is_out = torch.zeros_like(response_mask)  # a NaN stays inside, and shows
+    if clip_range_high is not None:
+        is_out = is_out | (log_ratio >= math.log1p(clip_range_high))
+    if clip_range_low is not None and clip_range_low < 1:
+        is_out = is_out | (log_ratio <= math.log1p(-clip_range_low))
+    # Left out before the exponential: an overflowing ratio times 0 would be NaN
+    weight = torch.where(is_out, 0.0, log_ratio).exp() * ~is_out
+    kept_advantages = keep(advantages.detach(), response_mask)
+    return _policy_loss(
+        -(weight if through_ratio else weight.detach()) * kept_advantages * kept_logprobs,
+        log_ratio.detach(),
+        response_mask,
+        clip_binds=is_out & (kept_advantages != 0),
+        dual_clip_binds=torch.zeros_like(response_mask),
         aggregation=aggregation,
         denominator=denominator,
     )

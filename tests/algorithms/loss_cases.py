@@ -12,7 +12,13 @@ from torch import Tensor
 from algorithms.aggregation import Aggregation, Denominator, aggregate, denominator_of
 from algorithms.kl import OldKLKind, full_kl
 from algorithms.kl_loss import KLLoss, KLLossKind, OldKLLoss, exact_kl_loss, old_kl_loss, reference_kl_loss
-from algorithms.policy_loss import PolicyLoss, clipped_surrogate, policy_gradient, positive_example_nll
+from algorithms.policy_loss import (
+    PolicyLoss,
+    clipped_surrogate,
+    masked_ratio_gradient,
+    policy_gradient,
+    positive_example_nll,
+)
 from algorithms.preference_loss import (
     CentringLoss,
     DPOLoss,
@@ -131,6 +137,37 @@ def plain_gradient(
     return policy_gradient(
         outputs, batch.old, batch.targets, batch.mask, aggregation=aggregation, denominator=denominator
     )
+
+
+def masked_ratio(
+    outputs: Tensor,
+    batch: Batch,
+    denominator: Denominator | None,
+    *,
+    aggregation: Aggregation,
+    through_ratio: bool = False,
+) -> PolicyLoss:
+    """By ranges that leave out tokens on both sides."""
+    return masked_ratio_gradient(
+        outputs,
+        batch.old,
+        batch.targets,
+        batch.mask,
+        clip_range_low=0.5,
+        clip_range_high=2.0,
+        through_ratio=through_ratio,
+        aggregation=aggregation,
+        denominator=denominator,
+    )
+
+
+def masked_ratio_with_ratio_held(
+    outputs: Tensor, at: Tensor, batch: Batch, denominator: Denominator | None, *, aggregation: Aggregation
+) -> Tensor:
+    ratio = (at - batch.old).exp()
+    weight = ratio * ((ratio > 0.5) & (ratio < 3.0))
+    per_token = -weight * batch.targets * outputs
+    return aggregate(per_token, batch.mask, aggregation=aggregation, denominator=denominator)
 
 
 def to_reference(
@@ -262,6 +299,18 @@ CASES: dict[str, Case] = {
         )
         for aggregation in OF_PLAIN_GRADIENT
     },
+    **{
+        f"masked_ratio_gradient by {aggregation}": Case(
+            partial(masked_ratio, aggregation=aggregation),
+            count(aggregation),
+            aggregation != "constant",
+            held=partial(masked_ratio_with_ratio_held, aggregation=aggregation),
+        )
+        for aggregation in OF_PLAIN_GRADIENT
+    },
+    "masked_ratio_gradient through the ratio": Case(
+        partial(masked_ratio, aggregation="token", through_ratio=True), TOKENS
+    ),
     **{
         f"{kind} loss by {aggregation}": Case(
             partial(to_reference, kind=kind, aggregation=aggregation),

@@ -6,7 +6,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from algorithms.policy_loss import clipped_surrogate, policy_gradient, positive_example_nll
+from algorithms.policy_loss import (
+    clipped_surrogate,
+    masked_ratio_gradient,
+    policy_gradient,
+    positive_example_nll,
+)
 
 seeds = st.integers(0, 2**32 - 1)
 ranges = st.one_of(st.none(), st.floats(0.01, 1.0))
@@ -217,6 +222,93 @@ def test_an_overflowing_ratio_is_clipped_without_a_nan_in_the_gradient():
     )
     assert result.loss.item() == pytest.approx(-(1.2 + 3) / 2)
     assert torch.autograd.grad(result.loss, leaf)[0].tolist() == [[0.0, -1.5]]
+
+
+@settings(deadline=None, max_examples=80)
+@given(seed=seeds, low=ranges, high=st.one_of(st.none(), st.floats(0.01, 5.0)), through_ratio=st.booleans())
+def test_the_masked_ratio_is_its_definition_token_by_token(seed, low, high, through_ratio):
+    logprobs, old, advantages, mask = random_batch(seed)
+    leaf = torch.tensor(logprobs, requires_grad=True)
+    result = masked_ratio_gradient(
+        leaf,
+        torch.tensor(old),
+        torch.tensor(advantages),
+        torch.tensor(mask),
+        clip_range_low=low,
+        clip_range_high=high,
+        through_ratio=through_ratio,
+        aggregation="token",
+    )
+    loss, left_out, gradient = 0.0, 0, np.zeros(mask.shape)
+    for row, t in zip(*np.nonzero(mask), strict=True):
+        ratio, advantage = math.exp(logprobs[row, t] - old[row, t]), advantages[row, t]
+        if (low is not None and ratio <= 1 - low) or (high is not None and ratio >= 1 + high):
+            left_out += 1
+            continue
+        loss -= ratio * advantage * logprobs[row, t] / mask.sum()
+        moved = ratio * (1 + logprobs[row, t]) if through_ratio else ratio
+        gradient[row, t] = -moved * advantage / mask.sum()
+    assert result.loss.item() == pytest.approx(loss, rel=1e-10, abs=1e-12)
+    np.testing.assert_allclose(
+        torch.autograd.grad(result.loss, leaf)[0].numpy(), gradient, rtol=1e-10, atol=1e-14
+    )
+    assert (result.clip_fraction.sum.item(), result.clip_fraction.count.item()) == (left_out, mask.sum())
+    assert result.dual_clip_fraction.sum == 0
+
+
+def test_the_masked_ratio_by_hand():
+    # ε 0.3 and 5.0: ρ of 0.7 and 6 are on the open interval's ends, 0.5 and 8 beyond; all four are left out,
+    # whatever the advantage's sign, and still counted: loss −(1.5·2·ln 1.5 − 3·ln 3)/6.
+    ratio = torch.tensor([[0.7, 6.0, 0.5, 8.0, 1.5, 3.0]], dtype=torch.float64)
+    leaf = ratio.log().requires_grad_()
+    advantages = torch.tensor([[1.0, 1.0, -1.0, 1.0, 2.0, -1.0]], dtype=torch.float64)
+    result = masked_ratio_gradient(
+        leaf,
+        torch.zeros_like(ratio),
+        advantages,
+        torch.ones(1, 6).bool(),
+        clip_range_low=0.3,
+        clip_range_high=5.0,
+        through_ratio=False,
+        aggregation="token",
+    )
+    assert result.loss.item() == pytest.approx(-(3.0 * math.log(1.5) - 3.0 * math.log(3.0)) / 6)
+    gradient = torch.autograd.grad(result.loss, leaf)[0]
+    assert gradient[0].tolist() == pytest.approx([0, 0, 0, 0, -3.0 / 6, 3.0 / 6])
+    assert (result.clip_fraction.sum, result.clip_fraction.count) == (4, 6)
+
+
+def test_inside_its_range_the_masked_ratio_has_the_surrogates_gradient():
+    logprobs, old, advantages, mask = (torch.tensor(part) for part in random_batch(7))
+    gradients = []
+    for loss, options in ((clipped_surrogate, {}), (masked_ratio_gradient, {"through_ratio": False})):
+        leaf = logprobs.clone().requires_grad_()
+        result = loss(
+            leaf,
+            old,
+            advantages,
+            mask,
+            clip_range_low=None,
+            clip_range_high=None,
+            aggregation="token",
+            **options,
+        )
+        gradients.append(torch.autograd.grad(result.loss, leaf)[0])
+    torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize("through_ratio", [False, True])
+def test_a_masked_ratio_that_overflows_is_left_out_and_no_nan_is_hidden(through_ratio):
+    mask = torch.ones(1, 2).bool()
+    options = {"clip_range_low": 0.3, "clip_range_high": 5.0, "aggregation": "token"}
+    options["through_ratio"] = through_ratio
+    leaf = torch.tensor([[-1.0, -1.0]], requires_grad=True)
+    loss = masked_ratio_gradient(leaf, torch.tensor([[-500.0, -1.0]]), torch.ones(1, 2), mask, **options).loss
+    assert torch.autograd.grad(loss, leaf)[0].isfinite().all()
+    for position in range(3):
+        tensors = [torch.zeros(1, 2), torch.zeros(1, 2), torch.ones(1, 2)]
+        tensors[position][0, 1] = math.nan
+        assert math.isnan(masked_ratio_gradient(*tensors, mask, **options).loss)
 
 
 def test_policy_gradient_by_hand():
