@@ -24,6 +24,7 @@ from flows.prefect_server.flow_runs import (
     run_message,
     stage_message,
     state_of,
+    tell_that_it_was_scheduled,
     watch_cancellation,
 )
 from flows.prefect_server.pages import progress_page, show_run
@@ -95,6 +96,7 @@ async def pipeline(
         orchestrator = orchestrator_of(run_id)
         started_by_prefect = orchestrator is None
         if orchestrator is None:
+            await tell_that_it_was_scheduled(flow_run_id)
             try:
                 changes = [*(overrides or []), *([] if seed is None else [f"seed={seed}"])]
                 orchestrator = await asyncio.to_thread(

@@ -1,15 +1,26 @@
 """The flow started from Prefect's own API, with nothing but JSON: as its run form, a deployment or a schedule would."""
 
+import asyncio
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import pytest
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.actions import DeploymentUpdate
+from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterId
+from prefect.client.schemas.schedules import IntervalSchedule
+from prefect.events import Event
+from prefect.events.clients import get_events_subscriber
+from prefect.events.filters import EventFilter, EventNameFilter
 
 from flows.runs.run import read_runs
 from flows.runs.workspace import Workspace
@@ -19,14 +30,14 @@ from tests.flows.real_runs import prefect_shows, wait_for
 
 ROOT = Path(__file__).parents[2]
 
-Start = Callable[[dict[str, Any]], str]
+Start = Callable[..., str]
 
 
 @pytest.fixture
 def start(prefect_url: str) -> Start:
     """Create a flow run of a deployment with these parameters, have Prefect's engine run it; returns its id."""
 
-    def run(parameters: dict[str, Any]) -> str:
+    def run(parameters: dict[str, Any], by_schedule: bool = False) -> str:
         from prefect.client.orchestration import get_client
         from prefect.utilities.callables import parameter_schema
 
@@ -41,7 +52,11 @@ def start(prefect_url: str) -> Start:
                 parameter_openapi_schema=parameter_schema(pipeline).model_dump(),
                 enforce_parameter_schema=True,
             )
-            flow_run_id: UUID = client.create_flow_run_from_deployment(deployment, parameters=parameters).id
+            flow_run_id: UUID
+            if by_schedule:
+                flow_run_id = scheduled_flow_run(client, deployment, parameters)
+            else:
+                flow_run_id = client.create_flow_run_from_deployment(deployment, parameters=parameters).id
         environment = {
             **os.environ,
             "PREFECT__FLOW_RUN_ID": str(flow_run_id),
@@ -58,6 +73,44 @@ def start(prefect_url: str) -> Start:
         return str(flow_run_id)
 
     return run
+
+
+def scheduled_flow_run(client: SyncPrefectClient, deployment: UUID, parameters: dict[str, Any]) -> UUID:
+    """A flow run that Prefect's scheduler makes of a schedule."""
+    client.update_deployment(deployment, DeploymentUpdate(parameters=parameters))
+    client.create_deployment_schedules(deployment, [(IntervalSchedule(interval=timedelta(seconds=1)), True)])
+    client.request("POST", "/deployments/{id}/schedule", path_params={"id": deployment}, json={"max_runs": 1})
+    of_ours = DeploymentFilter(id=DeploymentFilterId(any_=[deployment]))
+    [flow_run] = [run for run in client.read_flow_runs(deployment_filter=of_ours) if run.auto_scheduled]
+    return flow_run.id
+
+
+def test_one_that_a_schedule_made_tells_the_event_that_the_scheduler_leaves_out(
+    workspace: Workspace, recipe_file: Path, start: Start
+) -> None:
+    """By its first state's id, which the next state's event says that it follows."""
+    named = EventFilter(event=EventNameFilter(name=["prefect.flow-run.Scheduled"]))
+    found: list[Event] = []
+
+    async def listen(ended: Callable[[], bool]) -> None:
+        async with get_events_subscriber(filter=named) as subscriber:
+            listening.set()
+            while not (found or ended()):
+                with suppress(TimeoutError):
+                    found.append(await asyncio.wait_for(anext(subscriber), 1.0))
+
+    listening, done = threading.Event(), threading.Event()
+    with ThreadPoolExecutor(1) as thread:
+        listener = thread.submit(asyncio.run, listen(done.is_set))
+        assert listening.wait(30)
+        parameters = {"recipe": str(recipe_file), "workspace": str(workspace.root)}
+        flow_run_id = start(parameters, by_schedule=True)
+        done.set()
+        listener.result()
+    with get_client(sync_client=True) as client:
+        states = client.read_flow_run_states(UUID(flow_run_id))
+    assert {event.id for event in found} == {min(states, key=lambda state: state.timestamp).id}
+    assert found[0].resource.id == f"prefect.flow-run.{flow_run_id}"
 
 
 def test_a_recipe_by_name_of_its_file(workspace: Workspace, recipe_file: Path, start: Start) -> None:
