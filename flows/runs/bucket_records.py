@@ -12,11 +12,12 @@ import shutil
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import obstore
-from obstore.exceptions import NotFoundError
+from obstore.exceptions import BaseError, NotFoundError
 from obstore.store import ObjectStore as Remote
 
 from flows.runs.record import RunRecord
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 _CANCEL = "cancel"
 _CLOCK = "leases/clock"
 """Written to learn the time on the bucket's own clock."""
+SILENT_LEASES = 2.0
+"""A lease that was not renewed for so many times its length belongs to a dead process, as far as one may look."""
 
 
 class BucketLock:
@@ -113,15 +116,30 @@ class BucketRecords:
         return None
 
     def is_active(self, run_id: str) -> bool:
-        """Whether a process executes the run; waits for its next beat."""
-        return self._leases.is_held(f"leases/{run_id}.json")
+        """Whether a process executes the run; waits for its next beat, unless the last one is long ago.
+
+        Enough to be shown, by the bucket's clock alone; whoever takes the lease over times its silence (``lock``).
+        """
+        lease = f"leases/{run_id}.json"
+        with suppress(BaseError, OSError):  # it may only be read, or there is no lease
+            now = self._now()
+            if (now - self._written(lease)).total_seconds() > SILENT_LEASES * self._leases.seconds:
+                return False
+        return self._leases.is_held(lease)
 
     def ages(self) -> Mapping[str, float]:
         """By the clock of the bucket."""
+        now = self._now()
+        return {run_id: (now - self._written(f"{run_id}/run.json")).total_seconds() for run_id in self.ids()}
+
+    def _now(self) -> datetime:
+        """By the bucket's own clock."""
         obstore.put(self._remote, _CLOCK, b"")
-        now = obstore.head(self._remote, _CLOCK)["last_modified"]
-        heads = {run_id: obstore.head(self._remote, f"{run_id}/run.json") for run_id in self.ids()}
-        return {run_id: (now - head["last_modified"]).total_seconds() for run_id, head in heads.items()}
+        return self._written(_CLOCK)
+
+    def _written(self, path: str) -> datetime:
+        """When an object was written, by the bucket's own clock."""
+        return obstore.head(self._remote, path)["last_modified"]
 
     def remove_files(self, run_id: str) -> None:
         """Remove them here and in the bucket."""

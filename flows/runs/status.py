@@ -7,7 +7,7 @@ from flows.attempts.jobs import gates_of
 from flows.runs.damage import damage_of
 from flows.runs.evidence import contradictions
 from flows.runs.record import RunRecord
-from flows.runs.run import is_active
+from flows.runs.run import is_active, read_run
 from flows.runs.workspace import Workspace
 from tasks.training.progress import StageProgress, read_progress
 from tasks.training.scratch import PROGRESS
@@ -72,6 +72,9 @@ def view_run(workspace: Workspace, record: RunRecord, *, verify: bool = False) -
             if report is not None:
                 progress[step] = report
     interrupted = record.status == "running" and not is_active(workspace, record.run_id)
+    if interrupted:  # or it has ended since its record was read
+        record = read_run(workspace, record.run_id)
+        interrupted = record.status == "running"
     return RunView(
         record,
         interrupted,

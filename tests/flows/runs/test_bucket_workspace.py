@@ -5,15 +5,19 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
+from obstore.exceptions import PermissionDeniedError
 
+from flows.runs.bucket_records import BucketRecords
 from flows.runs.execution import ledger_warnings
 from flows.runs.resolving import load_resolved
 from flows.runs.run import acquire_run, acquire_run_by_id, dead_runs, is_active, read_runs, run_ids
 from flows.runs.status import view_run
 from flows.runs.workspace import RunError, Workspace
+from storage.leases import RemoteLeases
 from tests.flows.orchestrated import attempt_all, orchestrated
 
 ROOT = Path(__file__).parents[3]
@@ -92,6 +96,37 @@ def test_a_run_that_lives_is_left_alone_and_another_begins(machine: Machine, rec
             assert other.record.number == 2
     assert not is_active(there, run.record.run_id)
     assert run_ids(there) == run_ids(here)
+
+
+def test_a_run_that_died_long_ago_is_shown_so_at_once_and_waited_for_only_where_that_is_unknown(
+    machine: Machine, recipe_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, _ = load_resolved(str(recipe_file), [])
+    here, there = machine(), machine()
+    now = BucketRecords._now
+    asked: list[str] = []
+
+    def is_held(leases: RemoteLeases, path: str) -> bool:
+        asked.append(path)
+        return True
+
+    with acquire_run(here, recipe, source="fake") as run:
+        run_id, seconds = run.record.run_id, LEASE_SECONDS
+        monkeypatch.setattr(RemoteLeases, "is_held", is_held)
+        assert is_active(there, run_id)
+        assert asked == [f"leases/{run_id}.json"]
+        monkeypatch.setattr(
+            BucketRecords, "_now", lambda self: now(self) + timedelta(seconds=2 * seconds + 5)
+        )
+        assert not is_active(there, run_id)
+        assert len(asked) == 1, "the bucket's own clock says enough"
+
+        def refused(self: BucketRecords) -> datetime:
+            raise PermissionDeniedError("this key may only read")
+
+        monkeypatch.setattr(BucketRecords, "_now", refused)
+        assert is_active(there, run_id)
+        assert len(asked) == 2
 
 
 def test_a_killed_process_is_taken_over_when_its_lease_ends_and_may_write_no_more(

@@ -42,6 +42,16 @@ def test_a_running_stage_shows_how_far_it_is_and_a_dead_run_that_it_is_dead(
     assert told["stages"]["model"]["progress"] is None
 
 
+def test_a_run_that_ends_while_it_is_looked_at_is_not_shown_as_interrupted(
+    workspace: Workspace, recipe_file: Path
+) -> None:
+    with acquire_run(workspace, load_resolved(recipe_file)[0], source="a") as run:
+        before = read_run(workspace, run.record.run_id)
+        run.update(status="completed")
+    assert before.status == "running"
+    assert view_run(workspace, before).status == "completed"
+
+
 def test_status_shows_the_thresholds_of_gates_that_are_still_to_be_judged(
     workspace: Workspace, recipe_file: Path
 ) -> None:
