@@ -80,8 +80,7 @@ def clipped_surrogate(
     # The minimum is a one-sided clip: from above where A > 0, from below where A < 0, and there the dual clip
     # is one from above. Clipping log ρ is the same, and keeps an overflowing ρ out of the graph, where a
     # product with 0 would be NaN. Where A = 0 the loss is 0 whatever ρ is, as long as it is finite.
-    highest = math.inf if clip_range_high is None else math.log1p(clip_range_high)
-    lowest = -math.inf if clip_range_low is None or clip_range_low == 1 else math.log1p(-clip_range_low)
+    lowest, highest = _log_range(clip_range_low, clip_range_high)
     highest_of_negative = math.inf if dual_clip is None else math.log(dual_clip)
     is_positive, is_negative = kept_advantages > 0, kept_advantages < 0
     clipped = torch.where(
@@ -131,11 +130,8 @@ def masked_ratio_gradient(
     _check_clip_ranges(clip_range_low, clip_range_high, None)
     kept_logprobs = keep(logprobs, response_mask)
     log_ratio = kept_logprobs - keep(old_logprobs.detach(), response_mask)
-    is_out = torch.zeros_like(response_mask)  # a NaN stays inside, and shows
-    if clip_range_high is not None:
-        is_out = is_out | (log_ratio >= math.log1p(clip_range_high))
-    if clip_range_low is not None and clip_range_low < 1:
-        is_out = is_out | (log_ratio <= math.log1p(-clip_range_low))
+    lowest, highest = _log_range(clip_range_low, clip_range_high)
+    is_out = (log_ratio <= lowest) | (log_ratio >= highest)  # a NaN stays inside, and shows
     # Left out before the exponential: an overflowing ratio times 0 would be NaN
     weight = torch.where(is_out, 0.0, log_ratio).exp() * ~is_out
     kept_advantages = keep(advantages.detach(), response_mask)
@@ -227,6 +223,13 @@ def positive_example_nll(
         check_denominator(denominator)
         total = total / denominator
     return PositiveExampleLoss(loss=total, positive_nll=sum_count(nll, positive_mask))
+
+
+def _log_range(clip_range_low: float | None, clip_range_high: float | None) -> tuple[float, float]:
+    """The logarithms of 1 − low and 1 + high; infinite on a side without a limit."""
+    lowest = -math.inf if clip_range_low is None or clip_range_low == 1 else math.log1p(-clip_range_low)
+    highest = math.inf if clip_range_high is None else math.log1p(clip_range_high)
+    return lowest, highest
 
 
 def _check_clip_ranges(

@@ -123,6 +123,21 @@ class ScalarModel(nn.Module):
         return logprobs.new_zeros(sequences.response_mask.shape).index_put(places, logprobs)
 
 
+def freeze_attention(model: ScalarModel) -> None:
+    """Keep the weights of all attention modules of the trunk as they are; the others still learn.
+
+    Raises:
+        ValueError: no module of the trunk is known to be attention.
+    """
+    attention = [module for module in model.backbone.modules() if "Attention" in type(module).__name__]
+    if not attention:
+        raise ValueError(
+            f"freeze_critic=attention finds no attention module in {type(model.backbone).__name__}; leave it out"
+        )
+    for module in attention:
+        module.requires_grad_(False)
+
+
 def scores(model: ScalarModel, sequences: Sequences) -> Tensor:
     """The score (B,) of each response, read at its last valid token, in float32.
 

@@ -88,6 +88,7 @@ def run(job: StageJob[ResolvedPolicyOptimization]) -> StageResult:
             tell_of_critic(estimates, algorithm, was_used=state.critic_is_used)
 
             # 3. Update
+            policy_learns = iteration >= algorithm.policy_starts_at
             metrics = update(
                 networks,
                 rollout,
@@ -95,19 +96,20 @@ def run(job: StageJob[ResolvedPolicyOptimization]) -> StageResult:
                 job,
                 iteration=iteration,
                 kl_penalty_coef=state.kl_penalty_coef,
+                policy_learns=policy_learns,
                 ptx=ptx,
             )
             models.sync_engine()
             metrics |= describe(gathered, algorithm, state)
 
             # 4. Update the KL coefficients
-            measure_kl = partial(kl_to_old, networks, rollout, estimates, work)
+            if policy_learns:
+                measure_kl = partial(kl_to_old, networks, rollout, estimates, work)
+                state = with_updated_kl_coefs(state, rollout, measure_kl, algorithm)
             attempt.state = replace(
                 state,
                 batches=state.batches + gathered.filled.rounds,
                 moments=gathered.moments,
-                kl_coef=updated_kl_coef(state.kl_coef, rollout, algorithm),
-                kl_penalty_coef=updated_kl_penalty_coef(state.kl_penalty_coef, measure_kl, algorithm),
                 critic_is_used=estimates.critic_weight > 0,
                 critic_weight_sum=state.critic_weight_sum + estimates.critic_weight,
             )
@@ -319,6 +321,17 @@ def scaled_greedy(
 def updated_moments(before: RunningMoments, scored: Scored, algorithm: Algorithm) -> RunningMoments:
     """The moments of all scores so far, a rollout's included before it is scaled by them."""
     return before if algorithm.reward_scaling == "none" else before.update(scored.scores.total)
+
+
+def with_updated_kl_coefs(
+    state: PolicyState, rollout: Rollout, measure_kl: Callable[[], float], algorithm: Algorithm
+) -> PolicyState:
+    """The coefficients for the next rollout, moved by what the policy did in this one."""
+    return replace(
+        state,
+        kl_coef=updated_kl_coef(state.kl_coef, rollout, algorithm),
+        kl_penalty_coef=updated_kl_penalty_coef(state.kl_penalty_coef, measure_kl, algorithm),
+    )
 
 
 def updated_kl_penalty_coef(coef: float, measure_kl: Callable[[], float], algorithm: Algorithm) -> float:

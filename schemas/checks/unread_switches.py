@@ -39,8 +39,12 @@ def _unread(switches: Algorithm) -> dict[str, tuple[str, str]]:
     if advantage in GROUPED:
         found["gamma"] = (f"by advantage={advantage}, which compares whole responses", "set advantage: gae")
     if not switches.importance_ratio:
-        clips = ("clip_range_low", "clip_range_high", "dual_clip")
+        clips = ("clip_range_low", "clip_range_high", "dual_clip", "ratio_mask", "ratio_mask_gradient")
         found |= dict.fromkeys(clips, ("without a ratio to clip", "set importance_ratio: true"))
+    elif switches.ratio_mask:
+        found["dual_clip"] = ("while ratio_mask leaves out what it would clip", "set ratio_mask: false")
+    else:
+        found["ratio_mask_gradient"] = ("while no ratio is masked", "set ratio_mask: true")
     if not switches.shared_trunk:
         found["value_coef"] = ("while the critic has an optimiser of its own", "set shared_trunk: true")
     if not switches.drop_uniform_groups:

@@ -11,13 +11,16 @@ from pydantic import Field, model_validator
 from schemas.frozen import Frozen, rule
 from schemas.recipe.fields import (
     MAX_COUNT,
+    CountOrZero,
     NonNegative,
     Number,
     Positive,
     Probability,
     Switch,
+    is_none_by_name,
     is_off,
     is_unset,
+    is_zero,
 )
 
 Aggregation = Literal["token", "sequence", "sequence_sum", "constant"]
@@ -128,6 +131,12 @@ class Algorithm(Returns):
     """The ratio is clipped to [1 − low, 1 + high]; None: no limit on that side. high > low is clip-higher."""
     dual_clip: Annotated[float, Field(gt=1.0, strict=True)] | None = None
     """c: where A < 0, a token's loss is at most −c·A (arXiv 1912.09729: 3)."""
+    ratio_mask: Switch = Field(False, exclude_if=is_off)
+    """Instead of clipping, leave tokens with a ratio outside the clip range out of the gradient, whatever the sign of their
+    advantage: −f(ρ)·A·log π, with f(ρ) = ρ strictly inside and 0 elsewhere. They still count in the denominator (SAO,
+    arXiv 2607.07508 eq. 1 and 3; its ranges are 0.3 and 5, for code 0.8 and 3)."""
+    ratio_mask_gradient: Switch = Field(False, exclude_if=is_off)
+    """Let the gradient flow through the weight f(ρ) too; in SAO it is a constant."""
     aggregation: Aggregation = "token"
     """What the policy loss is averaged over."""
     overlong_filter: Switch = False
@@ -158,6 +167,10 @@ class Algorithm(Returns):
     # -- other terms of the loss
     value_clip_range: Positive | None = None
     """How far, in units of reward, a new value may move from the rollout's value before its loss is clipped."""
+    freeze_critic: Literal["none", "attention"] = Field("none", exclude_if=is_none_by_name)
+    """Parts of the critic that keep the weights that it starts from (SAO, arXiv 2607.07508 §3.2: its attention)."""
+    policy_starts_at: CountOrZero = Field(0, exclude_if=is_zero)
+    """Iterations at the beginning in which only the critic learns (SAO, arXiv 2607.07508 §4.1: 10 without pretraining)."""
     shared_trunk: Switch = False
     """One network: the critic is a new head on the policy's trunk, and one optimiser minimises the joint loss."""
     value_coef: Positive = 0.5
@@ -252,6 +265,18 @@ class Algorithm(Returns):
                     f"{name}={str(getattr(self, name)).lower()} asks how far a critic is trusted, and "
                     f"advantage={self.advantage} has none; use advantage: gae, or {name}: {off}"
                 )
+
+    @rule
+    def _only_a_critic_of_its_own_is_frozen_or_learns_alone(self) -> None:
+        if self.reads_critic:
+            return
+        why = "shared_trunk: true has none" if self.shared_trunk else f"advantage={self.advantage} has none"
+        for name, value, off in (
+            ("freeze_critic", self.freeze_critic, "none"),
+            ("policy_starts_at", self.policy_starts_at, 0),
+        ):
+            if value != off:
+                raise ValueError(f"{name}={value} is about a critic of its own, and {why}; leave {name} out")
 
     @rule
     def _the_critic_is_switched_or_blended(self) -> None:

@@ -53,6 +53,16 @@ def is_off(value: object) -> bool:
     return value is False
 
 
+def is_zero(value: object) -> bool:
+    """As ``is_unset``, for a later count of nothing."""
+    return value == 0
+
+
+def is_none_by_name(value: object) -> bool:
+    """As ``is_unset``, for a later choice of which ``none`` is one."""
+    return value == "none"
+
+
 def is_unset(value: object) -> bool:
     """Whether a field has no value; for ``exclude_if``, so that a later field changes no earlier recipe's JSON."""
     return value is None or value == {}

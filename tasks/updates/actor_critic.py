@@ -1,14 +1,16 @@
 """The networks that policy optimisation trains: a policy, and a critic beside it, on its trunk, or none."""
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from models.folders import load_policy
-from models.heads import ScalarModel, fresh_value_head, load_critic
+from models.heads import ScalarModel, freeze_attention, fresh_value_head, load_critic
 from models.policy import PolicyModel
+from schemas.recipe.algorithm import Algorithm
 from schemas.recipe.resolved import ResolvedPolicyOptimization
 from schemas.records.job import StageJob
 from tasks.rollout.rollout_models import RolloutModels, load_rollout_models
@@ -76,7 +78,7 @@ def load_actor_critic(job: StageJob[ResolvedPolicyOptimization], device: torch.d
         modules = {"policy": nn.ModuleDict({"policy": policy.causal_lm, "value_head": policy.value_head})}
     elif work.algorithm.reads_critic:
         folder = critic_folder(job)
-        critic = placed(lambda: load_critic(folder, seed=seed), folder, device)
+        critic = placed(partial(load_partly_frozen, folder, work.algorithm, seed=seed), folder, device)
         modules["critic"] = critic
         learning_rates["critic"] = work.required_critic_learning_rate
     return ActorCritic(
@@ -88,6 +90,14 @@ def load_actor_critic(job: StageJob[ResolvedPolicyOptimization], device: torch.d
         },
         learning_rates=learning_rates,
     )
+
+
+def load_partly_frozen(folder: Path, algorithm: Algorithm, *, seed: int) -> ScalarModel:
+    """The critic, of which ``freeze_critic`` keeps a part as it is."""
+    critic = load_critic(folder, seed=seed)
+    if algorithm.freeze_critic == "attention":
+        freeze_attention(critic)
+    return critic
 
 
 def critic_folder(job: StageJob) -> Path:

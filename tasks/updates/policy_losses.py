@@ -14,6 +14,7 @@ from algorithms.kl_loss import exact_kl_loss, old_kl_loss, reference_kl_loss
 from algorithms.policy_loss import (
     PolicyLoss,
     clipped_surrogate,
+    masked_ratio_gradient,
     policy_gradient,
     positive_example_nll,
 )
@@ -107,41 +108,34 @@ def accumulate_losses(
     work: PolicyOptimization,
     *,
     kl_penalty_coef: float,
+    policy_learns: bool = True,
     ptx: Sequences | None = None,
 ) -> dict[str, float]:
     """Add the gradients of one minibatch to policy and critic, micro-batch by micro-batch; returns its metrics.
 
     Args:
         kl_penalty_coef: β of the KL(old‖new) penalty as its controller has it now.
+        policy_learns: False: the critic alone gets a gradient, and the policy is not computed.
         ptx: demonstrations whose NLL is added with ``ptx_coef``.
 
     Raises:
         TrainingDiverged: a loss is not finite.
     """
-    sums, losses = MetricSums(), dict.fromkeys(("policy_loss", "surrogate_loss"), 0.0)
+    sums = MetricSums()
+    losses = dict.fromkeys(("policy_loss", "surrogate_loss", "entropy") if policy_learns else (), 0.0)
     for micro in minibatch.parts(work.microbatch_size):
-        predicted = predict(networks, micro, work)
-        surrogate, policy_loss = policy_loss_of(
-            predicted, micro, work, kl_penalty_coef=kl_penalty_coef, sums=sums
-        )
-        losses["policy_loss"] += micro.weight * policy_loss.item()
-        losses["surrogate_loss"] += micro.weight * surrogate.item()
-        if predicted.values is not None:
-            regression = value_loss_of(predicted.values, micro, work)
-            policy_loss = policy_loss + work.algorithm.value_coef * regression.loss
-            _add_value_loss(regression, micro, sums, losses)
-        (micro.weight * policy_loss).backward()
+        if policy_learns:
+            _accumulate_policy_loss(
+                networks, micro, work, kl_penalty_coef=kl_penalty_coef, sums=sums, losses=losses
+            )
         if networks.critic is not None:
             with autocast(work.precision, micro.policy_mask.device):
                 new_values = values(networks.critic, micro.sequences)
             regression = value_loss_of(new_values.float(), micro, work)
             (micro.weight * regression.loss).backward()
             _add_value_loss(regression, micro, sums, losses)
-        assert predicted.entropy is not None
-        entropy = float(predicted.entropy.detach()[micro.sequences.response_mask].sum())
-        losses["entropy"] = losses.get("entropy", 0.0) + micro.weight * (entropy / minibatch.num_tokens)
     ptx_nll = {}
-    if ptx is not None:
+    if ptx is not None and policy_learns:
         ptx_nll["ptx_nll"] = accumulate_nll(
             networks.policy,
             ptx,
@@ -156,6 +150,32 @@ def accumulate_losses(
         if not isfinite(loss_value):
             raise TrainingDiverged(f"{name} is {loss_value}; lower the learning rate, or look at the rollout")
     return {**sums.means(), **losses}
+
+
+def _accumulate_policy_loss(
+    networks: ActorCritic,
+    micro: Microbatch,
+    work: PolicyOptimization,
+    *,
+    kl_penalty_coef: float,
+    sums: MetricSums,
+    losses: dict[str, float],
+) -> None:
+    """Add the policy's gradient, with that of a value head on its trunk; metrics and losses are added to."""
+    predicted = predict(networks, micro, work)
+    surrogate, policy_loss = policy_loss_of(
+        predicted, micro, work, kl_penalty_coef=kl_penalty_coef, sums=sums
+    )
+    losses["policy_loss"] += micro.weight * policy_loss.item()
+    losses["surrogate_loss"] += micro.weight * surrogate.item()
+    if predicted.values is not None:
+        regression = value_loss_of(predicted.values, micro, work)
+        policy_loss = policy_loss + work.algorithm.value_coef * regression.loss
+        _add_value_loss(regression, micro, sums, losses)
+    (micro.weight * policy_loss).backward()
+    assert predicted.entropy is not None
+    entropy = float(predicted.entropy.detach()[micro.sequences.response_mask].sum())
+    losses["entropy"] += micro.weight * (entropy / micro.whole.num_tokens)
 
 
 def predict(networks: ActorCritic, micro: Microbatch, work: PolicyOptimization) -> LogProbs:
@@ -182,6 +202,18 @@ def surrogate_of(logprobs: Tensor, micro: Microbatch, work: PolicyOptimization) 
             old_logprobs,
             micro.advantages,
             micro.policy_mask,
+            aggregation=switches.aggregation,
+            denominator=micro.whole.policy_denominator,
+        )
+    if switches.ratio_mask:
+        return masked_ratio_gradient(
+            logprobs,
+            old_logprobs,
+            micro.advantages,
+            micro.policy_mask,
+            clip_range_low=switches.clip_range_low,
+            clip_range_high=switches.clip_range_high,
+            through_ratio=switches.ratio_mask_gradient,
             aggregation=switches.aggregation,
             denominator=micro.whole.policy_denominator,
         )

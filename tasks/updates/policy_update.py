@@ -1,5 +1,6 @@
 """All optimiser steps of one rollout."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -42,9 +43,12 @@ def update(
     *,
     iteration: int,
     kl_penalty_coef: float,
+    policy_learns: bool = True,
     ptx: Ptx | None = None,
 ) -> dict[str, float]:
     """Every epoch's steps; returns the means of their metrics, and the first ratio's deviation.
+
+    ``policy_learns``: False in iterations in which only the critic does.
 
     Raises:
         TrainingDiverged: a loss or gradient is not finite.
@@ -60,11 +64,17 @@ def update(
         minibatch = minibatch_of(rollout, estimates, step.rows.to(device), work, max_length=max_length)
         demonstrations = ptx.examples.batch(ptx.order.batch(step.number)).to(device) if ptx else None
         metrics = accumulate_losses(
-            networks, minibatch, work, kl_penalty_coef=kl_penalty_coef, ptx=demonstrations
+            networks,
+            minibatch,
+            work,
+            kl_penalty_coef=kl_penalty_coef,
+            policy_learns=policy_learns,
+            ptx=demonstrations,
         )
         if not described:
             check_gap("ratio_deviation_first", metrics.get("ratio_deviation", 0.0), work.precision)
-        taken_back = step_all(networks, minibatch, work, metrics, step=step)
+        learning = [name for name in networks.optimizers if policy_learns or name != "policy"]
+        taken_back = step_all(networks, learning, minibatch, work, metrics, step=step)
         undone += taken_back.steps
         described.append(metrics)
         if taken_back.stops_epoch:
@@ -83,22 +93,23 @@ class TakenBack:
 
 def step_all(
     networks: ActorCritic,
+    learning: Sequence[str],
     minibatch: Minibatch,
     work: ResolvedPolicyOptimization,
     metrics: dict[str, float],
     *,
     step: Step,
 ) -> TakenBack:
-    """Step every optimiser with the accumulated gradients, the policy's under guard; adds their rates to ``metrics``."""
+    """Step the networks that learn with the accumulated gradients, the policy under guard; adds rates to ``metrics``."""
     taken_back, limit = TakenBack(), work.algorithm.trust_region_kl
-    for name, optimizer in networks.optimizers.items():
+    for name in learning:
         take = partial(_take, networks, name, work, step)
         if name == "policy" and limit is not None:
             guarded = guarded_step(
                 take,
                 partial(surrogate_and_old_kl, networks, minibatch, work),
                 networks.modules[name],
-                optimizer,
+                networks.optimizers[name],
                 surrogate_before=metrics["surrogate_loss"],
                 max_kl=limit,
                 halvings=work.algorithm.trust_region_halvings,

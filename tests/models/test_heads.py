@@ -5,10 +5,20 @@ from pathlib import Path
 import pytest
 import torch
 from transformers import (
+    AutoModel,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
+    BloomConfig,
+    Gemma2Config,
+    GPT2Config,
+    GPTNeoXConfig,
     GraniteConfig,
+    LlamaConfig,
+    MistralConfig,
+    PhiConfig,
     PreTrainedTokenizerBase,
+    Qwen2Config,
+    Qwen3Config,
 )
 
 from models.folders import (
@@ -19,6 +29,7 @@ from models.folders import (
 )
 from models.heads import (
     ScalarModel,
+    freeze_attention,
     fresh_value_head,
     load_scalar,
     reward_from_policy,
@@ -31,6 +42,28 @@ from models.heads import (
     values_and_final,
 )
 from models.sequences import Sequences, collate
+
+SIZES = {
+    "vocab_size": 40,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+}
+ATTENTION = {
+    "llama": (LlamaConfig(**SIZES), ".self_attn."),
+    "qwen2": (Qwen2Config(**SIZES), ".self_attn."),
+    "qwen3": (Qwen3Config(**SIZES), ".self_attn."),
+    "gemma2": (Gemma2Config(**SIZES), ".self_attn."),
+    "mistral": (MistralConfig(**SIZES), ".self_attn."),
+    "phi": (PhiConfig(**{**SIZES, "num_key_value_heads": 2}), ".self_attn."),
+    "gpt2": (GPT2Config(vocab_size=40, n_embd=16, n_layer=2, n_head=2), ".attn."),
+    "gpt_neox": (GPTNeoXConfig(**{**SIZES, "num_key_value_heads": 2}), ".attention."),
+    "bloom": (BloomConfig(vocab_size=40, hidden_size=16, n_layer=2, n_head=2), ".self_attention."),
+}
+"""Family → a tiny configuration, and what the names of its attention's weights contain."""
 
 SHIFT = 0.375
 PROMPTS = [[1, 20, 30], [1, 9], [1, 40, 41, 42, 43]]
@@ -276,3 +309,20 @@ def test_a_folder_without_its_head_is_refused(tiny: Path, reward_folder: Path, t
     (tmp_path / "headless" / "scalar.json").write_text(json.dumps({"role": "queen"}))
     with pytest.raises(UnsafeModel, match=r"scalar.json"):
         load_scalar(tmp_path / "headless")
+
+
+@pytest.mark.parametrize("name", ATTENTION)
+def test_attention_is_found_and_frozen_in_every_family(name: str) -> None:
+    config, of_attention = ATTENTION[name]
+    backbone = AutoModel.from_config(config)
+    freeze_attention(ScalarModel(backbone, torch.nn.Linear(16, 1)))
+    frozen = {name for name, parameter in backbone.named_parameters() if not parameter.requires_grad}
+    assert frozen == {name for name, _ in backbone.named_parameters() if of_attention in name} != set()
+
+
+def test_a_model_without_attention_is_refused() -> None:
+    class Recurrent(torch.nn.Module):
+        pass
+
+    with pytest.raises(ValueError, match="freeze_critic=attention finds no attention module in Recurrent"):
+        freeze_attention(ScalarModel(Recurrent(), torch.nn.Linear(16, 1)))  # type: ignore[arg-type]

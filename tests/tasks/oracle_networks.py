@@ -178,7 +178,7 @@ class Optimizer:
     max_grad_norm: float
 
     def __post_init__(self) -> None:
-        self.parameters = list(self.module.parameters())
+        self.parameters = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
         self.first = [torch.zeros_like(p) for p in self.parameters]
         self.second = [torch.zeros_like(p) for p in self.parameters]
         self.steps = 0

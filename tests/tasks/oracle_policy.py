@@ -93,7 +93,11 @@ class PolicyStage:
         if not self.switches.reads_critic:
             return None
         folder = self.job.inputs.get("critic") or self.job.inputs["fresh_critic"]
-        return nets.critic_model(folder, head_seed=seed)
+        critic = nets.critic_model(folder, head_seed=seed)
+        for name, parameter in critic.named_parameters():
+            kept = self.switches.freeze_critic == "attention" and ".self_attn." in name
+            parameter.requires_grad_(not kept)
+        return critic
 
     def modules(self) -> dict[str, nn.Module]:
         if self.switches.shared_trunk:
@@ -289,6 +293,13 @@ class PolicyStage:
         losses = []
         for n, o, A in zip(new, old, advantages, strict=True):
             ratio = (n - o).exp()
+            if a.ratio_mask:
+                inside = (ratio > 1 - (a.clip_range_low or 1)) & (
+                    ratio < 1 + (a.clip_range_high or float("inf"))
+                )
+                weight = ratio if a.ratio_mask_gradient else ratio.detach()
+                losses.append(-weight * inside * A * n)
+                continue
             low = 0.0 if a.clip_range_low is None else 1 - a.clip_range_low
             high = float("inf") if a.clip_range_high is None else 1 + a.clip_range_high
             gain = torch.minimum(ratio * A, ratio.clamp(low, high) * A)
@@ -418,6 +429,9 @@ class PolicyStage:
         for epoch, cut in enumerate(rolls.minibatches(self.job, iteration, len(r.batch))):
             for place, rows in enumerate(cut):
                 number = iteration * per_iteration + epoch * len(cut) + place
+                if iteration < self.switches.policy_starts_at:
+                    steps.append(self.critic_step(r, rows, number, total))
+                    continue
                 metrics, loss, value_loss = self.losses(r, rows)
                 if self.switches.ptx_coef:
                     ptx = self.ptx_loss(number)
@@ -434,9 +448,7 @@ class PolicyStage:
                 metrics |= {"grad_norm_policy": norm, "learning_rate_policy": rate}
                 undone += back
                 if "critic" in self.optimizers:
-                    rate = nets.learning_rate(work, number, total, peak=work.critic_learning_rate)
-                    norm = self.optimizers["critic"].step(gradients["critic"], rate)
-                    metrics |= {"grad_norm_critic": norm, "learning_rate_critic": rate}
+                    metrics |= self.step_critic(gradients["critic"], number, total)
                 steps.append(metrics)
                 if not kept:
                     break
@@ -444,10 +456,25 @@ class PolicyStage:
         means = {name: mean([step[name] for step in steps if name in step]) for name in names}
         return means | ({"trust_region_undone": undone} if self.switches.trust_region_kl is not None else {})
 
+    def critic_step(self, r: Rollout, rows: list[int], number: int, total: int) -> dict[str, float]:
+        """Of an iteration in which the policy waits."""
+        loss = self.value_loss(r, rows)
+        assert loss is not None
+        loss.backward()
+        gradients = self.optimizers["critic"].gradients()
+        return {"value_loss": loss.item()} | self.step_critic(gradients, number, total)
+
+    def step_critic(self, gradients: list[Tensor], number: int, total: int) -> dict[str, float]:
+        rate = nets.learning_rate(self.work, number, total, peak=self.work.critic_learning_rate)
+        norm = self.optimizers["critic"].step(gradients, rate)
+        return {"grad_norm_critic": norm, "learning_rate_critic": rate}
+
     # -- what is steered, and what is kept
 
-    def steer(self, r: Rollout) -> None:
+    def steer(self, r: Rollout, iteration: int) -> None:
         a = self.switches
+        if iteration < a.policy_starts_at:
+            return
         if a.kl_target is not None:
             kl = mean([delta.sum().item() for delta in r.deltas])
             error = min(max(kl / a.kl_target - 1, -0.2), 0.2)
@@ -516,7 +543,7 @@ def run(job: StageJob[ResolvedPolicyOptimization]) -> Outcome:
         )
         if kl_penalty_coef:
             metrics["kl_penalty_coef"] = kl_penalty_coef
-        stage.steer(rollout)
+        stage.steer(rollout, iteration)
         if (iteration + 1) % work.validate_every == 0 or iteration + 1 == work.iterations:
             metrics["validation_score"] = score()
             if metrics["validation_score"] > best:

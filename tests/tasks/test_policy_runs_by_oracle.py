@@ -166,6 +166,29 @@ CASES = {
         {"iterations": 5},
         happens=lambda o: any(0 < metrics["critic_weight"] < 1 for metrics in o.journal),
     ),
+    "a masked ratio; the policy waits, and half of the critic is frozen": Case(
+        {
+            **ACTOR_CRITIC,
+            "ratio_mask": True,
+            "clip_range_low": 0.1,
+            "clip_range_high": 0.3,
+            "freeze_critic": "attention",
+            "policy_starts_at": 1,
+            "kl_target": KL_TARGET,
+            "kl_horizon": 50,
+            "kl_penalty_coef": 0.4,
+            "kl_penalty_target": 0.25,
+        },
+        {"iterations": 4, "weight_decay": 0.1},
+        happens=lambda o: (
+            "policy_loss" not in o.journal[0]
+            and "policy_loss" in o.journal[1]
+            and any(abs(metrics.get("ratio", 1) - 1) > 0.01 for metrics in o.journal)
+        ),
+    ),
+    "a masked ratio that learns by its weight too": Case(
+        {**ACTOR_CRITIC, "ratio_mask": True, "ratio_mask_gradient": True, "clip_range_high": None},
+    ),
     "fresh critic, λ by length, decoupled": Case(
         {
             **ACTOR_CRITIC,

@@ -65,6 +65,9 @@ OTHER_CASES = {
     "steered KL to the reference": Case(
         preset("ppo", kl_target=0.5, kl_horizon=40), {"learning_rate": 1e-3, "epochs": 2}
     ),
+    "masked ratio, and the policy waits": Case(
+        preset("ppo", ratio_mask=True, policy_starts_at=1), {"epochs": 2}
+    ),
     "full KL in the reward": Case(preset("a2c", kl_kind="full")),
     "full KL in the loss": Case(preset("grpo", kl_loss_kind="full")),
     "filter, dual clip and two minibatches": Case(
@@ -253,3 +256,30 @@ def test_where_every_step_is_too_far_the_policy_stays_and_each_epoch_ends(
     assert not any(
         torch.equal(tensor, after.tensors[f"critic.weights/{name}"]) for name, tensor in critic.items()
     )
+
+
+def test_a_frozen_critic_s_attention_stays_and_everything_else_of_it_learns(
+    pipeline: Any, tmp_path: Path
+) -> None:
+    job = job_of(Case(preset("ppo", freeze_critic="attention"), {"weight_decay": 0.1}), pipeline, tmp_path)
+    run_stage(job)
+    after, before = last_checkpoint(job), weights_at_first(job)["critic.weights/"]
+    unmoved = {
+        name
+        for name, tensor in before.items()
+        if torch.equal(tensor, after.tensors[f"critic.weights/{name}"])
+    }
+    assert unmoved == {name for name in before if ".self_attn." in name} != set()
+    assert not any(".self_attn." in name for name in after.tensors if name.startswith("critic.optimizer"))
+
+
+def test_a_policy_that_waits_stays_what_it_is_while_its_critic_learns(pipeline: Any, tmp_path: Path) -> None:
+    job = job_of(Case(preset("ppo", policy_starts_at=2)), pipeline, tmp_path)
+    run_stage(job)
+    after, before = last_checkpoint(job), weights_at_first(job)
+    for part, stays in (("policy.weights/", True), ("critic.weights/", False)):
+        same = [torch.equal(tensor, after.tensors[part + name]) for name, tensor in before[part].items()]
+        assert set(same) == {stays}, part
+    for step in curve(job):
+        assert "policy_loss" not in step
+        assert {"value_loss", "grad_norm_critic"} <= step.keys()

@@ -43,6 +43,9 @@ def test_what_a_preset_sets_is_not_told(preset: str) -> None:
         ("length_adaptive_alpha", 1.0, {"preset": "vapo", "gae_horizon": 1}, {"preset": "vapo", "gae_horizon": 2}),
         ("critic_ev_hysteresis", 0.1, {"preset": "ppo"}, {"preset": "evpo"}),
         ("critic_ev_hysteresis", 0.1, {"preset": "rloo"}, {"preset": "evpo"}),
+        ("ratio_mask", True, {"preset": "a2c"}, {"preset": "ppo"}),
+        ("ratio_mask_gradient", True, {"preset": "ppo"}, {"preset": "ppo", "ratio_mask": True}),
+        ("dual_clip", 3.0, {"preset": "ppo", "ratio_mask": True}, {"preset": "ppo"}),
         ("trust_region_halvings", 1, {"preset": "ppo"}, {"preset": "ppo", "trust_region_kl": 0.02}),
     ],
 )  # fmt: skip

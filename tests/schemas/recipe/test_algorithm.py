@@ -24,6 +24,7 @@ OFF: dict[str, Any] = {
     "positive_nll_coef": 0.0, "positive_threshold": None, "positive_verifier": None, "ptx_coef": 0.0,
     "gae_horizon": None, "bootstrap_truncated": False,
     "critic_ev_threshold": None, "critic_ev_hysteresis": None, "critic_blend": False,
+    "ratio_mask": False, "ratio_mask_gradient": False, "freeze_critic": "none", "policy_starts_at": 0,
 }  # fmt: skip
 """Switch → what it is where a row of the table says nothing of it: off, or not read."""
 
@@ -168,6 +169,8 @@ OTHERS: dict[str, tuple[Any, Any]] = {
     "positive_verifier": ("arithmetic", None), "ptx_coef": (0.3, 0.0),
     "gae_horizon": (1, 64), "bootstrap_truncated": (True, False),
     "critic_ev_threshold": (0.3, None), "critic_ev_hysteresis": (0.1, 0.2), "critic_blend": (True, False),
+    "ratio_mask": (True, False), "ratio_mask_gradient": (True, False), "freeze_critic": ("attention", "none"),
+    "policy_starts_at": (10, 1),
 }  # fmt: skip
 """Switch → two values, at least one of which no preset has."""
 
@@ -178,6 +181,8 @@ COMPANY: dict[str, dict[str, Any]] = {
     "advantage": {"critic_ev_threshold": None},
     "critic_ev_threshold": {"advantage": "gae"},
     "critic_blend": {"advantage": "gae", "critic_ev_threshold": None},
+    "freeze_critic": {"advantage": "gae"},
+    "policy_starts_at": {"advantage": "gae"},
     "shared_trunk": {"advantage": "gae"},
     "gae_horizon": {"advantage": "gae"},
     "bootstrap_truncated": {"advantage": "gae"},
@@ -217,7 +222,8 @@ def test_a_wrong_preset_is_the_only_complaint(value: Any) -> None:
      {"value_clip_range": 0}, {"value_coef": 0}, {"entropy_coef": -0.1}, {"positive_nll_coef": -0.1},
      {"positive_threshold": "0"}, {"ptx_coef": -1}, {"lamda": 1}, {"critic_ev_hysteresis": 0},
      {"critic_ev_threshold": "0"}, {"critic_blend": 1}, {"gae_horizon": 0}, {"gae_horizon": 2.0},
-     {"gae_horizon": True}],
+     {"gae_horizon": True}, {"ratio_mask": 1}, {"ratio_mask_gradient": "detach"}, {"freeze_critic": "mlp"},
+     {"policy_starts_at": -1}, {"policy_starts_at": 1.0}],
 )  # fmt: skip
 def test_values_out_of_range_are_refused(switches: dict[str, Any]) -> None:
     with pytest.raises(ValidationError) as caught:
@@ -258,6 +264,11 @@ def test_a_side_of_the_clip_may_stay_open() -> None:
         ({"preset": "dapo", "bootstrap_truncated": True},
          "bootstrap_truncated=true puts a critic's value in the place of what follows, and advantage=group_normalised "
          "has no critic; use advantage: gae, or bootstrap_truncated: false"),
+        ({"preset": "rloo", "freeze_critic": "attention"},
+         "freeze_critic=attention is about a critic of its own, and advantage=leave_one_out has none; leave "
+         "freeze_critic out"),
+        ({"preset": "ppo", "shared_trunk": True, "policy_starts_at": 3},
+         "policy_starts_at=3 is about a critic of its own, and shared_trunk: true has none; leave policy_starts_at out"),
         ({"preset": "rloo", "critic_blend": True},
          "critic_blend=true asks how far a critic is trusted, and advantage=leave_one_out has none; "
          "use advantage: gae, or critic_blend: false"),

@@ -64,6 +64,7 @@ CHANGED: dict[str, Any] = {
     "entropy_coef": 0.01, "positive_nll_coef": 0.1, "positive_threshold": 0.5, "positive_verifier": "arithmetic",
     "ptx_coef": 0.1, "gae_horizon": 8, "bootstrap_truncated": True, "critic_ev_threshold": 0.0,
     "critic_ev_hysteresis": 0.1, "critic_blend": True,
+    "ratio_mask": True, "ratio_mask_gradient": True, "freeze_critic": "attention", "policy_starts_at": 3,
 }  # fmt: skip
 """Switch → a value that is not the one of ``ppo``."""
 COMPANY: dict[str, dict[str, Any]] = {
