@@ -87,18 +87,24 @@ def run(job: StageJob[ResolvedPolicyOptimization]) -> StageResult:
             rollout, estimates = gathered.rollout, gathered.estimates
             tell_of_critic(estimates, algorithm, was_used=state.critic_is_used)
 
-            # 3. Update
+            # 3. Update: policy and critic in the same steps, or the critic first
             policy_learns = iteration >= algorithm.policy_starts_at
-            metrics = update(
+            learn = partial(
+                update,
                 networks,
                 rollout,
-                estimates,
-                job,
+                job=job,
                 iteration=iteration,
                 kl_penalty_coef=state.kl_penalty_coef,
-                policy_learns=policy_learns,
                 ptx=ptx,
             )
+            if policy_learns and not algorithm.critic_first:
+                metrics = learn(estimates)
+            else:
+                metrics = learn(estimates, learning=("critic",))
+                if policy_learns:
+                    gathered = estimated_anew(job, networks, gathered, state, positive_verifier)
+                    metrics |= learn(gathered.estimates, learning=("policy",))
             models.sync_engine()
             metrics |= describe(gathered, algorithm, state)
 
@@ -196,26 +202,65 @@ def gather(
         returns=algorithm,
         moments=moments,
         kl_coef=state.kl_coef,
+        by_sampler=algorithm.old_logprobs == "sampler",
         with_values=has_value_head,
         with_final_values=has_value_head and algorithm.bootstrap_truncated,
     )
-    gap = compare_with_sampler(rollout.logprobs, rollout.sampled, precision=work.precision)
+    gap = {}
+    if algorithm.old_logprobs == "policy":  # else the first step's ratio tells it
+        gap = compare_with_sampler(rollout.logprobs, rollout.sampled, precision=work.precision)
     greedy = sample_greedy(work, models, prompts, filled.scored)
+    greedy_scores = scaled_greedy(greedy, algorithm, moments, job)
+    estimates = estimates_now(networks, rollout, algorithm, state, positive_verifier, greedy_scores)
+    return Gathered(filled, moments, rollout, greedy, estimates, gap)
+
+
+def estimated_anew(
+    job: StageJob[ResolvedPolicyOptimization],
+    networks: ActorCritic,
+    gathered: Gathered,
+    state: PolicyState,
+    positive_verifier: VerifierFunction | None,
+) -> Gathered:
+    """The same rollout with advantages from the critic's values as they are now; its weight was measured before it learned."""
+    before = gathered.estimates
+    now = estimates_now(
+        networks,
+        gathered.rollout,
+        job.work.algorithm,
+        state,
+        positive_verifier,
+        critic_weight=before.critic_weight,
+    )
+    return replace(gathered, estimates=replace(now, explained_variance=before.explained_variance))
+
+
+def estimates_now(
+    networks: ActorCritic,
+    rollout: Rollout,
+    algorithm: Algorithm,
+    state: PolicyState,
+    positive_verifier: VerifierFunction | None,
+    greedy_scores: Tensor | None = None,
+    *,
+    critic_weight: float | None = None,
+) -> Estimates:
+    """What the updates learn from, by the critic's values as they are now; ``critic_weight``: None: by them too."""
     old_values, final_values = (
         networks.values_and_final(rollout)
         if algorithm.bootstrap_truncated
         else (networks.values(rollout), None)
     )
-    estimates = estimate(
+    return estimate(
         rollout,
         algorithm,
         old_values=old_values,
         final_values=final_values,
-        greedy_scores=scaled_greedy(greedy, algorithm, moments, job),
+        greedy_scores=greedy_scores,
         critic_was_used=state.critic_is_used,
+        weight=critic_weight,
         positive_verifier=positive_verifier,
     )
-    return Gathered(filled, moments, rollout, greedy, estimates, gap)
 
 
 def tell_of_critic(estimates: Estimates, algorithm: Algorithm, *, was_used: bool) -> None:

@@ -91,6 +91,12 @@ def _never_uniform_groups(recipe: Recipe, name: str, stage: PolicyOptimization) 
 
 
 def _critic(recipe: Recipe, name: str, stage: PolicyOptimization) -> Iterator[str]:
+    switches = stage.algorithm
+    if stage.fresh_critic is not None and switches.critic_first and not switches.policy_starts_at:
+        yield (
+            f"stages.{name}.fresh_critic: the policy learns from a critic that has learned nothing; pretrain one, or set "
+            "policy_starts_at (SAO, arXiv 2607.07508 §4.1: 10 iterations)"
+        )
     if stage.critic is None:
         return
     critic = recipe.stages[stage.critic]

@@ -17,10 +17,9 @@ from schemas.recipe.fields import (
     Positive,
     Probability,
     Switch,
-    is_none_by_name,
+    is_default,
     is_off,
     is_unset,
-    is_zero,
 )
 
 Aggregation = Literal["token", "sequence", "sequence_sum", "constant"]
@@ -40,6 +39,7 @@ PresetName = Literal[
     "vc_ppo",
     "vapo",
     "evpo",
+    "sao",
     "reinforce_pp",
     "reinforce_pp_baseline",
     "rloo",
@@ -131,6 +131,9 @@ class Algorithm(Returns):
     """The ratio is clipped to [1 − low, 1 + high]; None: no limit on that side. high > low is clip-higher."""
     dual_clip: Annotated[float, Field(gt=1.0, strict=True)] | None = None
     """c: where A < 0, a token's loss is at most −c·A (arXiv 1912.09729: 3)."""
+    old_logprobs: Literal["policy", "sampler"] = Field("policy", exclude_if=is_default("policy"))
+    """Whose log-probabilities the ratio (and the KL in the reward) begins from: ``policy`` computes them in a pass of its
+    own before the update; ``sampler`` takes those that sampling gave, and saves that pass (SAO, arXiv 2607.07508)."""
     ratio_mask: Switch = Field(False, exclude_if=is_off)
     """Instead of clipping, leave tokens with a ratio outside the clip range out of the gradient, whatever the sign of their
     advantage: −f(ρ)·A·log π, with f(ρ) = ρ strictly inside and 0 elsewhere. They still count in the denominator (SAO,
@@ -167,10 +170,15 @@ class Algorithm(Returns):
     # -- other terms of the loss
     value_clip_range: Positive | None = None
     """How far, in units of reward, a new value may move from the rollout's value before its loss is clipped."""
-    freeze_critic: Literal["none", "attention"] = Field("none", exclude_if=is_none_by_name)
+    freeze_critic: Literal["none", "attention"] = Field("none", exclude_if=is_default("none"))
     """Parts of the critic that keep the weights that it starts from (SAO, arXiv 2607.07508 §3.2: its attention)."""
-    policy_starts_at: CountOrZero = Field(0, exclude_if=is_zero)
+    policy_starts_at: CountOrZero = Field(0, exclude_if=is_default(0))
     """Iterations at the beginning in which only the critic learns (SAO, arXiv 2607.07508 §4.1: 10 without pretraining)."""
+    critic_steps: _Count = Field(1, exclude_if=is_default(1))
+    """Optimiser steps of the critic on each minibatch, for one of the policy (SAO, arXiv 2607.07508 §3.2: 2)."""
+    critic_first: Switch = Field(False, exclude_if=is_off)
+    """The critic learns from the whole rollout, on fixed targets, before the policy does; the advantages are then computed
+    from its new values (SAO, arXiv 2607.07508 §3.2). Explained variance is still measured before."""
     shared_trunk: Switch = False
     """One network: the critic is a new head on the policy's trunk, and one optimiser minimises the joint loss."""
     value_coef: Positive = 0.5
@@ -267,16 +275,19 @@ class Algorithm(Returns):
                 )
 
     @rule
-    def _only_a_critic_of_its_own_is_frozen_or_learns_alone(self) -> None:
+    def _a_critic_of_its_own_is_frozen_or_learns_apart(self) -> None:
         if self.reads_critic:
             return
         why = "shared_trunk: true has none" if self.shared_trunk else f"advantage={self.advantage} has none"
         for name, value, off in (
             ("freeze_critic", self.freeze_critic, "none"),
             ("policy_starts_at", self.policy_starts_at, 0),
+            ("critic_steps", self.critic_steps, 1),
+            ("critic_first", self.critic_first, False),
         ):
             if value != off:
-                raise ValueError(f"{name}={value} is about a critic of its own, and {why}; leave {name} out")
+                shown = str(value).lower()
+                raise ValueError(f"{name}={shown} is about a critic of its own, and {why}; leave {name} out")
 
     @rule
     def _the_critic_is_switched_or_blended(self) -> None:
@@ -352,6 +363,20 @@ PRESETS: dict[str, dict[str, Any]] = {
     # arXiv 2604.19485, of its abstract and its public code: PPO whose critic counts while its explained variance is
     # positive. λ = 1 for both, at which that is the boundary where a critic stops lowering the variance: inferred
     "evpo": {**_REWARD_KL, **_DECOUPLED, "lambda_policy": 1.0, "critic_ev_threshold": 0.0},
+    # arXiv 2607.07508, of its abstract and its public code: one response to a prompt, a pretrained critic in the place of
+    # a group. ε is that for mathematics; for code 0.8 and 3. Without a pretrained critic the policy waits 10 iterations
+    "sao": {
+        **_DECOUPLED,
+        "length_adaptive_alpha": 1.5,
+        "bootstrap_truncated": True,
+        "old_logprobs": "sampler",
+        "ratio_mask": True,
+        "clip_range_low": 0.3,
+        "clip_range_high": 5.0,
+        "critic_steps": 2,
+        "critic_first": True,
+        "freeze_critic": "attention",
+    },
     # arXiv 2501.03262: eq. 1, then eq. 6-8
     "reinforce_pp": {
         **_REWARD_KL,

@@ -1,5 +1,6 @@
 """Types of single fields: names, counts, shares and numbers with their bounds."""
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
 from pydantic import (
@@ -53,14 +54,9 @@ def is_off(value: object) -> bool:
     return value is False
 
 
-def is_zero(value: object) -> bool:
-    """As ``is_unset``, for a later count of nothing."""
-    return value == 0
-
-
-def is_none_by_name(value: object) -> bool:
-    """As ``is_unset``, for a later choice of which ``none`` is one."""
-    return value == "none"
+def is_default(default: object) -> Callable[[object], bool]:
+    """As ``is_unset``, for a later field with another default."""
+    return lambda value: value == default
 
 
 def is_unset(value: object) -> bool:

@@ -192,33 +192,38 @@ def shape(
     returns: Returns,
     moments: RunningMoments | None = None,
     kl_coef: float | None = None,
+    by_sampler: bool = False,
     with_values: bool = False,
     with_final_values: bool = False,
 ) -> Rollout:
     """One reward per token: −β·KL on each, the scaled score on the last.
 
     Args:
+        by_sampler: take the sampler's log-probabilities, and make no pass of the policy unless something else needs it.
         moments: of the scores so far, these included; read where ``returns`` scales.
         kl_coef: β as a controller has it now; None: that of ``returns``.
         with_values: those of the head on the policy's trunk, from the same pass.
         with_final_values: those after the last token of each response among them.
     """
     sequences, reference = scored.sampled.sequences, models.reference
-    wants_full_kl = returns.kl_kind == "full" and returns.kl_coef
-    policy = rollout_logprobs(
-        models.policy,
-        sequences,
-        models,
-        reference=reference if wants_full_kl else None,
-        with_values=with_values,
-        with_final_values=with_final_values,
-    )
+    wants_full_kl = bool(returns.kl_kind == "full" and returns.kl_coef)
+    policy = LogProbs(scored.sampled.sampler_logprobs)
+    if with_values or wants_full_kl or not by_sampler:
+        policy = rollout_logprobs(
+            models.policy,
+            sequences,
+            models,
+            reference=reference if wants_full_kl else None,
+            with_values=with_values,
+            with_final_values=with_final_values,
+        )
+    logprobs = scored.sampled.sampler_logprobs if by_sampler else policy.logprobs
     ref_logprobs = policy.ref_logprobs
     if reference is not None and ref_logprobs is None:
         ref_logprobs = rollout_logprobs(reference, sequences, models).logprobs
     rollout = build_rollout(
         scored,
-        policy.logprobs,
+        logprobs,
         ref_logprobs,
         policy.full_kl,
         returns=returns,

@@ -63,6 +63,7 @@ def estimate(
     final_values: Tensor | None = None,
     greedy_scores: Tensor | None = None,
     critic_was_used: bool = True,
+    weight: float | None = None,
     positive_verifier: VerifierFunction | None = None,
 ) -> Estimates:
     """Everything that the updates of one rollout learn from.
@@ -73,13 +74,15 @@ def estimate(
             the responses that were cut off.
         greedy_scores: (B,), scaled scores of the greedy responses to the same prompts; for ``greedy_baseline``.
         critic_was_used: whether the rollout before used the critic; for ``critic_ev_hysteresis``.
+        weight: how far the advantages are the critic's; None: by the explained variance of these values.
         positive_verifier: the algorithm's, loaded, where it names one.
     """
     mask = rollout.sequences.response_mask
     policy_mask = mask & rollout.sampled.ended[:, None] if algorithm.overlong_filter else mask
     ends = _ends(rollout, algorithm, final_values)
     explained = None if old_values is None else _explained_variance(rollout, algorithm, old_values)
-    weight = critic_weight(explained, algorithm, was_used=critic_was_used)
+    if weight is None:
+        weight = critic_weight(explained, algorithm, was_used=critic_was_used)
     advantages = _advantages(rollout, algorithm, old_values, ends, greedy_scores, weight)
     if algorithm.whiten_advantages:
         # the mean and deviation are over the tokens that the loss is over

@@ -3,6 +3,7 @@
 Every denominator is the whole minibatch's, so micro-batches and ranks change nothing but memory and time.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
 
@@ -108,27 +109,27 @@ def accumulate_losses(
     work: PolicyOptimization,
     *,
     kl_penalty_coef: float,
-    policy_learns: bool = True,
+    learning: Sequence[str] = ("policy", "critic"),
     ptx: Sequences | None = None,
 ) -> dict[str, float]:
     """Add the gradients of one minibatch to policy and critic, micro-batch by micro-batch; returns its metrics.
 
     Args:
         kl_penalty_coef: β of the KL(old‖new) penalty as its controller has it now.
-        policy_learns: False: the critic alone gets a gradient, and the policy is not computed.
+        learning: the networks that get a gradient; another one is not computed.
         ptx: demonstrations whose NLL is added with ``ptx_coef``.
 
     Raises:
         TrainingDiverged: a loss is not finite.
     """
-    sums = MetricSums()
+    sums, policy_learns = MetricSums(), "policy" in learning
     losses = dict.fromkeys(("policy_loss", "surrogate_loss", "entropy") if policy_learns else (), 0.0)
     for micro in minibatch.parts(work.microbatch_size):
         if policy_learns:
             _accumulate_policy_loss(
                 networks, micro, work, kl_penalty_coef=kl_penalty_coef, sums=sums, losses=losses
             )
-        if networks.critic is not None:
+        if networks.critic is not None and "critic" in learning:
             with autocast(work.precision, micro.policy_mask.device):
                 new_values = values(networks.critic, micro.sequences)
             regression = value_loss_of(new_values.float(), micro, work)

@@ -43,12 +43,10 @@ def update(
     *,
     iteration: int,
     kl_penalty_coef: float,
-    policy_learns: bool = True,
+    learning: tuple[str, ...] = ("policy", "critic"),
     ptx: Ptx | None = None,
 ) -> dict[str, float]:
-    """Every epoch's steps; returns the means of their metrics, and the first ratio's deviation.
-
-    ``policy_learns``: False in iterations in which only the critic does.
+    """Every epoch's steps of the networks that learn; returns the means of their metrics, and the first ratio's deviation.
 
     Raises:
         TrainingDiverged: a loss or gradient is not finite.
@@ -68,19 +66,32 @@ def update(
             minibatch,
             work,
             kl_penalty_coef=kl_penalty_coef,
-            policy_learns=policy_learns,
+            learning=learning,
             ptx=demonstrations,
         )
         if not described:
             check_gap("ratio_deviation_first", metrics.get("ratio_deviation", 0.0), work.precision)
-        learning = [name for name in networks.optimizers if policy_learns or name != "policy"]
         taken_back = step_all(networks, learning, minibatch, work, metrics, step=step)
         undone += taken_back.steps
         described.append(metrics)
+        if "critic" in learning:
+            described += more_critic_steps(networks, minibatch, work, step=step)
         if taken_back.stops_epoch:
             steps.end_epoch()
     means = {**means_of(described), "ratio_deviation_first": described[0].get("ratio_deviation", 0.0)}
     return means | ({"trust_region_undone": undone} if work.algorithm.trust_region_kl is not None else {})
+
+
+def more_critic_steps(
+    networks: ActorCritic, minibatch: Minibatch, work: ResolvedPolicyOptimization, *, step: Step
+) -> list[dict[str, float]]:
+    """The critic's steps on a minibatch after its first one, at the same learning rate."""
+    described = []
+    for _ in range(work.algorithm.critic_steps - 1):
+        metrics = accumulate_losses(networks, minibatch, work, kl_penalty_coef=0.0, learning=("critic",))
+        step_all(networks, ("critic",), minibatch, work, metrics, step=step)
+        described.append(metrics)
+    return described
 
 
 @dataclass(frozen=True)
@@ -102,7 +113,7 @@ def step_all(
 ) -> TakenBack:
     """Step the networks that learn with the accumulated gradients, the policy under guard; adds rates to ``metrics``."""
     taken_back, limit = TakenBack(), work.algorithm.trust_region_kl
-    for name in learning:
+    for name in (each for each in networks.optimizers if each in learning):
         take = partial(_take, networks, name, work, step)
         if name == "policy" and limit is not None:
             guarded = guarded_step(

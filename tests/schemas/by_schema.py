@@ -57,7 +57,7 @@ RULES = {
     "PolicyOptimization._ptx_needs_data": "what a preset's name stands for",
     "Algorithm._positive_nll_needs_a_rule": "what a preset's name stands for",
     "Algorithm._critic_switches_need_gae": "what a preset's name stands for",
-    "Algorithm._only_a_critic_of_its_own_is_frozen_or_learns_alone": "what a preset's name stands for",
+    "Algorithm._a_critic_of_its_own_is_frozen_or_learns_apart": "what a preset's name stands for",
     "Algorithm._the_critic_is_switched_or_blended": "what a preset's name stands for",
     "Algorithm._k1_is_not_a_loss": "what a preset's name stands for",
     "Algorithm._kl_targets_need_coefficients": "what a preset's name stands for",

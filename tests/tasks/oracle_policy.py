@@ -153,10 +153,7 @@ class PolicyStage:
             old_values = nets.values(self.critic, batch.prompts, batch.responses)
         learns = [end or not a.overlong_filter for end in batch.ended]
         weight = self.critic_weight(old_values, rewards)
-        advantages = self.advantages(batch, scaled, kl, rewards, old_values, weight)
-        if a.whiten_advantages:
-            kept = torch.cat([x for x, keeps in zip(advantages, learns, strict=True) if keeps])
-            advantages = _standardised(advantages, kept)
+        advantages = self.whitened(self.advantages(batch, scaled, kl, rewards, old_values, weight), learns)
         targets = None
         if old_values is not None:
             targets = [
@@ -185,6 +182,12 @@ class PolicyStage:
             targets,
             weight,
         ), share
+
+    def whitened(self, advantages: list[Tensor], learns: list[bool]) -> list[Tensor]:
+        if not self.switches.whiten_advantages:
+            return advantages
+        kept = torch.cat([x for x, keeps in zip(advantages, learns, strict=True) if keeps])
+        return _standardised(advantages, kept)
 
     def critic_weight(self, old_values: list[Tensor] | None, rewards: list[Tensor]) -> float:
         a = self.switches
@@ -426,13 +429,25 @@ class PolicyStage:
         work, steps, undone = self.work, [], 0
         per_iteration = work.epochs * (work.batch_size // work.minibatch_size)
         total = work.iterations * per_iteration
-        for epoch, cut in enumerate(rolls.minibatches(self.job, iteration, len(r.batch))):
+        cuts = rolls.minibatches(self.job, iteration, len(r.batch))
+        waits, critic_first = iteration < self.switches.policy_starts_at, self.switches.critic_first
+        if waits or critic_first:
+            for epoch, cut in enumerate(cuts):
+                for place, rows in enumerate(cut):
+                    number = iteration * per_iteration + epoch * len(cut) + place
+                    for _ in range(self.switches.critic_steps):
+                        steps.append(self.critic_step(r, rows, number, total))
+        if waits:
+            return _means(steps)
+        if critic_first:
+            self.look_again(r)
+        for epoch, cut in enumerate(cuts):
             for place, rows in enumerate(cut):
                 number = iteration * per_iteration + epoch * len(cut) + place
-                if iteration < self.switches.policy_starts_at:
-                    steps.append(self.critic_step(r, rows, number, total))
-                    continue
                 metrics, loss, value_loss = self.losses(r, rows)
+                if critic_first:
+                    value_loss = None
+                    del metrics["value_loss"]
                 if self.switches.ptx_coef:
                     ptx = self.ptx_loss(number)
                     metrics["ptx_nll"] = ptx.item()
@@ -447,14 +462,23 @@ class PolicyStage:
                 )
                 metrics |= {"grad_norm_policy": norm, "learning_rate_policy": rate}
                 undone += back
-                if "critic" in self.optimizers:
+                if "critic" in self.optimizers and not critic_first:
                     metrics |= self.step_critic(gradients["critic"], number, total)
                 steps.append(metrics)
+                for _ in range(0 if critic_first else self.switches.critic_steps - 1):
+                    steps.append(self.critic_step(r, rows, number, total))
                 if not kept:
                     break
-        names = dict.fromkeys(name for step in steps for name in step)
-        means = {name: mean([step[name] for step in steps if name in step]) for name in names}
+        means = _means(steps)
         return means | ({"trust_region_undone": undone} if self.switches.trust_region_kl is not None else {})
+
+    @torch.no_grad()
+    def look_again(self, r: Rollout) -> None:
+        """Advantages from the critic's values after it has learned; how far it counts was settled before."""
+        assert self.critic is not None
+        values = nets.values(self.critic, r.batch.prompts, r.batch.responses)
+        found = self.advantages(r.batch, r.scaled, [], r.rewards, values, r.critic_weight)
+        r.advantages = self.whitened(found, r.learns)
 
     def critic_step(self, r: Rollout, rows: list[int], number: int, total: int) -> dict[str, float]:
         """Of an iteration in which the policy waits."""
@@ -577,6 +601,11 @@ def gae(
     return torch.stack(
         [rolls.discounted(deltas[t : t + horizon], gamma * lam)[0] for t in range(len(deltas))]
     )
+
+
+def _means(steps: Sequence[dict[str, float]]) -> dict[str, float]:
+    names = dict.fromkeys(name for step in steps for name in step)
+    return {name: mean([step[name] for step in steps if name in step]) for name in names}
 
 
 def _sum(numbers: Sequence[Tensor]) -> Tensor:

@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from algorithms.rewards import RunningMoments
-from schemas.recipe.algorithm import Algorithm
+from schemas.recipe.algorithm import Algorithm, Returns
 from tasks.data.examples import read_prompts
 from tasks.policy_optimization import Gathered, describe, initial_state
 from tasks.rewards.verifiers import BUILTIN_FUNCTIONS
+from tasks.rollout import rollouts
 from tasks.rollout.group_sampling import Filled
 from tasks.rollout.rollout_models import RolloutModels
 from tasks.rollout.rollouts import (
@@ -59,6 +60,34 @@ def test_the_reference_is_the_policy_at_first_so_rewards_are_the_scores(
     missing = ~rollout.sampled.ended
     raw = rollout.scores.by_term["reward"]
     torch.testing.assert_close(rollout.scores.total, raw - missing.float())
+
+
+def test_the_samplers_log_probabilities_save_the_policys_own_pass(
+    rolled: Rolled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reference's pass stays; the exact KL needs the policy's own too, and the ratio still begins at the sampler's."""
+    _, models, rollout, _ = rolled
+    scored = Scored(rollout.sampled, rollout.scores)
+    read: list[object] = []
+    compute = rollouts.rollout_logprobs
+
+    def counted(model: object, *others: Any, **options: Any) -> Any:
+        read.append(model)
+        return compute(model, *others, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(rollouts, "rollout_logprobs", counted)
+    by_policy = shape(models, scored, returns=Returns(kl_coef=0.1))
+    assert read == [models.policy, models.reference]
+    read.clear()
+    by_sampler = shape(models, scored, returns=Returns(kl_coef=0.1), by_sampler=True)
+    assert read == [models.reference]
+    assert by_sampler.logprobs is rollout.sampled.sampler_logprobs
+    torch.testing.assert_close(by_sampler.logprobs, by_policy.logprobs, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(by_sampler.rewards, by_policy.rewards, atol=1e-5, rtol=1e-5)
+    read.clear()
+    exact = shape(models, scored, returns=Returns(kl_coef=0.1, kl_kind="full"), by_sampler=True)
+    assert read == [models.policy]
+    assert exact.logprobs is rollout.sampled.sampler_logprobs
 
 
 @pytest.mark.parametrize("aggregation", ["token", "sequence", "sequence_sum", "constant"])

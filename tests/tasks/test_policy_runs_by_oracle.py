@@ -186,6 +186,23 @@ CASES = {
             and any(abs(metrics.get("ratio", 1) - 1) > 0.01 for metrics in o.journal)
         ),
     ),
+    "the critic first, three steps for one, and advantages by what it has learned": Case(
+        {
+            **ACTOR_CRITIC,
+            "critic_first": True,
+            "critic_steps": 3,
+            "policy_starts_at": 1,
+            "bootstrap_truncated": True,
+            "old_logprobs": "sampler",
+            "critic_blend": True,
+        },
+        {"iterations": 5},
+        happens=lambda o: any(0 < metrics["critic_weight"] < 1 for metrics in o.journal[1:]),
+    ),
+    "two steps of the critic beside one of the policy": Case(
+        {**ACTOR_CRITIC, "critic_steps": 2, "old_logprobs": "sampler", "kl_kind": "full"},
+        {"schedule": "linear"},
+    ),
     "a masked ratio that learns by its weight too": Case(
         {**ACTOR_CRITIC, "ratio_mask": True, "ratio_mask_gradient": True, "clip_range_high": None},
     ),

@@ -399,6 +399,34 @@ def test_evpo() -> None:
     assert seeing.value_update(NEW_VALUES).loss == close(half_mean_square(errors(returns)))
 
 
+def test_sao() -> None:
+    """No KL; λ_policy = 1 − 1/(1.5·2) = 2/3 and 1 − 1/(1.5·3) = 7/9; both ended, so no value stands after the end."""
+    learnt = learn("sao", scores=[1.0, -1.0], final_values=[9.0, 9.0])
+    assert learnt.rewards == close([0.0, 1.0, 0.0, 0.0, -1.0])
+    # δ = 0.2, 0.6 | −0.3, −0.2, −0.6
+    a2, b3 = 0.6, -0.6
+    a1, b2 = 0.2 + 2 / 3 * a2, -0.2 + 7 / 9 * b3
+    b1 = -0.3 + 7 / 9 * b2
+    assert learnt.advantages == close([a1, a2, b1, b2, b3])
+    assert learnt.targets == close([1.0, 1.0, -1.0, -1.0, -1.0])
+
+    # Inside (0.7, 6): 1.25, 0.75, 1.3. A clip would let 0.6 with A > 0 and 7 with A < 0 learn; all five count
+    later = learnt.policy_update([1.25, 0.6, 0.75, 1.3, 7.0])
+    logprobs = [-1.0 + log(1.25), -0.5 + log(0.75), -1.5 + log(1.3)]
+    assert later.loss == close(
+        -(1.25 * a1 * logprobs[0] + 0.75 * b1 * logprobs[1] + 1.3 * b2 * logprobs[2]) / 5
+    )
+    assert later.slopes == close([-1.25 * a1 / 5, 0.0, -0.75 * b1 / 5, -1.3 * b2 / 5, 0.0])
+    assert later.metrics["clip_fraction"] == close(2 / 5)
+    through = learn("sao", scores=[1.0, -1.0], final_values=[9.0, 9.0], ratio_mask_gradient=True)
+    slopes = through.policy_update([1.25, 0.6, 0.75, 1.3, 7.0]).slopes
+    assert slopes[0] == close(-1.25 * a1 * (1 + logprobs[0]) / 5)
+
+    assert learnt.value_update(NEW_VALUES).loss == close(
+        half_mean_square(errors([1.0, 1.0, -1.0, -1.0, -1.0]))
+    )
+
+
 def variance(numbers: list[float]) -> float:
     mean = sum(numbers) / len(numbers)
     return sum((number - mean) ** 2 for number in numbers) / len(numbers)

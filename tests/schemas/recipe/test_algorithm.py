@@ -25,6 +25,7 @@ OFF: dict[str, Any] = {
     "gae_horizon": None, "bootstrap_truncated": False,
     "critic_ev_threshold": None, "critic_ev_hysteresis": None, "critic_blend": False,
     "ratio_mask": False, "ratio_mask_gradient": False, "freeze_critic": "none", "policy_starts_at": 0,
+    "old_logprobs": "policy", "critic_steps": 1, "critic_first": False,
 }  # fmt: skip
 """Switch → what it is where a row of the table says nothing of it: off, or not read."""
 
@@ -69,6 +70,9 @@ TABLE: dict[str, Row] = {
                 {"length_adaptive_alpha": 0.05, "positive_nll_coef": 0.1, "positive_threshold": 0.0,
                  "samples_per_prompt": 16}),
     "evpo": Row(True, "gae", (1, 1), (0.2, 0.2), "token", REWARD_K1, {"critic_ev_threshold": 0.0}),
+    "sao": Row(True, "gae", (0.95, 1), (0.3, 5.0), "token", NO_KL,
+               {"length_adaptive_alpha": 1.5, "bootstrap_truncated": True, "old_logprobs": "sampler", "ratio_mask": True,
+                "critic_steps": 2, "critic_first": True, "freeze_critic": "attention"}),
     "reinforce_pp": Row(False, "returns_to_go", NOT_READ, (0.2, 0.2), "sequence", REWARD_K1, WHITENED),
     "reinforce_pp_baseline": Row(False, "group_mean", NOT_READ, (0.2, 0.2), "sequence",
                                  {"kl_loss_coef": 0.01, "kl_loss_kind": "k2"}, {**WHITENED, "samples_per_prompt": 8}),
@@ -170,20 +174,28 @@ OTHERS: dict[str, tuple[Any, Any]] = {
     "gae_horizon": (1, 64), "bootstrap_truncated": (True, False),
     "critic_ev_threshold": (0.3, None), "critic_ev_hysteresis": (0.1, 0.2), "critic_blend": (True, False),
     "ratio_mask": (True, False), "ratio_mask_gradient": (True, False), "freeze_critic": ("attention", "none"),
-    "policy_starts_at": (10, 1),
+    "policy_starts_at": (10, 1), "old_logprobs": ("sampler", "policy"), "critic_steps": (3, 4),
+    "critic_first": (True, False),
 }  # fmt: skip
 """Switch → two values, at least one of which no preset has."""
+
+WITHOUT_SAO: dict[str, Any] = {
+    "bootstrap_truncated": False, "critic_steps": 1, "critic_first": False, "freeze_critic": "none",
+}  # fmt: skip
+OF_A_CRITIC = ("critic_steps", "critic_first", "freeze_critic")
 
 COMPANY: dict[str, dict[str, Any]] = {
     "kl_target": {"kl_coef": 0.1},
     "kl_penalty_target": {"kl_penalty_coef": 0.1},
     "drop_uniform_groups": {"samples_per_prompt": 2},
-    "advantage": {"critic_ev_threshold": None},
+    "advantage": {"critic_ev_threshold": None, **WITHOUT_SAO},
     "critic_ev_threshold": {"advantage": "gae"},
     "critic_blend": {"advantage": "gae", "critic_ev_threshold": None},
     "freeze_critic": {"advantage": "gae"},
     "policy_starts_at": {"advantage": "gae"},
-    "shared_trunk": {"advantage": "gae"},
+    "critic_steps": {"advantage": "gae"},
+    "critic_first": {"advantage": "gae"},
+    "shared_trunk": {"advantage": "gae", **{name: WITHOUT_SAO[name] for name in OF_A_CRITIC}},
     "gae_horizon": {"advantage": "gae"},
     "bootstrap_truncated": {"advantage": "gae"},
     "positive_nll_coef": {"positive_threshold": 0.25},
@@ -223,7 +235,8 @@ def test_a_wrong_preset_is_the_only_complaint(value: Any) -> None:
      {"positive_threshold": "0"}, {"ptx_coef": -1}, {"lamda": 1}, {"critic_ev_hysteresis": 0},
      {"critic_ev_threshold": "0"}, {"critic_blend": 1}, {"gae_horizon": 0}, {"gae_horizon": 2.0},
      {"gae_horizon": True}, {"ratio_mask": 1}, {"ratio_mask_gradient": "detach"}, {"freeze_critic": "mlp"},
-     {"policy_starts_at": -1}, {"policy_starts_at": 1.0}],
+     {"policy_starts_at": -1}, {"policy_starts_at": 1.0}, {"old_logprobs": "old"}, {"critic_steps": 0},
+     {"critic_first": 1}],
 )  # fmt: skip
 def test_values_out_of_range_are_refused(switches: dict[str, Any]) -> None:
     with pytest.raises(ValidationError) as caught:
@@ -267,6 +280,11 @@ def test_a_side_of_the_clip_may_stay_open() -> None:
         ({"preset": "rloo", "freeze_critic": "attention"},
          "freeze_critic=attention is about a critic of its own, and advantage=leave_one_out has none; leave "
          "freeze_critic out"),
+        ({"preset": "dapo", "critic_first": True},
+         "critic_first=true is about a critic of its own, and advantage=group_normalised has none; leave critic_first "
+         "out"),
+        ({"preset": "ppo", "shared_trunk": True, "critic_steps": 2},
+         "critic_steps=2 is about a critic of its own, and shared_trunk: true has none; leave critic_steps out"),
         ({"preset": "ppo", "shared_trunk": True, "policy_starts_at": 3},
          "policy_starts_at=3 is about a critic of its own, and shared_trunk: true has none; leave policy_starts_at out"),
         ({"preset": "rloo", "critic_blend": True},

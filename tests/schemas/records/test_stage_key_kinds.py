@@ -65,6 +65,7 @@ CHANGED: dict[str, Any] = {
     "ptx_coef": 0.1, "gae_horizon": 8, "bootstrap_truncated": True, "critic_ev_threshold": 0.0,
     "critic_ev_hysteresis": 0.1, "critic_blend": True,
     "ratio_mask": True, "ratio_mask_gradient": True, "freeze_critic": "attention", "policy_starts_at": 3,
+    "old_logprobs": "sampler", "critic_steps": 2, "critic_first": True,
 }  # fmt: skip
 """Switch → a value that is not the one of ``ppo``."""
 COMPANY: dict[str, dict[str, Any]] = {
@@ -89,7 +90,7 @@ def test_the_name_of_a_preset_is_in_no_key() -> None:
 
 def test_each_preset_makes_another_policy() -> None:
     presets = (
-        "policy_gradient", "a2c", "ppo", "vc_ppo", "vapo", "evpo", "rloo", "remax", "grpo", "dr_grpo", "dapo",
+        "policy_gradient", "a2c", "ppo", "vc_ppo", "vapo", "evpo", "sao", "rloo", "remax", "grpo", "dr_grpo", "dapo",
     )  # fmt: skip
     assert len({policy_key(preset) for preset in presets}) == len(presets)
 
