@@ -47,6 +47,7 @@ STACKS = "stacks"
 _SECONDS_BETWEEN_LOOKS = 0.5
 _SECONDS_FOR_STACKS = 3.0
 _SECONDS_TO_CONNECT = 20.0
+_SECONDS_TO_LEAVE = 15.0
 
 
 def run_ranks(job_file: Path, stage: str, *, nodes: int, num_ranks: int) -> int:
@@ -86,7 +87,7 @@ def run_ranks(job_file: Path, stage: str, *, nodes: int, num_ranks: int) -> int:
     except TrainingFailedError as error:
         return _exit_code(job_file, error)
     finally:
-        ray.shutdown()
+        _leave()
     return ExitCode.OK
 
 
@@ -104,6 +105,15 @@ def _connect(nodes: int) -> None:
             f"resources.nodes={nodes}: this machine reaches no Ray cluster (RAY_ADDRESS={address}): {error}; start "
             "`ray start --head` on one machine and `ray start --address=HEAD:6379` on the others, this one among them"
         ) from error
+
+
+def _leave() -> None:
+    """Disconnect from the cluster, which Ray may wait for for ever where a node was lost: this process ends anyway."""
+    leaving = threading.Thread(target=ray.shutdown, name="leave", daemon=True)
+    leaving.start()
+    leaving.join(_SECONDS_TO_LEAVE)
+    if leaving.is_alive():
+        print("Ray does not let go of the cluster; this process ends without it", flush=True)
 
 
 def _placement(resources: Resources, *, nodes: int, num_ranks: int) -> ScalingConfig:
