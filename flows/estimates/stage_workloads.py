@@ -201,26 +201,34 @@ def _policy(subject: Subject) -> Workload:
     algorithm = work.algorithm
     rollouts = _Responses(subject, work.prompts, work.microbatch_size)
     steps = work.iterations * work.epochs * (work.batch_size // work.minibatch_size)
+    of_iteration = steps // work.iterations
+    policy_steps = max(0, work.iterations - algorithm.policy_starts_at) * of_iteration
     minibatch = rollouts.trained(work, logits=1.0)
-    passes = [Pass(role="policy", does="train", times=steps, sequences=minibatch)]
+    passes = [Pass(role="policy", does="train", times=policy_steps, sequences=minibatch)]
     read = [work.prompts]
     if algorithm.kl_loss_kind == "full" and algorithm.kl_loss_coef:
-        passes.append(_plain("reference", steps, minibatch))
+        passes.append(_plain("reference", policy_steps, minibatch))
     if algorithm.ptx_coef and work.ptx is not None:
         demonstrations = subject.data_of(work.ptx)
         micro = work.microbatch_size or work.minibatch_size
         sequences = _rows(
             demonstrations, work.minibatch_size, micro, grouped=False, columns=1, with_logits=1.0
         )
-        passes.append(Pass(role="policy", does="train", times=steps, sequences=sequences, takes_step=False))
+        passes.append(
+            Pass(role="policy", does="train", times=policy_steps, sequences=sequences, takes_step=False)
+        )
         read.append(work.ptx)
     if algorithm.reads_critic:
-        critic_batch = rollouts.trained(work, logits=0.0)
-        passes.append(Pass(role="critic", does="train", times=steps, sequences=critic_batch))
-        passes.append(_plain("critic", work.iterations, rollouts.scored(work.batch_size, logits=0.0)))
+        critic_batch, critic_steps = rollouts.trained(work, logits=0.0), steps * algorithm.critic_steps
+        passes.append(Pass(role="critic", does="train", times=critic_steps, sequences=critic_batch))
+        looks = work.iterations + (policy_steps // of_iteration if algorithm.critic_first else 0)
+        passes.append(_plain("critic", looks, rollouts.scored(work.batch_size, logits=0.0)))
     samplings = [rollouts.sampling("policy", work.iterations, work.batch_size)]
     passes += rollouts.rewards(work.iterations, work.batch_size)
-    passes += rollouts.logprobs(work.iterations, work.batch_size, reference=True)
+    scored = rollouts.logprobs(work.iterations, work.batch_size, reference=True)
+    has_exact_kl = algorithm.kl_coef and algorithm.kl_kind == "full"
+    is_read = algorithm.old_logprobs == "policy" or algorithm.shared_trunk or has_exact_kl
+    passes += [each for each in scored if each.role != "policy" or is_read]
     if algorithm.advantage == "greedy_baseline":
         greedy = work.batch_size // algorithm.samples_per_prompt
         samplings.append(rollouts.sampling("policy", work.iterations, greedy))

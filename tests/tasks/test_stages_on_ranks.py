@@ -105,6 +105,7 @@ CASES: dict[int, dict[str, Job]] = {
                 "full KL in the loss",
                 "dapo",
                 "vapo",
+                "sao",
             )
         },
     },
@@ -224,7 +225,7 @@ def test_every_prompt_gives_its_pair_once(pipeline: Any, on_ranks: Any, tmp_path
 
 # -- weights spread over the ranks
 
-SHARDED = ("sft", "reward", "vapo", "shared trunk", "evaluation", "best of n")
+SHARDED = ("sft", "reward", "vapo", "sao", "shared trunk", "evaluation", "best of n")
 
 
 @pytest.fixture(scope="module")

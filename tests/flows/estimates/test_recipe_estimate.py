@@ -99,6 +99,28 @@ def test_optimizer_steps_are_those_of_the_data_order(epochs: float, batch_size: 
     assert counts["optimizer_steps"] == order.num_batches(epochs)
 
 
+def test_the_critic_s_steps_and_the_passes_that_sao_saves_are_counted() -> None:
+    """4 iterations of 2 steps; validation and test score the policy beside the rollouts."""
+
+    def times(algorithm: str, role: str, does: str) -> float:
+        overrides = [f"stages.policy.algorithm={algorithm}"]
+        found = stage(estimate_recipe(parse_recipe(EVERY_KIND, overrides=overrides), gpu="h100"), "policy")
+        passes = found.workload.passes
+        return sum(each.times for each in passes if (each.role, each.does) == (role, does))
+
+    waits = "{preset: sao, policy_starts_at: 1}"
+    trained = {
+        name: (times(name, "policy", "train"), times(name, "critic", "train")) for name in ("ppo", waits)
+    }
+    assert trained == {"ppo": (8, 8), waits: (6, 16)}
+    assert times("ppo", "critic", "score") == 4
+    assert times(waits, "critic", "score") == 4 + 3
+    assert times("ppo", "policy", "score") - times(waits, "policy", "score") == 4
+    assert times("ppo", "reference", "score") == times(waits, "reference", "score")
+    joint = "{preset: ppo, shared_trunk: true, old_logprobs: sampler}"
+    assert times(joint, "policy", "score") == times("ppo", "policy", "score"), "it reads the values"
+
+
 def test_bfloat16_halves_the_reward_model_and_shrinks_activations() -> None:
     found = {
         precision: stage(
