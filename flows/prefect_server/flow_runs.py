@@ -80,13 +80,17 @@ async def tell_that_it_was_scheduled(flow_run_id: str) -> None:
     """Emit the event ``Scheduled`` of a flow run that a schedule created, since Prefect 3.8's scheduler emits none.
 
     If the flow run begins within five minutes, its later events follow the missing one, and the server keeps them from
-    automations for 15 minutes: a crashed pipeline would be started again so late.
+    automations for 15 minutes: a crashed pipeline would be started again so late. A server that fails now costs that alone.
     """
-    async with get_client() as client:
-        flow_run = await client.read_flow_run(UUID(flow_run_id))
-        if not flow_run.auto_scheduled:
-            return
-        states = await client.read_flow_run_states(flow_run.id)
+    try:
+        async with get_client() as client:
+            flow_run = await client.read_flow_run(UUID(flow_run_id))
+            if not flow_run.auto_scheduled:
+                return
+            states = await client.read_flow_run_states(flow_run.id)
+    except Exception:
+        log.debug("flow run %s cannot be looked at", flow_run_id, exc_info=True)
+        return
     first = min(states, key=lambda state: state.timestamp)
     resource = {
         "prefect.resource.id": f"prefect.flow-run.{flow_run.id}",

@@ -22,6 +22,7 @@ from prefect.events import Event
 from prefect.events.clients import get_events_subscriber
 from prefect.events.filters import EventFilter, EventNameFilter
 
+from flows.prefect_server import flow_runs
 from flows.runs.run import read_runs
 from flows.runs.workspace import Workspace
 from flows.stopping import DRAIN_FILE
@@ -111,6 +112,18 @@ def test_one_that_a_schedule_made_tells_the_event_that_the_scheduler_leaves_out(
         states = client.read_flow_run_states(UUID(flow_run_id))
     assert {event.id for event in found} == {min(states, key=lambda state: state.timestamp).id}
     assert found[0].resource.id == f"prefect.flow-run.{flow_run_id}"
+
+
+def test_a_server_that_fails_then_costs_the_run_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused() -> None:
+        raise ConnectionError("connection refused")
+
+    def told(*_: object, **__: object) -> None:
+        raise AssertionError("nothing is known of the flow run")
+
+    monkeypatch.setattr(flow_runs, "get_client", refused)
+    monkeypatch.setattr(flow_runs, "emit_event", told)
+    asyncio.run(flow_runs.tell_that_it_was_scheduled(str(UUID(int=1))))
 
 
 def test_a_recipe_by_name_of_its_file(workspace: Workspace, recipe_file: Path, start: Start) -> None:
