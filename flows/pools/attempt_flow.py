@@ -7,6 +7,7 @@ another may be waiting for the same artifact.
 import asyncio
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -27,6 +28,8 @@ from storage.storage import Storage, open_storage
 from storage.store import Locked
 
 BEAT_SECONDS = 5.0
+LOG_BYTES = 2**20
+"""A log of so many bytes is sent with every beat; one of twice as many with every second."""
 
 
 @flow(name="vantage-attempt", flow_run_name="{name}", persist_result=False)
@@ -109,6 +112,7 @@ class _Reporter:
         self._log = log
         self._stop = stop
         self._sent = 0
+        self._send_at = 0.0
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, name="reporter", daemon=True)
 
@@ -126,7 +130,10 @@ class _Reporter:
             beat += 1
             with _network_faults_ignored():
                 self._messages.write("beat", str(beat).encode())
-                self._send_log()
+                if time.monotonic() >= self._send_at:
+                    self._send_log()
+                    # It is sent whole: the longer it is, the more seldom
+                    self._send_at = time.monotonic() + BEAT_SECONDS * self._sent / LOG_BYTES
                 if self._messages.read("stop") is not None:
                     self._stop.set()
             if self._done.wait(BEAT_SECONDS):

@@ -6,18 +6,22 @@ from pathlib import Path
 
 import obstore
 import pytest
+from obstore.store import MemoryStore
 
 from flows.attempts.jobs import request_for
 from flows.attempts.run_attempt import run_attempt
 from flows.exit_codes import ExitCode
-from flows.pools.attempt_flow import _make
+from flows.pools import attempt_flow
+from flows.pools.attempt_flow import _make, _Reporter
 from flows.runs.resolving import load_resolved
 from flows.runs.workspace import Workspace
 from schemas.records.artifacts import Artifact
 from schemas.records.attempt import AttemptRequest
 from schemas.steps import dependencies
+from storage.messages import messages_of
 from storage.storage import Storage
 from tasks.training.scratch import JOURNAL
+from tests.flows.real_runs import wait_for
 
 READ_BY_SFT = ("model", "data.demonstrations")
 
@@ -98,3 +102,20 @@ def test_a_preempted_attempt_keeps_its_checkpoints_here(
     assert storage.find(sft.stage_key) is None
     [scratch] = scratch_here(tmp_path, sft.stage_key)
     assert list(scratch.glob("checkpoints/checkpoint*"))
+
+
+def test_a_long_log_is_sent_seldom_and_whole_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beats of 0.02 s: a log of 10,000 times the size is sent at once, and then not before 200 s have passed."""
+    monkeypatch.setattr(attempt_flow, "BEAT_SECONDS", 0.02)
+    monkeypatch.setattr(attempt_flow, "LOG_BYTES", 10)
+    messages, log = messages_of(MemoryStore(), "0" * 64, 1), tmp_path / "log.txt"
+    log.write_bytes(b"x" * 100_000)
+    with _Reporter(messages, log, threading.Event()):
+        wait_for(lambda: messages.read("log.txt") is not None, seconds=20.0)
+        log.write_bytes(b"y" * 100_001)
+        beat = int(messages.read("beat") or b"0")
+        wait_for(lambda: int(messages.read("beat") or b"0") > beat + 5, seconds=20.0)
+        assert messages.read("log.txt") == b"x" * 100_000
+    assert messages.read("log.txt") == b"y" * 100_001
