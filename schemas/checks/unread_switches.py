@@ -11,7 +11,9 @@ def unread_switches(switches: Algorithm) -> Iterator[str]:
     for name, (why, remedy) in _unread(switches).items():
         value = getattr(switches, name)
         if value != getattr(preset, name):
-            shown = f"{value:g}" if isinstance(value, float) else value
+            shown = (
+                f"{value:g}" if isinstance(value, float) else str(value).lower() if value is True else value
+            )
             yield f"{name}: {shown} is not read {why}; {remedy}, or leave {name} out"
 
 

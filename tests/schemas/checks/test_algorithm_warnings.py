@@ -208,6 +208,17 @@ def test_a_critic_of_another_policy(plain: dict[str, Any]) -> None:
     ]
 
 
+def test_a_fresh_critic_that_the_policy_learns_from_at_once(plain: dict[str, Any]) -> None:
+    del plain["stages"]["value"]
+    plain["stages"]["policy"] |= {"algorithm": "sao", "critic": None, "fresh_critic": "sft"}
+    assert warned(plain) == [
+        "stages.policy.fresh_critic: the policy learns from a critic that has learned nothing; pretrain one, or set "
+        "policy_starts_at (SAO, arXiv 2607.07508 §4.1: 10 iterations)"
+    ]
+    plain["stages"]["policy"]["algorithm"] = {"preset": "sao", "policy_starts_at": 10}
+    assert warned(plain) == []
+
+
 def test_a_fresh_critic_is_not_warned_of(plain: dict[str, Any]) -> None:
     plain["stages"].pop("value")
     plain["stages"]["policy"] |= {"critic": None, "fresh_critic": "sft"}

@@ -60,6 +60,9 @@ def test_the_sentence_has_value_reason_and_remedy() -> None:
     assert list(unread_switches(Algorithm(preset="rloo", dual_clip=3.0))) == [
         "dual_clip: 3 is not read without a ratio to clip; set importance_ratio: true, or leave dual_clip out"
     ]
+    assert list(unread_switches(Algorithm(preset="a2c", ratio_mask=True))) == [
+        "ratio_mask: true is not read without a ratio to clip; set importance_ratio: true, or leave ratio_mask out"
+    ]
     assert list(unread_switches(Algorithm(preset="dr_grpo", gamma=0.99))) == [
         "gamma: 0.99 is not read by advantage=group_mean, which compares whole responses; "
         "set advantage: gae, or leave gamma out"
