@@ -39,7 +39,7 @@ from tasks.rollout.rollouts import (
     shape,
 )
 from tasks.rollout.sampler_check import compare_with_sampler
-from tasks.rollout.selection import Selection
+from tasks.rollout.selection import Measured, Selection
 from tasks.training.attempt import Attempt
 from tasks.training.data_order import DataOrder
 from tasks.training.measured import uncertainty_of, values_of
@@ -112,13 +112,7 @@ def run(job: StageJob[ResolvedPolicyOptimization]) -> StageResult:
             if policy_learns:
                 measure_kl = partial(kl_to_old, networks, rollout, estimates, work)
                 state = with_updated_kl_coefs(state, rollout, measure_kl, algorithm)
-            attempt.state = replace(
-                state,
-                batches=state.batches + gathered.filled.rounds,
-                moments=gathered.moments,
-                critic_is_used=estimates.critic_weight > 0,
-                critic_weight_sum=state.critic_weight_sum + estimates.critic_weight,
-            )
+            attempt.state = after_rollout(state, gathered)
 
             # 5. Keep the policy that scores best on validation prompts
             if (iteration + 1) % work.validate_every == 0 or iteration + 1 == work.iterations:
@@ -133,14 +127,7 @@ def run(job: StageJob[ResolvedPolicyOptimization]) -> StageResult:
     measured = selection.measure(test, num_samples=work.test_samples or work.validation_samples)
     save_policy(causal_lm, codec.tokenizer, job.output)
     return StageResult(
-        metrics={
-            **values_of(measured.estimates),
-            "reward_spread": measured.reward_spread,
-            "validation_score": attempt.state.best,
-            "best_iteration": attempt.state.best_iteration,
-            **mean_critic_weight(attempt.state, work),
-            **encoding,
-        },
+        metrics={**headline_metrics(measured, attempt.state, work), **encoding},
         uncertainty=uncertainty_of(measured.estimates),
         tokenizer_digest=tokenizer_digest(job.output),
     )
@@ -271,6 +258,19 @@ def tell_of_critic(estimates: Estimates, algorithm: Algorithm, *, was_used: bool
         log.info("explained variance %.3g: the critic %s", estimates.explained_variance, then)
 
 
+def headline_metrics(
+    measured: Measured, state: PolicyState, work: ResolvedPolicyOptimization
+) -> dict[str, float | None]:
+    """Of the kept policy, and of the iterations that led to it."""
+    return {
+        **values_of(measured.estimates),
+        "reward_spread": measured.reward_spread,
+        "validation_score": state.best,
+        "best_iteration": state.best_iteration,
+        **mean_critic_weight(state, work),
+    }
+
+
 def mean_critic_weight(state: PolicyState, work: ResolvedPolicyOptimization) -> dict[str, float]:
     """How far the advantages of all iterations were the critic's, where that can vary."""
     if not work.algorithm.weighs_critic:
@@ -366,6 +366,18 @@ def scaled_greedy(
 def updated_moments(before: RunningMoments, scored: Scored, algorithm: Algorithm) -> RunningMoments:
     """The moments of all scores so far, a rollout's included before it is scaled by them."""
     return before if algorithm.reward_scaling == "none" else before.update(scored.scores.total)
+
+
+def after_rollout(state: PolicyState, gathered: Gathered) -> PolicyState:
+    """What a rollout moves, whatever is learned from it."""
+    weight = gathered.estimates.critic_weight
+    return replace(
+        state,
+        batches=state.batches + gathered.filled.rounds,
+        moments=gathered.moments,
+        critic_is_used=weight > 0,
+        critic_weight_sum=state.critic_weight_sum + weight,
+    )
 
 
 def with_updated_kl_coefs(

@@ -33,6 +33,7 @@ from tasks.rollout.reward_moments import write_moments
 from tasks.rollout.rollout_models import RolloutModels, load_rollout_models
 from tasks.rollout.rollouts import (
     Rollout,
+    Scored,
     prompts_of_iteration,
     rollout_values,
     sample_and_score,
@@ -106,16 +107,8 @@ def run(job: StageJob[ResolvedValuePretraining]) -> StageResult:
             validate(attempt, critic, held_out, models, iteration=0)
         for iteration in attempt.remaining():
             # 3. A fresh rollout of the fixed policy, and its Monte-Carlo returns
-            indices = prompts_of_iteration(
-                iteration,
-                num_responses=work.batch_size,
-                samples_per_prompt=work.samples_per_prompt,
-                num_prompts=len(prompts),
-                seed=stage_seed(job),
-            )
-            seed = derive_seed(stage_seed(job), "sampling", iteration)
             with attempt.unmoved():
-                scored = sample_and_score(models, prompts, indices, count=work.samples_per_prompt, seed=seed)
+                scored = sample_for_iteration(job, models, prompts, iteration)
                 rollout = shape(models, scored, returns=work.returns, moments=moments)
                 gap = compare_with_sampler(rollout.logprobs, rollout.sampled, precision=work.precision)
             returns = monte_carlo_returns(
@@ -157,6 +150,22 @@ def run(job: StageJob[ResolvedValuePretraining]) -> StageResult:
         uncertainty=uncertainty_of(estimates),
         tokenizer_digest=tokenizer_digest(job.output),
     )
+
+
+def sample_for_iteration(
+    job: StageJob[ResolvedValuePretraining], models: RolloutModels, prompts: Prompts, iteration: int
+) -> Scored:
+    """The scored responses of one iteration, a pure function of the seed."""
+    work = job.work
+    indices = prompts_of_iteration(
+        iteration,
+        num_responses=work.batch_size,
+        samples_per_prompt=work.samples_per_prompt,
+        num_prompts=len(prompts),
+        seed=stage_seed(job),
+    )
+    seed = derive_seed(stage_seed(job), "sampling", iteration)
+    return sample_and_score(models, prompts, indices, count=work.samples_per_prompt, seed=seed)
 
 
 def sample_moments(

@@ -196,22 +196,16 @@ def predict(networks: ActorCritic, micro: Microbatch, work: PolicyOptimization) 
 def surrogate_of(logprobs: Tensor, micro: Microbatch, work: PolicyOptimization) -> PolicyLoss:
     """The surrogate that the switches describe."""
     switches = work.algorithm
-    old_logprobs = micro.of(micro.whole.rollout.logprobs)
+    tokens = (logprobs, micro.of(micro.whole.rollout.logprobs), micro.advantages, micro.policy_mask)
     if not switches.importance_ratio:
         return policy_gradient(
-            logprobs,
-            old_logprobs,
-            micro.advantages,
-            micro.policy_mask,
+            *tokens,
             aggregation=switches.aggregation,
             denominator=micro.whole.policy_denominator,
         )
     if switches.ratio_mask:
         return masked_ratio_gradient(
-            logprobs,
-            old_logprobs,
-            micro.advantages,
-            micro.policy_mask,
+            *tokens,
             clip_range_low=switches.clip_range_low,
             clip_range_high=switches.clip_range_high,
             through_ratio=switches.ratio_mask_gradient,
@@ -219,10 +213,7 @@ def surrogate_of(logprobs: Tensor, micro: Microbatch, work: PolicyOptimization) 
             denominator=micro.whole.policy_denominator,
         )
     return clipped_surrogate(
-        logprobs,
-        old_logprobs,
-        micro.advantages,
-        micro.policy_mask,
+        *tokens,
         clip_range_low=switches.clip_range_low,
         clip_range_high=switches.clip_range_high,
         dual_clip=switches.dual_clip,
