@@ -74,7 +74,7 @@ class Response:
 
     @property
     def is_usable(self) -> bool:
-        """Whether it may stand in a dataset (``schemas.tables`` has the same rules)."""
+        """Whether it may stand in a dataset (``schemas.row_rules`` has the same rules)."""
         return bool(self.text.strip()) and "\0" not in self.text
 
 

@@ -20,6 +20,7 @@ from schemas.recipe.inputs import Data
 from schemas.recipe.sources import Builtin
 from schemas.recipe.work import PrepareData
 from schemas.records.job import StageJob, StageResult
+from schemas.row_rules import SLICE_ROWS, WITHOUT_BLAME, Report
 from schemas.source_files import (
     PLAIN_FORMATS,
     check_unchanged,
@@ -30,13 +31,12 @@ from schemas.source_files import (
     files_of,
 )
 from schemas.steps import CONTENT_COLUMNS
-from schemas.tables import COLUMN_TYPES, FAULT, FAULT_TYPE, REPEATED, SLICE_ROWS, Report, usable_rows
+from schemas.tables import usable_rows
 from tasks.data import arithmetic
 from tasks.data.formats import Format
-from tasks.data.judgments import TIE
 from tasks.data.row_reader import RowReader, reader_of
 from tasks.data.rows import Row, spool, write_marked
-from tasks.data.source_rows import Fault, SourceRow, UnreadableFile, read_rows_of
+from tasks.data.source_rows import SourceRow, UnreadableFile, read_rows_of
 from tasks.data.splits import (
     SPLITS,
     TEST,
@@ -49,9 +49,6 @@ from tasks.data.splits import (
 )
 from tasks.training.progress import Progress
 from tasks.training.scratch import PROGRESS
-
-_WITHOUT_BLAME = (REPEATED, TIE)
-"""Reasons for rows that are left out although nothing is wrong with them."""
 
 BUILTIN_SEED = 0
 """Built-in data is like a file: the same for every recipe and seed."""
@@ -201,12 +198,8 @@ def batches_of(reader: RowReader, rows: Iterator[SourceRow]) -> Iterator[pa.Tabl
     Raises:
         MissingColumn: no row has what a column is mapped to.
     """
-    schema = pa.schema([*((column, COLUMN_TYPES[column]) for column in reader.columns), (FAULT, FAULT_TYPE)])
     while batch := list(islice(rows, SLICE_ROWS)):
-        made = [reader.read(row) for row in batch]
-        yield pa.Table.from_pylist(
-            [{FAULT: asdict(row)} if isinstance(row, Fault) else dict(row) for row in made], schema=schema
-        )
+        yield reader.table([reader.read(row) for row in batch])
     reader.refuse_wrong_columns()
 
 
@@ -231,13 +224,13 @@ def copy_sources(source: str, ending: str, scratch: Path, copies: list[Path], *,
 
 def refuse_if_too_many_dropped(report: Report, *, name: str, max_dropped: float) -> None:
     """Refuse a dataset with more unusable rows than the recipe allows; repeats and ties are left out without blame."""
-    unusable = sum(count for reason, count in report.dropped.items() if reason not in _WITHOUT_BLAME)
+    unusable = sum(count for reason, count in report.dropped.items() if reason not in WITHOUT_BLAME)
     if unusable <= max_dropped * report.num_rows:
         return
     reasons = ", ".join(
-        f"{reason}: {count}" for reason, count in report.dropped.items() if reason not in _WITHOUT_BLAME
+        f"{reason}: {count}" for reason, count in report.dropped.items() if reason not in WITHOUT_BLAME
     )
-    examples = "\n".join(f"  {row}" for row in report.first if row.reason not in _WITHOUT_BLAME)
+    examples = "\n".join(f"  {row}" for row in report.first if row.reason not in WITHOUT_BLAME)
     raise UnusableData(
         f"{name}: {unusable} of {report.num_rows} rows cannot be used ({reasons}), "
         f"more than max_dropped={max_dropped:g} allows; mend them, or raise max_dropped. The first:\n{examples}"

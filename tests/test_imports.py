@@ -69,11 +69,12 @@ def loaded_by(modules: list[str], forbidden: set[str]) -> dict[str, str]:
 
 
 def test_schemas_load_no_tensor_library_no_server_and_no_tables() -> None:
-    modules = modules_of("schemas", but={"schemas.tables"})
+    modules = modules_of("schemas", but={"schemas.tables", "schemas.row_rules"})
     assert loaded_by(modules, TENSORS | SERVERS | {"pandera", "pyarrow", "datasets"}) == {}
 
 
 def test_tables_load_no_tensor_library_and_no_server() -> None:
+    assert loaded_by(["schemas.row_rules"], TENSORS | SERVERS | {"pandera"}) == {}
     assert loaded_by(["schemas.tables"], TENSORS | SERVERS) == {}
 
 

@@ -12,7 +12,7 @@ BATCH_ROWS = 10_000
 
 
 def check_dataset(folder: Path, content: str, *, step: str) -> None:
-    """Check every row against the rules of ``schemas.tables``.
+    """Check every row against the rules of ``schemas.row_rules``.
 
     Rows may repeat: two samples of one prompt can be the same.
 
@@ -22,12 +22,13 @@ def check_dataset(folder: Path, content: str, *, step: str) -> None:
         step: the step that made it, for the message.
 
     Raises:
-        schemas.tables.UnusableTable: a row breaks a rule; with the split, numbers, reasons and first rows.
+        schemas.row_rules.UnusableTable: a row breaks a rule; with the split, numbers, reasons and first rows.
         FileNotFoundError: a split's file is missing.
     """
     import pyarrow.parquet as pq  # both take a second to import, and few runs collect pairs
 
-    from schemas.tables import UnusableTable, usable_rows
+    from schemas.row_rules import UnusableTable
+    from schemas.tables import usable_rows
 
     for split in SPLITS:
         path = folder / f"{split}.parquet"

@@ -14,19 +14,16 @@ import yaml
 
 from schemas.recipe.inputs import Content, Data
 from schemas.records.inspection import FileInspection, Quantiles
+from schemas.row_rules import SLICE_ROWS, RowCheck
 from schemas.source_files import PLAIN_FORMATS, data_format, data_limit, files_of
-from schemas.steps import CONTENT_COLUMNS
 from tasks.data.formats import SAMPLE_ROWS, Format, recognise
-from tasks.data.judgments import TIE
 from tasks.data.row_reader import RowReader
 from tasks.data.source_rows import Fault, SourceRow, UnreadableFile, read_rows_of
 
 CONTENTS: tuple[Content, ...] = ("rankings", "preferences", "demonstrations", "prompts")
 """In the order in which a file is taken to hold them: the first has the most in a row."""
-NUM_PROBLEMS = 10
 SCRIPT_ROWS = 2_000
 """Usable rows whose letters are counted."""
-_SHOWN_CHARACTERS = 60
 
 Row = Mapping[str, Any]
 
@@ -38,7 +35,7 @@ class UnknownData(ValueError):
 def inspect_file(path: Path, content: Content | None) -> tuple[FileInspection, list[tuple[int, Row]]]:
     """What the file holds, and its first usable rows with their numbers from 0.
 
-    Memory holds a row at a time, its lengths, and 8 bytes for each different prompt.
+    Memory holds a batch of rows, their lengths, and a hash of each usable row and of each different prompt.
 
     Args:
         path: a file, or a pattern of files' names, in one of ``schemas.source_files.DATA_FORMATS``.
@@ -98,19 +95,26 @@ def _inspect(
 ) -> tuple[FileInspection, list[tuple[int, Row]]]:
     form = found[content]
     reader = RowReader(Data(source=str(path)), content, first)
-    tally = _Tally(content)
-    for row in rows:
-        tally.add(reader.read(row))
+    check, tally = RowCheck(content), _Tally()
+    while batch := list(islice(rows, SLICE_ROWS)):
+        made = [reader.read(row) for row in batch]
+        _, usable = check.check(reader.table(made))
+        for row, is_usable in zip(made, usable, strict=True):
+            tally.add(row if is_usable and not isinstance(row, Fault) else None)
+    reader.refuse_wrong_columns()
+    report = check.report()
+    if not tally.num_usable:
+        raise UnknownData(f"{path}: no row can be used as one of {report}")
     inspection = FileInspection(
         format=form.name,
         content=content,
         also=tuple(each for each in found if each != content),
         columns=form.columns,
         labels={side: tuple(labels) for side, labels in form.labels.items()},
-        num_rows=tally.num_rows,
+        num_rows=report.num_rows,
         num_usable=tally.num_usable,
-        problems=dict(tally.problems.most_common()),
-        first_problems=tuple(tally.first_problems),
+        problems=dict(Counter(report.dropped).most_common()),
+        first_problems=tuple(map(str, report.first)),
         num_conversations=tally.num_conversations,
         num_prompts=len(tally.prompts),
         prompt_characters=quantiles(tally.prompt_lengths),
@@ -122,31 +126,20 @@ def _inspect(
 
 
 class _Tally:
-    """Counts over the rows so far; mutable."""
+    """Counts over the usable rows so far; mutable."""
 
-    def __init__(self, content: Content) -> None:
-        self._content = content
-        self._required = CONTENT_COLUMNS[content]
-        self._seen: set[bytes] = set()
-        self.num_rows = self.num_usable = self.num_conversations = 0
-        self.problems: Counter[str] = Counter()
-        self.first_problems: list[str] = []
+    def __init__(self) -> None:
+        self._num_rows = self.num_usable = self.num_conversations = 0
         self.prompts: set[bytes] = set()
         self.prompt_lengths, self.response_lengths = array("Q"), array("Q")
         self._letters: Counter[str] = Counter()
         self.first: list[tuple[int, Row]] = []
 
-    def add(self, row: Row | Fault) -> None:
-        """Count a row."""
-        number, self.num_rows = self.num_rows, self.num_rows + 1
-        problem = row.reason if isinstance(row, Fault) else self._problem(row)
-        if problem is not None:
-            self.problems[problem] += 1
-            if problem != TIE and len(self.first_problems) < NUM_PROBLEMS:
-                shown = row.shown if isinstance(row, Fault) else str(row.get("prompt"))
-                self.first_problems.append(f"row {number}: {problem}: {shown[:_SHOWN_CHARACTERS]}")
+    def add(self, row: Row | None) -> None:
+        """Count the file's next row; None: it cannot be used."""
+        number, self._num_rows = self._num_rows, self._num_rows + 1
+        if row is None:
             return
-        assert not isinstance(row, Fault)
         self.num_usable += 1
         self.num_conversations += row["messages"] is not None
         self.prompts.add(_hash(row["prompt"])[:8])
@@ -162,19 +155,6 @@ class _Tally:
         """Script → share of the letters."""
         total = self._letters.total()
         return {script: count / total for script, count in self._letters.most_common()}
-
-    def _problem(self, row: Row) -> str | None:
-        for column in self._required:
-            value = row.get(column)
-            if value is None or not (value.strip() if isinstance(value, str) else value):
-                return f"{column} is missing or empty"
-        if self._content == "preferences" and row["chosen"] == row["rejected"]:
-            return "chosen equals rejected"
-        digest = _hash(repr([row[column] for column in self._required]))
-        if digest in self._seen:
-            return "repeats an earlier row"
-        self._seen.add(digest)
-        return None
 
 
 def responses_of(row: Row) -> list[str]:

@@ -4,10 +4,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-Side = Literal["first", "second", "tie"]
+from schemas.row_rules import TIE
 
-TIE = "neither response is preferred"
-"""Reason for a row whose labels are a tie: nothing is wrong with it, but it ranks nothing."""
+Side = Literal["first", "second", "tie"]
 
 _NOUNS = ("response", "model", "answer", "output", "assistant", "option", "completion")
 _SAID: Mapping[Side, Sequence[str]] = {

@@ -2,10 +2,14 @@
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
 from itertools import chain, islice
 from typing import Any
 
+import pyarrow as pa
+
 from schemas.recipe.inputs import Data
+from schemas.row_rules import COLUMN_TYPES, FAULT, FAULT_TYPE
 from schemas.source_files import data_format
 from tasks.data.assembly import Assembly
 from tasks.data.columns import MissingColumn, RowMapper, WrongValue, short
@@ -51,6 +55,12 @@ class RowReader:
     def columns(self) -> tuple[str, ...]:
         """Columns of the rows that it makes."""
         return self._assembly.made
+
+    def table(self, made: Iterable[Mapping[str, Any] | Fault]) -> pa.Table:
+        """Rows that it made; one that could not be read says why in ``schemas.row_rules.FAULT``."""
+        rows = [{FAULT: asdict(row)} if isinstance(row, Fault) else dict(row) for row in made]
+        types = [*((column, COLUMN_TYPES[column]) for column in self.columns), (FAULT, FAULT_TYPE)]
+        return pa.Table.from_pylist(rows, schema=pa.schema(types))
 
     def refuse_wrong_columns(self) -> None:
         """

@@ -18,7 +18,7 @@ from schemas.recipe.inputs import (
 )
 from schemas.recipe.work import PrepareData
 from schemas.records.job import StageJob, StageResult
-from schemas.tables import UnusableTable
+from schemas.row_rules import UnusableTable
 from tasks.data import arithmetic
 from tasks.data.columns import MissingColumn
 from tasks.data.rows import read_rows

@@ -10,7 +10,7 @@ import pytest
 from flows.attempts.dataset_check import check_dataset
 from flows.exit_codes import ExitCode
 from flows.runs.workspace import Workspace
-from schemas.tables import UnusableTable
+from schemas.row_rules import UnusableTable
 from tests.flows.orchestrated import attempt_all, orchestrated
 
 GOOD = [{"prompt": f"p {n}", "chosen": f"数 {n}", "rejected": "🙂"} for n in range(6)]

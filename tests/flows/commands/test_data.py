@@ -42,7 +42,7 @@ def test_judgments_with_their_problems_lengths_scripts_and_entry(tmp_path: Path)
     assert (found["num_rows"], found["num_usable"], found["num_prompts"]) == (43, 40, 40)
     assert found["problems"] == {
         "repeats an earlier row": 1,
-        "prompt is missing or empty": 1,
+        "prompt is missing": 1,
         "not an object {column: value}": 1,
     }
     assert [line.partition(":")[0] for line in found["first_problems"]] == ["row 40", "row 41", "row 42"]
