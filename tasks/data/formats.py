@@ -1,6 +1,6 @@
 """Formats of data that people publish: recognised by reading the first rows of a file as each of them in turn."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
@@ -92,8 +92,9 @@ def recognise(rows: Sequence[Mapping[str, Any]], content: str, *, is_text: bool)
         rows: the first rows of a file.
         is_text: they hold nothing but text.
     """
+    names = {name for row in rows for name in row}
     for candidate in _candidates(content):
-        if not all(any(_has(row, path) for row in rows) for path in _paths(candidate.columns)):
+        if not all(_has(names, path) for path in _paths(candidate.columns)):
             continue
         for labels in _labels(candidate, rows):
             found = Format(candidate.name, candidate.columns, labels)
@@ -232,9 +233,9 @@ def _labels(candidate: Format, rows: Sequence[Mapping[str, Any]]) -> Iterator[La
             yield labels
 
 
-def _has(row: Mapping[str, Any], path: str) -> bool:
-    """Whether the row has something at the path; only its first name is asked for."""
-    return path in row or path.partition(".")[0] in row
+def _has(names: Collection[str], path: str) -> bool:
+    """Whether rows with these names may have something at the path; only its first name is asked for."""
+    return path in names or path.partition(".")[0] in names
 
 
 def _paths(columns: Columns) -> Iterator[str]:
