@@ -1,0 +1,65 @@
+"""Tasks of Reasoning Gym, and their verifier: with the package, its own scoring; without it, plain words."""
+
+import json
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+HAS_PACKAGE = find_spec("reasoning_gym") is not None
+needs_package = pytest.mark.skipif(not HAS_PACKAGE, reason="the package reasoning-gym is not installed")
+
+
+def without_the_package(code: str) -> str:
+    """What Python says last, where the package cannot be imported."""
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.modules['reasoning_gym'] = None\n{code}"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
+    assert done.returncode
+    return done.stderr.strip().splitlines()[-1]
+
+
+def test_without_the_package_both_files_say_what_to_install() -> None:
+    remedy = "pip install 'vantage-rlhf[recipes]'"
+    assert remedy in without_the_package("import recipes.reasoning_gym_verifier")
+    assert remedy in without_the_package("from recipes.reasoning_gym_tasks import rows; rows(3, 1)")
+
+
+@needs_package
+def test_tasks_differ_and_are_the_same_every_time() -> None:
+    from recipes.reasoning_gym_tasks import TASKS, rows
+
+    made = rows(60, 7)
+    assert made == rows(60, 7)
+    assert made != rows(60, 8)
+    assert len({row["question"] for row in made}) == len(made) == 60
+    kinds = [json.loads(row["entry"])["metadata"]["source_dataset"] for row in made]
+    assert {kind: kinds.count(kind) for kind in TASKS} == dict.fromkeys(TASKS, 20)
+
+
+@needs_package
+def test_the_answer_is_right_and_others_are_not() -> None:
+    from recipes.reasoning_gym_tasks import rows
+    from recipes.reasoning_gym_verifier import verify
+
+    for row in rows(60, 7):
+        question, answer, entry = row["question"], row["answer"], row["entry"]
+        assert verify(question, f" {answer}\n", entry)
+        assert not verify(question, f"{answer}9", entry)
+        assert not verify(question, f"it is {answer}", entry), "nearly right is not right"
+        assert not verify(question, "", entry)
+
+
+@needs_package
+@pytest.mark.parametrize("answer", [None, "5", "[]", "{}", '{"metadata": {}}'])
+def test_what_is_no_entry_is_refused(answer: str | None) -> None:
+    from recipes.reasoning_gym_verifier import verify
+
+    with pytest.raises(ValueError, match="columns: {prompt: question, answer: entry}"):
+        verify("1 + 1", "2", answer)

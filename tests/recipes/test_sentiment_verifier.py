@@ -1,0 +1,45 @@
+"""The prompts and the verifiers of cheerful stories."""
+
+import json
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from recipes.story_openings import openings
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_file_of_prompts_is_what_the_script_writes() -> None:
+    lines = (ROOT / "recipes" / "story_openings.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line)["prompt"] for line in lines] == openings()
+    assert len(set(lines)) == len(lines) == 384
+
+
+def test_without_the_package_it_says_what_to_install() -> None:
+    code = "import sys; sys.modules['vaderSentiment'] = None; import recipes.sentiment_verifier"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert "pip install 'vantage-rlhf[recipes]'" in done.stderr.strip().splitlines()[-1]
+
+
+@pytest.mark.skipif(find_spec("vaderSentiment") is None, reason="the package vaderSentiment is not installed")
+@pytest.mark.parametrize(
+    "response, steps",
+    [
+        ("", 0),
+        ("It was a table.", 0),
+        ("He was sad and he cried.", 0),
+        ("It was a good day.", 1),
+        ("She was happy.", 2),
+        ("They laughed, they loved it, and they were happy friends. What a great, wonderful day!", 3),
+    ],
+)
+def test_steps_of_the_reward(response: str, steps: int) -> None:
+    from recipes.sentiment_verifier import clearly_positive, positive, very_positive
+
+    cheerful = "I love you, happy friend!"  # the prompt is not judged
+    verdicts = [judge(cheerful, response, None) for judge in (positive, clearly_positive, very_positive)]
+    assert verdicts == [number < steps for number in range(3)]
