@@ -7,10 +7,8 @@ from transformers import PreTrainedTokenizerBase
 from models.chat_template import around_words, end_token_id, render_turns, stop_token_ids, uses_chat
 from models.conversations import encode_conversations
 from models.tokenising import (
-    ANCHORS,
     continuations,
-    prefixes_space,
-    to_text,
+    response_decoder,
     tokenise,
     with_one_bos,
     without_trailing_eos,
@@ -82,8 +80,5 @@ def decode_all(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Sequence[int]]
 
     A space that begins a response is kept, also by tokenizers that drop a text's first space.
     """
-    if not prefixes_space(tokenizer):
-        return [to_text(tokenizer, ids) for ids in rows]
-    before = tokenise(tokenizer, [ANCHORS[0]], add_special_tokens=False)[0]
-    anchor = to_text(tokenizer, before)
-    return [to_text(tokenizer, [*before, *ids]).removeprefix(anchor) for ids in rows]
+    decode = response_decoder(tokenizer)
+    return [decode(ids) for ids in rows]

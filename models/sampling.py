@@ -11,8 +11,14 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from models.stop_strings import StopStrings
+
 SHRINK_AT = 0.9
 """The batch is cut to its unfinished rows when they are no more than this share of it (a cut copies the cache)."""
+
+
+_Response = tuple[list[int], bool, list[float]]
+"""Ids, whether it ended, and the log-probability of each id."""
 
 
 @dataclass(frozen=True)
@@ -20,9 +26,9 @@ class Samples:
     """Responses to N prompts, in the order of the prompts."""
 
     responses: list[list[int]]
-    """Ids of each response, the end-of-sequence token included where it was reached."""
+    """Ids of each response, with the end-of-sequence token or the tokens of the stop string that ended it."""
     ended: list[bool]
-    """Whether the end-of-sequence token was reached."""
+    """Whether an end-of-sequence token or a stop string was reached."""
     logprobs: list[list[float]]
     """Log-probability of each id, in nats, under softmax(logits / temperature)."""
 
@@ -49,6 +55,7 @@ def sample(
     pad_token_id: int,
     seed: int,
     greedy: bool = False,
+    stop_strings: StopStrings | None = None,
     microbatch_size: int | None = None,
     rows: slice = slice(None),
     in_step: InStep | None = None,
@@ -61,6 +68,7 @@ def sample(
 
     Args:
         greedy: take the likeliest token instead.
+        stop_strings: a response also ends with the token that completes one of these.
         microbatch_size: prompts in one batch, shortest first; None: all.
         rows: which of the prompts; their responses are the same whatever else is sampled here.
         in_step: of a sharded model, all of whose ranks make every pass together; None: a whole model.
@@ -76,7 +84,7 @@ def sample(
     wanted = range(len(prompts))[rows]
     order = sorted(wanted, key=lambda i: len(prompts[i]))
     size = microbatch_size or len(prompts)
-    responses: dict[int, tuple[list[int], list[float]]] = {}
+    responses: dict[int, _Response] = {}
     was_training = model.training
     model.eval()
     try:
@@ -92,7 +100,7 @@ def sample(
                     in_step=in_step,
                     max_new_tokens=max_new_tokens,
                     temperature=temperature,
-                    eos_token_ids=eos_token_ids,
+                    endings=_Endings(eos_token_ids, stop_strings, len(batch), model.device),
                     pad_token_id=pad_token_id,
                     on_token=None if on_token is None else partial(_shift, on_token, start),
                 ),
@@ -100,15 +108,41 @@ def sample(
             )
     finally:
         model.train(was_training)
-    ids = [responses[i][0] for i in wanted]
-    logprobs = [responses[i][1] for i in wanted]
-    if not all(math.isfinite(value) for row in logprobs for value in row):
+    found = [responses[i] for i in wanted]
+    if not all(math.isfinite(value) for *_, logprobs in found for value in logprobs):
         raise FloatingPointError("the model's logits are not finite; go back to weights that are")
     return Samples(
-        responses=ids,
-        ended=[row[-1] in eos_token_ids for row in ids],
-        logprobs=logprobs,
+        responses=[ids for ids, _, _ in found],
+        ended=[ended for _, ended, _ in found],
+        logprobs=[logprobs for _, _, logprobs in found],
     )
+
+
+class _Endings:
+    """Which rows of a batch end, token by token."""
+
+    def __init__(
+        self, eos_token_ids: Collection[int], strings: StopStrings | None, count: int, device: torch.device
+    ) -> None:
+        self._eos = torch.tensor(sorted(eos_token_ids), dtype=torch.long, device=device)
+        self._strings = strings
+        self._said: list[list[int]] = [[] for _ in range(count)]
+
+    def after(self, tokens: Tensor, rows: Tensor, active: Tensor) -> Tensor:
+        """Which of the active rows end with these tokens; all (b,), ``rows`` as the batch counts them."""
+        ends = torch.isin(tokens, self._eos)
+        if self._strings is not None:
+            ends = ends | torch.tensor(
+                list(map(self._completes, tokens.tolist(), rows.tolist(), active.tolist())),
+                device=ends.device,
+            )
+        return ends & active
+
+    def _completes(self, token: int, row: int, is_active: bool) -> bool:
+        assert self._strings is not None
+        if is_active:
+            self._said[row].append(token)
+        return is_active and self._strings.complete(self._said[row])
 
 
 @torch.no_grad()
@@ -120,18 +154,18 @@ def _sample_batch(
     in_step: InStep | None,
     max_new_tokens: int,
     temperature: float,
-    eos_token_ids: Collection[int],
+    endings: _Endings,
     pad_token_id: int,
     on_token: Callable[[int, int], None] | None,
-) -> list[tuple[list[int], list[float]]]:
-    """Ids and log-probabilities of each prompt's response; `uniform` (B, max_new_tokens) in [0, 1), None: greedy."""
+) -> list[_Response]:
+    """The response to each prompt; `uniform` (B, max_new_tokens) in [0, 1), None: greedy."""
     device = model.device
-    eos = torch.tensor(sorted(eos_token_ids), dtype=torch.long, device=device)
     input_ids, attention_mask = _left_pad(prompts, pad_token_id, device)
     uniform = None if uniform is None else uniform.to(device)
     ids = torch.full((len(prompts), max_new_tokens), pad_token_id, device=device)
     logprobs = torch.zeros(len(prompts), max_new_tokens, device=device)
     lengths = torch.full((len(prompts),), max_new_tokens, device=device)
+    ended = torch.zeros(len(prompts), dtype=torch.bool, device=device)
     rows = torch.arange(len(prompts), device=device)  # of the batch that is still in the cache
     active = torch.ones_like(rows, dtype=torch.bool)
     takes_positions = "position_ids" in inspect.signature(model.forward).parameters  # not where ALiBi does it
@@ -153,8 +187,8 @@ def _sample_batch(
         tokens = distribution.argmax(dim=-1) if uniform is None else _draw(distribution, uniform[rows, step])
         ids[rows, step] = torch.where(active, tokens, ids[rows, step])
         logprobs[rows, step] = distribution.gather(1, tokens[:, None])[:, 0]
-        ends = active & torch.isin(tokens, eos)
-        lengths[rows[ends]] = step + 1
+        ends = endings.after(tokens, rows, active)
+        lengths[rows[ends]], ended[rows[ends]] = step + 1, True
         active &= ~ends
         num_active = int(active.sum())
         if num_active == 0 if in_step is None else in_step.all_ended(num_active == 0):
@@ -166,8 +200,10 @@ def _sample_batch(
             active = active[active]
         input_ids = tokens[:, None]
     return [
-        (row[:length], chosen[:length])
-        for row, chosen, length in zip(ids.tolist(), logprobs.tolist(), lengths.tolist(), strict=True)
+        (row[:length], is_ended, chosen[:length])
+        for row, is_ended, chosen, length in zip(
+            *(each.tolist() for each in (ids, ended, logprobs, lengths)), strict=True
+        )
     ]
 
 

@@ -1,6 +1,6 @@
 """Token ids of pieces of text, whatever a tokenizer adds at their ends."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from transformers import PreTrainedTokenizerBase
 
@@ -83,3 +83,12 @@ def tokenise(
 def to_text(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
     """The text of ids, without special tokens."""
     return str(tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+
+def response_decoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[Sequence[int]], str]:
+    """From a response's ids to its text, whose first space is kept."""
+    if not prefixes_space(tokenizer):
+        return lambda ids: to_text(tokenizer, ids)
+    before = tokenise(tokenizer, [ANCHORS[0]], add_special_tokens=False)[0]
+    anchor = to_text(tokenizer, before)
+    return lambda ids: to_text(tokenizer, [*before, *ids]).removeprefix(anchor)

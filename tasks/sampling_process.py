@@ -19,11 +19,11 @@ from pathlib import Path
 from pydantic import BaseModel, TypeAdapter
 from transformers import PreTrainedTokenizerBase
 
-from models.chat_template import stop_token_ids, uses_chat
+from models.chat_template import uses_chat
 from models.folders import load_tokenizer
 from models.merging import merge
 from models.policy import PolicyModel
-from models.prompts import decode_all, encode_prompts
+from models.prompts import encode_prompts
 from models.sources import import_model
 from models.stored_models import load_stored_policy
 from models.template_trial import try_chat_template
@@ -76,7 +76,7 @@ class OpenedModel:
     def describe(self) -> ModelOpened:
         """What the first line is answered with."""
         tokenizer, chat = self.codec.tokenizer, self.codec.chat
-        stops = stop_token_ids(tokenizer, chat=chat)
+        stops = self.codec.stop_token_ids
         template = str(tokenizer.chat_template or "")
         return ModelOpened(
             uses_chat=uses_chat(tokenizer, chat),
@@ -121,7 +121,7 @@ class OpenedModel:
         self._check_positions(prompts, generation.max_response_tokens)
         engine = load_engine(self.policy, codec, microbatch_size=AT_ONCE)
         samples = engine.generate(prompts, count=request.count, seed=request.seed, greedy=request.greedy)
-        texts = decode_all(codec.tokenizer, samples.responses)
+        texts = codec.response_texts(samples.responses)
         answers = [
             Answer(
                 text=text,

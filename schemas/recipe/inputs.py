@@ -8,11 +8,13 @@ from pydantic import Field, StringConstraints, field_validator
 
 from schemas.frozen import Frozen, rule
 from schemas.recipe.fields import (
+    MAX_NAMED,
     Count,
     Fraction,
     Positive,
     Probability,
     Switch,
+    is_default,
     is_unset,
 )
 from schemas.recipe.lora import Lora
@@ -57,6 +59,10 @@ class Model(Frozen):
         return None if self.base is None else Path(self.source)
 
 
+StopString = Annotated[str, StringConstraints(pattern=r"^[^\uFFFD]+$", max_length=200)]
+"""A text that ends a response. U+FFFD stands for bytes that are no character, so no text has it."""
+
+
 class Generation(Frozen):
     """Settings of sampled text, the same for all stages."""
 
@@ -66,6 +72,16 @@ class Generation(Frozen):
     """Longest response, in tokens, with its end-of-sequence token; sampling is cut off there."""
     temperature: Positive = 1.0
     """Temperature of sampling. Training divides logits by it too: log-probabilities are those of the sampler."""
+    stop: tuple[StopString, ...] = Field(default=(), max_length=MAX_NAMED, exclude_if=is_default(()))
+    """Texts that end a response, beside its end-of-sequence token: it ends with the token that completes the first of them.
+    All of its tokens are trained on and scored; verifiers and judges read the text before the stop string. What stands in the
+    prompt does not count."""
+
+    @rule
+    def _stops_are_different(self) -> None:
+        twice = next((text for text in self.stop if self.stop.count(text) > 1), None)
+        if twice is not None:
+            raise ValueError(f"stop has {twice!r} twice; leave one out")
 
 
 class Shares(Frozen):

@@ -4,6 +4,7 @@ import logging
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -12,9 +13,10 @@ from transformers import PreTrainedTokenizerBase
 
 from models.conversations import encode_conversations
 from models.folders import load_tokenizer
+from models.prompts import decode_all, encode_responses, stop_token_ids
 from models.prompts import encode_prompts as prompts_to_ids
-from models.prompts import encode_responses, stop_token_ids
 from models.sequences import Sequences, Spans, collate
+from models.stop_strings import StopStrings, before_stop, special_stops
 from schemas.conversations import Message, Prompt
 from schemas.recipe.inputs import Generation
 from schemas.recipe.stages import TrainOn
@@ -51,18 +53,35 @@ class Codec:
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
-        """What ends a sampled response."""
-        return stop_token_ids(self.tokenizer, chat=self.chat)
+        """The tokens that end a sampled response: the model's own, and special ones that ``generation.stop`` names."""
+        own = stop_token_ids(self.tokenizer, chat=self.chat)
+        return tuple(dict.fromkeys((*own, *special_stops(self.tokenizer, self.generation.stop))))
+
+    @cached_property
+    def stop_strings(self) -> StopStrings | None:
+        """The texts that end a sampled response; None: there are none."""
+        return StopStrings(self.tokenizer, self.generation.stop) if self.generation.stop else None
+
+    def response_texts(self, responses: Sequence[Sequence[int]]) -> list[str]:
+        """Sampled responses as people, verifiers and judges read them: up to the first stop string."""
+        texts = decode_all(self.tokenizer, responses)
+        return [before_stop(text, self.generation.stop) for text in texts]
 
 
 def codec_of(job: StageJob, role: str) -> Codec:
-    """The codec of the model in ``role``."""
-    return Codec(
+    """The codec of the model in ``role``.
+
+    Raises:
+        ValueError: a stop string that no response can have.
+    """
+    codec = Codec(
         tokenizer=load_tokenizer(job.inputs[role]),
         generation=job.generation,
         chat=job.chat,
         scratch=job.scratch,
     )
+    special_stops(codec.tokenizer, job.generation.stop)
+    return codec
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,7 @@ class LocalEngine:
                 max_new_tokens=limit,
                 temperature=self.codec.generation.temperature,
                 eos_token_ids=self.codec.stop_token_ids,
+                stop_strings=self.codec.stop_strings,
                 pad_token_id=self.codec.pad_token_id,
                 seed=seed,
                 greedy=greedy,

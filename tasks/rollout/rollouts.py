@@ -16,7 +16,6 @@ from algorithms.rewards import (
 from models.heads import ScalarModel, values, values_and_final
 from models.logprobs import LogProbs
 from models.policy import PolicyModel
-from models.prompts import decode_all
 from models.sequences import Sequences, collate
 from schemas.recipe.algorithm import Returns
 from tasks.data.examples import Codec, Prompts
@@ -141,7 +140,7 @@ def sample_responses(
     return Sampled(
         prompts=[prompts.texts[index] for index in rows],
         answers=[prompts.answers[index] for index in rows],
-        responses=decode_all(codec.tokenizer, samples.responses),
+        responses=codec.response_texts(samples.responses),
         sequences=sequences.to(device),
         ended=torch.tensor(samples.ended, device=device),
         sampler_logprobs=padded(map(torch.tensor, samples.logprobs)).to(device),

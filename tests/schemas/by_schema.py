@@ -41,6 +41,7 @@ SAID = {
 RULES = {
     "Split._shares_leave_training_rows": "a sum of numbers",
     "Data._templates_make_text": "what a text of one field means for another",
+    "Generation._stops_are_different": "equal values in different items",
     "Labels._each_means_one_thing": "equal values in different fields",
     "PolicyEvaluation._judges_of_two_kinds": "equal kinds of value in two fields",
     "Verifier._one_group": "the groups of a regular expression",

@@ -8,8 +8,8 @@ import pytest
 
 from ledger.journal import read
 from schemas.records.metrics import curve_metric_names, estimated_metric_names, headline_metric_names
+from tasks.data import examples
 from tasks.data.rows import read_rows
-from tasks.rollout import rollouts
 from tasks.stages import run_stage
 from tasks.training import preemption
 from tasks.training.attempt import Attempt
@@ -42,7 +42,7 @@ def test_a_stage_asked_to_stop_while_it_samples_saves_at_once_and_ends_with_the_
     """The recipe's checkpoints are three steps apart; the request comes in the middle of the third step's rollout."""
     job = pipeline.job(name, folder=tmp_path, checkpoint_every=3)
     in_step: list[int] = []
-    unmoved, decode = Attempt.unmoved, rollouts.decode_all
+    unmoved, decode = Attempt.unmoved, examples.decode_all
 
     def counted(self: Attempt) -> Any:
         in_step.append(self.step)
@@ -56,7 +56,7 @@ def test_a_stage_asked_to_stop_while_it_samples_saves_at_once_and_ends_with_the_
     with monkeypatch.context() as patched:
         patched.setattr(preemption, "_signals_received", 0)
         patched.setattr(Attempt, "unmoved", counted)
-        patched.setattr(rollouts, "decode_all", asked)
+        patched.setattr(examples, "decode_all", asked)
         with pytest.raises(preemption.Preempted, match="stopped on request after step 2 of"):
             run_stage(job)
     assert read_committed(job.scratch)[0] == 2

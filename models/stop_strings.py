@@ -1,0 +1,87 @@
+"""Stop strings: texts that end a sampled response.
+
+A response ends with the first token after which its text has one of them: they may span tokens, begin or end inside a
+token, and be completed by the last byte of a character.
+"""
+
+import re
+from collections.abc import Collection, Sequence
+from functools import cache
+
+from transformers import PreTrainedTokenizerBase
+
+from models.tokenising import response_decoder
+
+_BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+"""A token of SentencePiece that is one byte of a character that has no token."""
+_NO_CHARACTER = "\N{REPLACEMENT CHARACTER}"
+
+
+class StopStrings:
+    """Finds the token that completes a stop string.
+
+    A response's text is that of all of its ids. Decoding all of them after each token would take time that grows with the
+    square of the length, so a token is first looked at alone, then with as many before it as the longest stop string may
+    reach over; what is found there is looked up in the whole.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, strings: Collection[str]) -> None:
+        """Prepare to look for ``strings``, each at least one character."""
+        self._strings = tuple(strings)
+        self._longest = max(map(len, self._strings))
+        # some tokenizers write a space after a token only when the next one comes
+        self._ends = None if any(s[-1].isspace() for s in self._strings) else {s[-1] for s in self._strings}
+        self._decode = response_decoder(tokenizer)
+        self._tokenizer = tokenizer
+        self._whole_text = cache(self._whole_text_of)
+
+    def complete(self, ids: Sequence[int]) -> bool:
+        """Whether the text of these ids has a stop string, given that the ids before the last had none."""
+        alone = self._whole_text(ids[-1])
+        if alone is not None and self._ends is not None and self._ends.isdisjoint(alone):
+            return False
+        return self._is_in(self._last(ids)) and self._is_in(ids)
+
+    def _is_in(self, ids: Sequence[int]) -> bool:
+        text = self._decode(ids)
+        return any(string in text for string in self._strings)
+
+    def _last(self, ids: Sequence[int]) -> Sequence[int]:
+        """The last ids, from a token with a text of its own on, and so many that they have more characters than the longest
+        stop string."""
+        missing = self._longest
+        for begin in range(len(ids) - 1, 0, -1):
+            if self._whole_text(ids[begin]) is not None:
+                if not missing:
+                    return ids[begin:]
+                missing -= 1
+        return ids
+
+    def _whole_text_of(self, token: int) -> str | None:
+        """The text of a token that begins and ends with whole characters, whatever stands beside it; None of others."""
+        text = self._decode([token])
+        is_byte = _BYTE.fullmatch(str(self._tokenizer.convert_ids_to_tokens(token))) is not None
+        return None if not text or is_byte or _NO_CHARACTER in text else text
+
+
+def before_stop(text: str, strings: Collection[str]) -> str:
+    """The text up to where the first of the stop strings begins."""
+    found = [place for place in map(text.find, strings) if place >= 0]
+    return text[: min(found)] if found else text
+
+
+def special_stops(tokenizer: PreTrainedTokenizerBase, strings: Collection[str]) -> list[int]:
+    """Ids of the special tokens that stop strings name, which no text shows.
+
+    Raises:
+        ValueError: a stop string has a special token and more.
+    """
+    special = {str(token): i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+    for string in strings:
+        inside = next((token for token in special if token in string and token != string), None)
+        if inside is not None:
+            raise ValueError(
+                f"generation.stop has {string!r}, and {inside!r} is a special token of this tokenizer, which is not in a "
+                f"response's text; give {inside!r} alone"
+            )
+    return [special[string] for string in strings if string in special]
