@@ -377,6 +377,7 @@ def _model_as_json(opened: Opened, settings: Settings) -> dict[str, Any]:
         "digest": None if origin is None else origin.digest,
         "chat": opened.described.uses_chat,
         "stop_tokens": opened.described.stop_tokens,
+        "stop": generation.stop,
         "temperature": settings.temperature or generation.temperature,
         "max_tokens": settings.max_tokens or generation.max_response_tokens,
         "greedy": settings.greedy,

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,9 @@ def _policy_use(model: NamedModel, opened: ModelOpened, folder: Path) -> list[st
         path, question = "completions", {"prompt": "PROMPT"}
     if opened.uses_chat and opened.writes_date:
         form += " The template writes today's date; in training it was always 26 Jul 2024."
-    body = json.dumps({"model": str(folder), **question, "max_tokens": tokens})
+    strings = model.generation.stop
+    stopping = {"stop": list(strings)} if strings else {}
+    body = json.dumps({"model": str(folder), **question, "max_tokens": tokens, **stopping})
     stops = ", ".join(f"`{token}`" for token in opened.stop_tokens)
     return [
         "## Use",
@@ -67,6 +70,7 @@ def _policy_use(model: NamedModel, opened: ModelOpened, folder: Path) -> list[st
         f"{form} It was trained and measured with temperature {model.generation.temperature:g} over the whole vocabulary "
         f"(no top-k, no top-p), responses of at most {tokens} tokens, which end at {stops}. `generation_config.json` says "
         "the same to servers; `transformers serve` takes the length from the request alone.",
+        *_stop_strings(strings),
         "",
         "```",
         f"transformers serve {place}      # or: vllm serve {place}",
@@ -87,6 +91,19 @@ def _policy_use(model: NamedModel, opened: ModelOpened, folder: Path) -> list[st
             if opened.uses_chat
             else []
         ),
+    ]
+
+
+def _stop_strings(strings: Sequence[str]) -> list[str]:
+    if not strings:
+        return []
+    told = ", ".join(f"`{json.dumps(text, ensure_ascii=False)}`" for text in strings)
+    return [
+        "",
+        f"Responses also ended at the first of these texts, which verifiers and judges did not see: {told}. They stand in the "
+        "request (`stop`): `generation_config.json` has none, since with them transformers' `generate` and pipelines, MLflow's "
+        "among them, need a tokenizer that they are not given, and vLLM does not read them there. "
+        "`model.generate(..., stop_strings=[...], tokenizer=tokenizer)` stops there too, and keeps the text.",
     ]
 
 

@@ -264,6 +264,7 @@ def _in_folder(path: Path) -> NamedModel:
     plain = {
         "max_response_tokens": settings.get("max_new_tokens") or _DEFAULT_TOKENS,
         "temperature": temperature or 1.0,
+        "stop": [stop] if isinstance(stop := settings.get("stop_strings") or [], str) else stop,
     }
     try:
         generation = Generation.model_validate(told.get("generation", plain))

@@ -79,16 +79,24 @@ def policy_to_load(record: RunRecord) -> str | None:
 
 
 def loading_snippet(
-    folder: Path, *, prompt: str, max_new_tokens: int, chat: bool, base: Path | None = None
+    folder: Path,
+    *,
+    prompt: str,
+    max_new_tokens: int,
+    chat: bool,
+    base: Path | None = None,
+    stop: Sequence[str] = (),
 ) -> list[str]:
     """Lines for a shell that load the policy and generate one response; they work in any folder.
 
-    ``base``: what the adapters in the folder stand on; None: it holds a whole model.
+    ``base``: what the adapters in the folder stand on; None: it holds a whole model. ``stop``: the recipe's stop strings,
+    which transformers keeps in the text.
     """
     text = "prompt"
     if chat:
         message = '[{"role": "user", "content": prompt}]'
         text = f"tokenizer.apply_chat_template({message}, add_generation_prompt=True, tokenize=False)"
+    stops = f", stop_strings={list(stop)!r}, tokenizer=tokenizer" if stop else ""
     special = ", add_special_tokens=False" if chat else ""
     return [
         f"{python()} - <<'END'",
@@ -100,7 +108,7 @@ def loading_snippet(
         f"model = AutoModelForCausalLM.from_pretrained({'folder' if base is None else repr(str(base))})",
         *(["model = PeftModel.from_pretrained(model, folder)"] if base else []),
         f'inputs = tokenizer({text}, return_tensors="pt"{special})',
-        f"output = model.generate(**inputs, max_new_tokens={max_new_tokens}, do_sample=False)",
+        f"output = model.generate(**inputs, max_new_tokens={max_new_tokens}, do_sample=False{stops})",
         "print(tokenizer.decode(output[0], skip_special_tokens=True))",
         "END",
     ]
@@ -143,6 +151,7 @@ def snippet_for(record: RunRecord, storage: Storage) -> list[str]:
         max_new_tokens=record.recipe.generation.max_response_tokens,
         chat=has_chat_template(folder) if chat is None else chat,
         base=base_folder,
+        stop=record.recipe.generation.stop,
     )
 
 

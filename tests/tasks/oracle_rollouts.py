@@ -34,7 +34,30 @@ def encode(text: str) -> list[int]:
     return [len(SPECIAL) + CHARACTERS.index(character) for character in text]
 
 
+STOP: list[str] = []
+"""Stop strings, of the test that puts them here."""
+
+
 def decode(ids: Sequence[int]) -> str:
+    """The text before the first stop string."""
+    text = _whole_text(ids)
+    return text[: min([text.index(string) for string in STOP if string in text], default=len(text))]
+
+
+def stopped(responses: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Each response up to the token that completes the first stop string."""
+    found = []
+    for ids in responses:
+        ends = [n for n in range(1, len(ids)) if any(string in _whole_text(ids[:n]) for string in STOP)]
+        found.append(list(ids[: min(ends, default=len(ids))]))
+    return found
+
+
+def has_ended(ids: Sequence[int]) -> bool:
+    return ids[-1] == EOS or any(string in _whole_text(ids) for string in STOP)
+
+
+def _whole_text(ids: Sequence[int]) -> str:
     return "".join(CHARACTERS[token - len(SPECIAL)] for token in ids if token >= len(SPECIAL))
 
 
@@ -124,13 +147,13 @@ def sample_and_score(
         max_tokens=job.generation.max_response_tokens,
         greedy=greedy,
     )
-    return scored(job, prompts, answers, responses)
+    return scored(job, prompts, answers, stopped(responses))
 
 
 @torch.no_grad()
 def scored(job: StageJob, prompts: list[list[int]], answers: list[str], responses: list[list[int]]) -> Batch:
     """What the responses are worth under the job's reward."""
-    ended = [response[-1] == EOS for response in responses]
+    ended = list(map(has_ended, responses))
     [reward] = job.rewards.values()
     by_term: dict[str, list[float]] = {}
     for number, term in enumerate(reward.terms):

@@ -495,7 +495,7 @@ def answers_of(
     greedy: bool = False,
 ) -> list[list[int]]:
     """The responses of the model in ``role``."""
-    return nets.sample(
+    responses = nets.sample(
         nets.language_model(job.inputs[role]),
         [asked.ids[i] for i in indices],
         temperature=job.generation.temperature,
@@ -503,6 +503,7 @@ def answers_of(
         seed=seed,
         greedy=greedy,
     )
+    return rolls.stopped(responses)
 
 
 @torch.no_grad()
@@ -563,14 +564,14 @@ def of_both_judges(
 
 
 def of_texts(responses: list[list[int]], copies: int, prefix: str) -> Metrics:
-    """distinct-1 to distinct-3 of each prompt's responses, without the end of a response."""
+    """distinct-1 to distinct-3 of each prompt's responses, without the token that ended a response."""
     metrics: Metrics = {}
     for n in (1, 2, 3):
         shares = []
         for start in range(0, len(responses), copies):
             grams: list[str] = []
             for response in responses[start : start + copies]:
-                text = [str(token) for token in response if token != EOS]
+                text = list(map(str, response[:-1] if rolls.has_ended(response) else response))
                 grams += ["-".join(text[i : i + n]) for i in range(len(text)) if i + n <= len(text)]
             shares += [len(set(grams)) / len(grams)] if grams else []
         metrics[f"{prefix}distinct_{n}"] = mean(shares)

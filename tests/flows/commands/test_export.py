@@ -19,12 +19,15 @@ import pytest
 import torch
 from click.testing import Result
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, pipeline
 from typer.testing import CliRunner
 
 from flows.commands.main import app
 from flows.exit_codes import ExitCode
 from flows.prefect_server.server import free_port
+from flows.runs.exporting import generation_settings
+from flows.runs.model_card import model_card
+from flows.runs.named_models import NamedModel, Origin
 from flows.runs.record import RunRecord
 from flows.runs.run import read_runs
 from flows.runs.workspace import Workspace
@@ -34,10 +37,16 @@ from models.prompts import encode_prompts
 from models.sampling import sample
 from models.sequences import collate
 from models.sources import import_model
+from schemas.recipe.inputs import Generation
+from schemas.records.sampling import ModelOpened
 from tests.flows.conftest import RECIPE
 from tests.flows.orchestrated import attempt_all, orchestrated
 from tests.flows.small_chat_run import MAX_TOKENS, TEMPERATURE, WORD, make_small_chat_run
 
+ORIGIN = Origin(
+    recipe="chat", run_id="0001-chat", stage="sft", digest="0" * 64, stage_key="1" * 64, parents={}, stages={}, metrics={},
+    verdicts=(), base=None,
+)  # fmt: skip
 PROMPT = "say it 71"
 """In none of the rows."""
 
@@ -135,6 +144,48 @@ def test_servers_are_told_to_sample_and_to_stop_as_the_recipe_does(policy: Path)
         "top_p": 1.0,
         "max_new_tokens": MAX_TOKENS,
     }
+
+
+def test_stop_strings_are_in_the_card_and_not_where_they_would_break_what_loads_the_folder(
+    policy: Path, tmp_path: Path
+) -> None:
+    """A run's own recipe says them; here the exported folder of another run is given them."""
+    asked = tmp_path / "asked"
+    shutil.copytree(policy, asked)
+    told = json.loads((asked / "vantage.json").read_text())
+    told["generation"]["stop"] = ["ip", "\n\nHuman:"]
+    (asked / "vantage.json").write_text(json.dumps(told))
+    stopping = NamedModel(
+        str(asked), "policy", asked, Generation.model_validate(told["generation"]), True, origin=ORIGIN
+    )
+    opened = ModelOpened(uses_chat=True, stop_token_ids=(2,), stop_tokens=("<|im_end|>",), writes_date=False)
+    card = model_card(stopping, opened, folder=asked)
+    assert '"stop": ["ip", "\\n\\nHuman:"]' in card
+    assert (
+        'at the first of these texts, which verifiers and judges did not see: `"ip"`, `"\\n\\nHuman:"`'
+        in card
+    )
+    assert "stop_strings" not in generation_settings({}, stopping, opened)
+
+    # what the card says of transformers
+    tokenizer = AutoTokenizer.from_pretrained(asked)
+    model = AutoModelForCausalLM.from_pretrained(asked)
+    model.generation_config.stop_strings = ["ip"]
+    ids = tokenizer(f"<|im_start|>user\n{PROMPT}<|im_end|>\n<|im_start|>assistant\n", return_tensors="pt")
+    with pytest.raises(ValueError, match="could not locate a tokenizer"):
+        model.generate(**ids, do_sample=False)
+    with pytest.raises(ValueError, match="could not locate a tokenizer"):
+        pipeline("text-generation", model, tokenizer=tokenizer)(PROMPT, do_sample=False)
+    said = model.generate(**ids, do_sample=False, tokenizer=tokenizer)[0, ids["input_ids"].shape[1] :]
+    assert tokenizer.decode(said) == WORD
+
+    # the same folder asked by Vantage: the text ends before the string, and the response has ended
+    done = CliRunner().invoke(app, ["sample", str(asked), PROMPT, "--greedy", "--json"])
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    [answer] = found["prompts"][0]["answers"]
+    assert (answer["text"], answer["ended"], "".join(answer["tokens"])) == ("sh", True, WORD)
+    assert found["models"][0]["stop"] == ["ip", "\n\nHuman:"]
 
 
 def test_transformers_alone_gives_the_samplers_answer(

@@ -78,8 +78,10 @@ def test_samples_say_whose_they_are(record: RunRecord) -> None:
     assert first_prompt(told) == "1+1?"
 
 
-@pytest.mark.parametrize("chat", [False, True])
-def test_the_snippet_runs_in_a_shell_as_it_is_printed(chat: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("chat", "stop"), [(False, ()), (True, ()), (False, ("'", '"\n'))])
+def test_the_snippet_runs_in_a_shell_as_it_is_printed(
+    chat: bool, stop: tuple[str, ...], tmp_path: Path
+) -> None:
     """In a folder with a quote and spaces in its name, from another folder, with no program on the search path."""
     folder = tmp_path / "it's a model"
     build_tiny(folder, seed=1)
@@ -87,7 +89,8 @@ def test_the_snippet_runs_in_a_shell_as_it_is_printed(chat: bool, tmp_path: Path
         template = "{% for m in messages %}U:{{ m['content'] }}A:{% endfor %}"
         (folder / "chat_template.jinja").write_text(template)
     assert has_chat_template(folder) is chat
-    lines = loading_snippet(folder, prompt='3 a+2 "b"-1\n?', max_new_tokens=4, chat=chat)
+    lines = loading_snippet(folder, prompt='3 a+2 "b"-1\n?', max_new_tokens=4, chat=chat, stop=stop)
+    assert any("stop_strings" in line for line in lines) == bool(stop)
     printed = io.StringIO()
     show_result(Console(file=printed, width=60), record_of_nothing(), pages={}, models={}, snippet=lines)
     text = printed.getvalue()

@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from schemas.recipe.algorithm import Algorithm
-from schemas.recipe.inputs import Data, Split
+from schemas.recipe.inputs import Data, Generation, Split
 from schemas.recipe.recipe import Publication, Recipe
 from schemas.recipe.rewards import (
     Judge,
@@ -284,3 +284,13 @@ def test_a_template_makes_text_and_nothing_else(column: str) -> None:
     ):
         Data(source="x.json", columns={column: "{a} {b}"})
     assert Data(source="x.json", columns={"prompt": "{a} {b}", column: "there"}).columns[column] == "there"
+
+
+def test_stop_strings_are_different_texts() -> None:
+    assert Generation(stop=["\n\nHuman:", "#"]).stop == ("\n\nHuman:", "#")
+    assert "stop" not in Generation().model_dump(mode="json")  # so that earlier recipes keep their stage keys
+    for stop in ([""], ["a\N{REPLACEMENT CHARACTER}"], "\n", [1]):
+        with pytest.raises(ValidationError):
+            Generation(stop=stop)
+    with pytest.raises(ValidationError, match=r"stop has '#' twice; leave one out"):
+        Generation(stop=["#", "a", "#"])
