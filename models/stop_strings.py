@@ -4,7 +4,6 @@ A response ends with the first token after which its text has one of them: they 
 token, and be completed by the last byte of a character.
 """
 
-import re
 from collections.abc import Collection, Sequence
 from functools import cache
 
@@ -12,8 +11,6 @@ from transformers import PreTrainedTokenizerBase
 
 from models.tokenising import response_decoder
 
-_BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
-"""A token of SentencePiece that is one byte of a character that has no token."""
 _NO_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -32,7 +29,6 @@ class StopStrings:
         # some tokenizers write a space after a token only when the next one comes
         self._ends = None if any(s[-1].isspace() for s in self._strings) else {s[-1] for s in self._strings}
         self._decode = response_decoder(tokenizer)
-        self._tokenizer = tokenizer
         self._whole_text = cache(self._whole_text_of)
 
     def complete(self, ids: Sequence[int]) -> bool:
@@ -58,10 +54,9 @@ class StopStrings:
         return ids
 
     def _whole_text_of(self, token: int) -> str | None:
-        """The text of a token that begins and ends with whole characters, whatever stands beside it; None of others."""
+        """The text of a token of whole characters; None of one without a text, or with a part of a character."""
         text = self._decode([token])
-        is_byte = _BYTE.fullmatch(str(self._tokenizer.convert_ids_to_tokens(token))) is not None
-        return None if not text or is_byte or _NO_CHARACTER in text else text
+        return None if not text or _NO_CHARACTER in text else text
 
 
 def before_stop(text: str, strings: Collection[str]) -> str:
