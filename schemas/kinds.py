@@ -57,6 +57,7 @@ from schemas.recipe.work import (
     ImportVerifier,
     MergePolicy,
     MergeRewardModel,
+    MixData,
     PrepareData,
     Work,
 )
@@ -95,6 +96,8 @@ class Kind:
     """Implicit steps only: the field whose ``source`` it copies into the store."""
     merges: bool = False
     """Implicit steps only: it makes a whole model of the adapters that it reads."""
+    mixes: bool = False
+    """Implicit steps only: it mixes the prepared datasets that it reads."""
     reads: Mapping[str, tuple[ArtifactKind, ...]] = field(default_factory=dict)
     """Field that names a stage → kinds of artifact that are allowed there; the recipe's model is a policy."""
     data: Mapping[str, Content] = field(default_factory=dict)
@@ -129,7 +132,7 @@ class Kind:
     @property
     def is_implicit(self) -> bool:
         """Whether it is an implicit step, which recipes do not contain."""
-        return self.imports is not None or self.merges
+        return self.imports is not None or self.merges or self.mixes
 
     @property
     def is_published(self) -> bool:
@@ -162,6 +165,14 @@ _TABLE = (
         revision=3,
         imports="data",
         numbers=(*ROWS, "source_rows", "dropped_rows", "repeated_rows", "unused_rows"),
+    ),
+    Kind(
+        work=MixData,
+        module="tasks.mix_data",
+        makes="dataset",
+        revision=1,
+        mixes=True,
+        numbers=(*ROWS, "unused_rows", "rows_again"),
     ),
     Kind(
         work=ImportVerifier,

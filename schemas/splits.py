@@ -18,6 +18,13 @@ def is_only_dataset(recipe: Recipe, name: str) -> bool:
     return len(recipe.data) == 1 and (isinstance(split.validation, int) or isinstance(split.test, int))
 
 
+def asked_test_rows(recipe: Recipe, name: str) -> int | float | None:
+    """What a dataset or a mixture says of its test rows: a number, a share, or nothing."""
+    if name in recipe.mixtures:
+        return recipe.mixtures[name].split.test
+    return recipe.data[name].split.test if name in recipe.data else None
+
+
 def with_shares(recipe: Recipe) -> Recipe:
     """The recipe with default shares filled in."""
     shares = shares_of(recipe)

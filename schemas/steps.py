@@ -1,7 +1,7 @@
 """The dependencies between the steps of a recipe, and the order that follows from them."""
 
 from schemas.kinds import KINDS
-from schemas.recipe.inputs import MODEL, Content
+from schemas.recipe.inputs import MODEL, Content, Data
 from schemas.recipe.recipe import Recipe
 from schemas.recipe.rewards import Judge
 from schemas.recipe.sources import Builtin
@@ -56,6 +56,8 @@ def missing_columns(content: str, mapped: set[str]) -> list[str]:
     ]
 
 
+MIXTURE_PREFIX = "mixtures."
+"""Prefix of the implicit steps that mix datasets."""
 MERGED_PREFIX = "merged."
 """Prefix of the implicit steps that merge adapters."""
 
@@ -82,19 +84,41 @@ def stage_reference(stage: Stage) -> str | None:
 def dependencies(recipe: Recipe) -> dict[str, dict[str, str]]:
     """Step → role → step whose artifact it reads; ``publish`` adds no dependency.
 
-    Steps are the recipe's stages and the implicit ``model``, ``data.NAME`` and ``verifiers.NAME`` that they read. Roles
-    are names of fields; term i of reward r has the role ``reward.r.i`` if it is a model or one of the recipe's
+    Steps are the recipe's stages and the implicit ``model``, ``data.NAME``, ``mixtures.NAME`` and ``verifiers.NAME`` that
+    they read. Roles are names of fields; the parts of a mixture have the roles ``part.0``, ``part.1`` …; term i of reward r has the role ``reward.r.i`` if it is a model or one of the recipe's
     verifiers. A verifier has a dry run on each dataset that it judges (roles ``prompts.0``, ``prompts.1`` …); a
     built-in verifier only if the dataset is not from its own task. Before adapters are published, ``merged.STAGE`` makes a
     whole model of them.
     """
     stages = {name: _inputs(recipe, stage) for name, stage in recipe.stages.items()}
     read = {step for inputs in stages.values() for step in inputs.values()}
+    mixtures = {
+        f"{MIXTURE_PREFIX}{name}": {part_role(i): f"data.{part}" for i, part in enumerate(mixture.parts)}
+        for name, mixture in recipe.mixtures.items()
+        if f"{MIXTURE_PREFIX}{name}" in read
+    }
+    read |= {step for inputs in mixtures.values() for step in inputs.values()}
     implicit = (MODEL, *(f"data.{name}" for name in recipe.data))
-    before: dict[str, dict[str, str]] = {step: {} for step in implicit if step in read} | _verifier_steps(
-        recipe
-    )
-    return {**before, **stages, **_merging_steps(recipe)}
+    before: dict[str, dict[str, str]] = {step: {} for step in implicit if step in read}
+    return {**before, **mixtures, **_verifier_steps(recipe), **stages, **_merging_steps(recipe)}
+
+
+def part_role(position: int) -> str:
+    """The role of a mixture's part."""
+    return f"part.{position}"
+
+
+def data_step(recipe: Recipe, name: str) -> str:
+    """The step that makes the dataset of this name: prepared, mixed, or collected by a stage."""
+    if name in recipe.mixtures:
+        return f"{MIXTURE_PREFIX}{name}"
+    return f"data.{name}" if name in recipe.data else name
+
+
+def sources_of(recipe: Recipe, name: str) -> dict[str, Data]:
+    """By name: the recipe's datasets of which the rows of a dataset or a mixture are; none, if a stage collects them."""
+    parts = recipe.mixtures[name].parts if name in recipe.mixtures else (name,)
+    return {part: recipe.data[part] for part in parts if part in recipe.data}
 
 
 def merging_step(stage: str) -> str:
@@ -121,13 +145,16 @@ def _verifier_steps(recipe: Recipe) -> dict[str, dict[str, str]]:
     judged: dict[str, dict[str, None]] = {}
     for stage in recipe.stages.values():
         for name in verifiers_of(recipe, stage).values():
-            data = getattr(stage, "prompts", None)
-            origin = recipe.data[data].origin if data in recipe.data else None
-            its_own = isinstance(origin, Builtin) and origin.kind is not None and origin.name == name
+            data = getattr(stage, "prompts", None) or ""
+            origins = [each.origin for each in sources_of(recipe, data).values()]
+            its_own = bool(origins) and all(
+                isinstance(origin, Builtin) and origin.kind is not None and origin.name == name
+                for origin in origins
+            )
             if name in recipe.verifiers or (name in BUILTIN_VERIFIERS and not its_own):
-                judged.setdefault(name, {}).update({data: None} if data in recipe.data else {})
+                judged.setdefault(name, {}).update({data_step(recipe, data): None} if origins else {})
     return {
-        f"verifiers.{name}": {f"prompts.{i}": f"data.{data}" for i, data in enumerate(judged[name])}
+        f"verifiers.{name}": {f"prompts.{i}": step for i, step in enumerate(judged[name])}
         for name in (*recipe.verifiers, *BUILTIN_VERIFIERS)
         if name in judged
     }
@@ -140,7 +167,7 @@ def _inputs(recipe: Recipe, stage: Stage) -> dict[str, str]:
         named["reference"] = stage_reference(stage)
     for field in kind.data:
         target = getattr(stage, field)
-        named[field] = f"data.{target}" if target in recipe.data else target
+        named[field] = None if target is None else data_step(recipe, target)
     inputs: dict[str, str] = {role: step for role, step in named.items() if step is not None}
     reward = reward_of(stage)
     if reward is not None:
@@ -197,16 +224,17 @@ def ordered_steps(recipe: Recipe) -> list[str]:
 
 
 def content_of(recipe: Recipe, data_name: str) -> Content:
-    """The content of a dataset, from the stages that read it. Demonstrations may also be read as prompts.
+    """The content of a dataset or a mixture, from the stages that read it. Demonstrations may also be read as prompts.
 
     Raises:
         ValueError: no stage reads it, so its content is unknown.
     """
+    names = {data_name, *(name for name, mixture in recipe.mixtures.items() if data_name in mixture.parts)}
     readings = [
         content
         for stage in recipe.stages.values()
         for field, content in KINDS[stage.kind].data.items()
-        if getattr(stage, field) == data_name
+        if getattr(stage, field) in names
     ]
     if not readings:
         raise ValueError(f"data.{data_name} is read by no stage; remove it, or name it in one")

@@ -56,7 +56,7 @@ from schemas.recipe.recipe import Recipe
 from schemas.records.metric import settings_of
 from schemas.records.metrics import headline_metric_names, one_of_each_family
 from schemas.records.stage_key import NOT_IN_KEY
-from schemas.steps import dependencies, ordered_steps, reward_of
+from schemas.steps import MIXTURE_PREFIX, dependencies, ordered_steps, reward_of
 
 NOT_COMPARED = NOT_IN_KEY - {"kind", "seed"}
 """Fields of a stage that never change its metrics."""
@@ -370,6 +370,11 @@ def _restricted_to(recipe: Recipe, measured: Iterable[str]) -> Recipe:
         update={
             "stages": stages,
             "data": {name: data for name, data in recipe.data.items() if f"data.{name}" in needed},
+            "mixtures": {
+                name: mixture
+                for name, mixture in recipe.mixtures.items()
+                if f"{MIXTURE_PREFIX}{name}" in needed
+            },
             "rewards": {name: reward for name, reward in recipe.rewards.items() if name in rewards},
             "publish": (),
         }

@@ -18,6 +18,7 @@ from schemas.recipe.work import (
     ImportVerifier,
     MergePolicy,
     MergeRewardModel,
+    MixData,
     PrepareData,
     Work,
 )
@@ -26,7 +27,14 @@ from schemas.records.attempt import RUN_STAGE, AttemptRequest, Share
 from schemas.records.stage_key import key_parts, stage_key
 from schemas.source_files import VERIFIER_LIMIT, data_limit, digest_of_files, files_of, hash_file
 from schemas.splits import is_only_dataset, shares_of
-from schemas.steps import MERGED_PREFIX, content_of, dependencies, reward_of
+from schemas.steps import (
+    MERGED_PREFIX,
+    MIXTURE_PREFIX,
+    content_of,
+    dependencies,
+    reward_of,
+    sources_of,
+)
 
 DATA_PREFIX = "data."
 """Prefix of the implicit steps that prepare data."""
@@ -50,6 +58,17 @@ def work_of(recipe: ResolvedRecipe, step: str) -> Work:
             data=recipe.data[name],
             shares=shares_of(recipe),
             alone=is_only_dataset(recipe, name),
+        )
+    if step.startswith(MIXTURE_PREFIX):
+        name = step.removeprefix(MIXTURE_PREFIX)
+        mixture = recipe.mixtures[name]
+        total = sum(mixture.parts.values())
+        return MixData(
+            content=content_of(recipe, name),
+            parts=tuple(mixture.parts),
+            weights=tuple(weight / total for weight in mixture.parts.values()),
+            rows=mixture.rows,
+            split=mixture.split,
         )
     if step.startswith(VERIFIER_PREFIX):
         name = step.removeprefix(VERIFIER_PREFIX)
@@ -174,22 +193,22 @@ def rewards_of(recipe: ResolvedRecipe, step: str) -> dict[str, Reward]:
 
 
 def max_dropped_of(recipe: ResolvedRecipe, step: str) -> dict[str, float]:
-    """Role → largest share of unusable rows, for the recipe's datasets that the step reads."""
-    read = dependencies(recipe)[step]
-    return {
-        role: recipe.data[source.removeprefix(DATA_PREFIX)].max_dropped
-        for role, source in read.items()
-        if source.startswith(DATA_PREFIX)
+    """Role → largest share of unusable rows, for the recipe's datasets that the step reads; of a mixture its parts' largest."""
+    read = {
+        role: sources_of(recipe, source.partition(".")[2])
+        for role, source in dependencies(recipe)[step].items()
+        if source.startswith((DATA_PREFIX, MIXTURE_PREFIX))
     }
+    return {role: max(each.max_dropped for each in sources.values()) for role, sources in read.items()}
 
 
 def _seed_in_key(recipe: ResolvedRecipe, work: Work) -> int | None:
-    """The seed of a stage, or of a built-in model's weights; other implicit steps have none."""
+    """The seed of a stage, of a mixture, or of a built-in model's weights; other implicit steps have none."""
     if isinstance(work, ImportModel):
         return recipe.seed if isinstance(work.model.origin, Builtin) else None
     if isinstance(work, Stage):
         return recipe.seed if work.seed is None else work.seed
-    return None
+    return recipe.seed if isinstance(work, MixData) else None
 
 
 def _extra(recipe: ResolvedRecipe, work: Work) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from flows.launchers.local_process import LocalProcess, saved_result
 from flows.launchers.stage_process import explain
 from flows.machine import num_ranks
 from schemas.kinds import KINDS, TOKENIZED
-from schemas.recipe.work import PrepareData
+from schemas.recipe.work import MixData, PrepareData
 from schemas.records.artifacts import Artifact
 from schemas.records.attempt import AttemptBegun, AttemptOutcome, AttemptRequest
 from schemas.records.job import StageJob, StageResult
@@ -301,7 +301,7 @@ def _description(request: AttemptRequest, result: StageResult) -> dict[str, Any]
     """Fields of the artifact's description, by kind of work."""
     row = KINDS[request.work.kind]
     own: dict[str, Any] = {}
-    if isinstance(request.work, PrepareData):
+    if isinstance(request.work, PrepareData | MixData):
         own["content"] = request.work.content
     elif row.content is not None:
         own["content"] = row.content

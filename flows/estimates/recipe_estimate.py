@@ -23,6 +23,7 @@ from flows.estimates.token_counts import (
     Lengths,
     collected_pairs,
     count_data,
+    mixed,
     token_counter,
 )
 from flows.estimates.workload import Workload
@@ -33,7 +34,7 @@ from schemas.recipe.recipe import Recipe, ResolvedRecipe
 from schemas.recipe.sources import Builtin
 from schemas.recipe.stage import Resources
 from schemas.recipe.stages import PreferenceCollection, RolloutCollection, SupervisedFineTuning
-from schemas.steps import ordered_steps
+from schemas.steps import content_of, ordered_steps
 
 HOUR = 3600.0
 
@@ -144,12 +145,15 @@ def estimate_recipe(
 
     @cache
     def counted(name: str) -> DataCount:
+        if name in resolved.mixtures:
+            mixture = resolved.mixtures[name]
+            return mixed(mixture, [counted(part) for part in mixture.parts], content_of(resolved, name))
         return count_data(resolved, name, counter, counted_by=counted_by)
 
     sampled, response_basis = _sampled_lengths(resolved, counted)
 
     def data_of(name: str) -> DataCount:
-        if name in resolved.data:
+        if name in resolved.data or name in resolved.mixtures:
             return counted(name)
         return collected_pairs(counted(_sampled_dataset(resolved, name)), sampled)
 

@@ -7,13 +7,13 @@ counted. A file that is not here is taken to be as long as the recipe's limits a
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from schemas.recipe.inputs import Content, Data, Shares
+from schemas.recipe.inputs import Content, Data, Mixture, Shares
 from schemas.recipe.recipe import Recipe
 from schemas.recipe.sources import Builtin
 from schemas.splits import shares_of
@@ -117,6 +117,36 @@ def collected_pairs(prompts: DataCount, sampled: Lengths) -> DataCount:
         whole=Lengths(tuple(round(prompts.prompt.mean) + length for length in sampled.tokens)),
         responses_per_row=2.0,
         basis=f"one pair for each prompt of {prompts.basis}",
+    )
+
+
+def mixed(mixture: Mixture, parts: Sequence[DataCount], content: Content) -> DataCount:
+    """Rows and lengths of a mixture: each part's lengths stand there as often as its share says."""
+    from tasks.mix_data import most_without_repeats
+
+    weights = [weight / sum(mixture.parts.values()) for weight in mixture.parts.values()]
+
+    def rows(side: str, asked: int | None) -> int:
+        return asked or most_without_repeats([getattr(part, side) for part in parts], weights)
+
+    def lengths(of_parts: Iterable[Lengths]) -> Lengths:
+        return _sorted(
+            found.tokens[i * len(found.tokens) // number]
+            for found, weight in zip(of_parts, weights, strict=True)
+            for number in [max(1, round(weight * SAMPLED_ROWS))]
+            for i in range(number)
+        )
+
+    columns = 0 if content == "prompts" else min(len(part.responses) for part in parts)
+    return DataCount(
+        train=rows("train", mixture.rows),
+        validation=rows("validation", mixture.split.validation),
+        test=rows("test", mixture.split.test),
+        prompt=lengths(part.prompt for part in parts),
+        responses=tuple(lengths(part.responses[column] for part in parts) for column in range(columns)),
+        whole=lengths(part.whole if columns else part.prompt for part in parts),
+        responses_per_row=sum(w * part.responses_per_row for w, part in zip(weights, parts, strict=True)),
+        basis="a mixture of " + "; ".join(part.basis for part in parts),
     )
 
 

@@ -7,6 +7,7 @@ from schemas.metric_names import DOUBLING_TOKENS
 from schemas.problems import Path, Problem, quote
 from schemas.recipe.recipe import Recipe
 from schemas.recipe.stages import RolloutCollection, ValuePretraining
+from schemas.splits import asked_test_rows
 
 _BY_TOKENS = re.compile(r"explained_variance_(?:tokens_left|length)_(\d+)(?:_\d+)?")
 
@@ -53,6 +54,5 @@ def _for_several_responses(recipe: Recipe, name: str, stage: ValuePretraining, *
 
 def _test_prompts(recipe: Recipe, stage: ValuePretraining) -> int | None:
     """The number of test prompts, where the recipe asks for a number."""
-    data = recipe.data.get(stage.prompts)
-    asked = data.split.test if data is not None else None
+    asked = asked_test_rows(recipe, stage.prompts)
     return asked if isinstance(asked, int) else None

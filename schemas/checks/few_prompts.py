@@ -14,7 +14,8 @@ from schemas.recipe.stages import RolloutCollection
 from schemas.records.metrics import METRICS, estimated_metric_names
 from schemas.records.uncertainty import SHARES, smallest_conclusive_share
 from schemas.records.verdicts import DEFAULT_CONFIDENCE
-from schemas.steps import dependencies
+from schemas.splits import asked_test_rows
+from schemas.steps import data_step, dependencies
 
 MARGIN = 0.1
 """Largest allowed distance between the threshold and the lowest share that the gate can tell from it."""
@@ -38,7 +39,7 @@ def few_prompts(recipe: Recipe, measured: Measured) -> Iterator[str]:
             n = _prompts(recipe, stage, step, measured)
             why = None if n is None else _why_inconclusive(gate, n)
             if why:
-                remedy = f"; set more apart in {step}.split.test" if step.startswith("data.") else ""
+                remedy = f"; set more apart in {step}.split.test" if "." in step else ""
                 yield f"stages.{name}.gate: {gate.metric} is measured on {n:,} prompts at most, {why}{remedy}"
 
 
@@ -71,14 +72,14 @@ def _held_out_of(recipe: Recipe, stage: Stage, inputs: Mapping[str, str], metric
         return named
     collected = recipe.stages[inputs["rollouts"]]
     assert isinstance(collected, RolloutCollection)
-    return f"data.{collected.prompts}"
+    return data_step(recipe, collected.prompts)
 
 
 def _prompts(recipe: Recipe, stage: Stage, step: str, measured: Measured) -> int | None:
     """Upper bound on the test prompts that the stage is measured on; None where it is not known yet."""
     known: list[int] = []
     rows = measured.get(step, {}).get("test_rows")
-    asked = recipe.data[step.removeprefix("data.")].split.test if step.startswith("data.") else None
+    asked = asked_test_rows(recipe, step.partition(".")[2])
     if rows is not None:
         known.append(int(rows))
     elif isinstance(asked, int):

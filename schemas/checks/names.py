@@ -32,7 +32,7 @@ from schemas.records.metrics import (
 from schemas.steps import BUILTIN_VERIFIERS, CONTENT_COLUMNS, JUDGES, missing_columns
 
 Plain = Mapping[str, Any]
-_NAMED = ("data", "verifiers", "rewards", "stages")
+_NAMED = ("data", "mixtures", "verifiers", "rewards", "stages")
 """Sections of a recipe whose keys are names."""
 _VERIFIER_FIELDS = (*((field, "verifier") for field in JUDGES), ("algorithm", "positive_verifier"))
 """Fields of stages under which a verifier is named, and where."""
@@ -119,9 +119,20 @@ def _reserved_names(plain: Plain) -> Iterator[Problem]:
         message = f"'{MODEL}' always means the recipe's model"
         yield Problem(("stages", MODEL), message, "give the stage another name")
     for name, kind in _kinds(plain).items():
-        if STAGES[kind].makes == "dataset" and name in _mapping(plain.get("data")):
+        if STAGES[kind].makes == "dataset" and name in _datasets(plain):
             message = f"a dataset is called '{name}' too, and both are read as data"
             yield Problem(("stages", name), message, "give the stage another name")
+    for name in _mapping(plain.get("mixtures")):
+        if name in _mapping(plain.get("data")):
+            message = f"a dataset is called '{name}' too, and both are read as data"
+            yield Problem(("mixtures", name), message, "give the mixture another name")
+
+
+def _datasets(plain: Plain) -> dict[str, tuple[str, ...]]:
+    """Dataset or mixture → the datasets of which its rows are."""
+    mixtures = _mapping(plain.get("mixtures"))
+    parts = {name: tuple(_mapping(_mapping(mixture).get("parts"))) for name, mixture in mixtures.items()}
+    return {**parts, **{name: (name,) for name in _mapping(plain.get("data"))}}
 
 
 def _stage_references(plain: Plain) -> Iterator[Problem]:
@@ -180,18 +191,20 @@ def _reward_references(plain: Plain) -> Iterator[Problem]:
 
 
 def _data_references(plain: Plain) -> Iterator[Problem]:
-    data, stages = _mapping(plain.get("data")), _stages(plain)
+    data, stages, datasets = _mapping(plain.get("data")), _stages(plain), _datasets(plain)
+    yield from _parts(plain)
     readers: dict[str, list[tuple[Path, Content]]] = {}
     for name, kind in _kinds(plain).items():
         for field, content in STAGES[kind].data.items():
             target, field_path = stages[name].get(field), ("stages", name, field)
             collectors = kinds_collecting(content)
-            if collectors and _is_in(stages, target) and not _is_in(data, target):
+            if collectors and _is_in(stages, target) and not _is_in(datasets, target):
                 yield from _stage_named(plain, field_path, target, collectors)
-            elif isinstance(target, str) and target in data:
-                readers.setdefault(target, []).append((field_path, content))
+            elif isinstance(target, str) and target in datasets:
+                for part in filter(data.__contains__, datasets[target]):
+                    readers.setdefault(part, []).append((field_path, content))
             elif isinstance(target, str):
-                known = [*data, *(each for each, of in _kinds(plain).items() if of in collectors)]
+                known = [*datasets, *(each for each, of in _kinds(plain).items() if of in collectors)]
                 remedy = suggest(target, known) or "define it under data"
                 yield Problem(field_path, f"no dataset is called {quote(target)}", remedy)
     for target, uses in readers.items():
@@ -204,6 +217,25 @@ def _data_references(plain: Plain) -> Iterator[Problem]:
                 message = f"reads as {other} what {'.'.join(map(str, path))} reads as {content}"
                 yield Problem(other_path, message, "name the source a second time, as another dataset")
         yield from _source_problems(target, _mapping(data[target]), path, content)
+
+
+def _parts(plain: Plain) -> Iterator[Problem]:
+    """Parts of mixtures that are no datasets with a source."""
+    data, mixtures = _mapping(plain.get("data")), _mapping(plain.get("mixtures"))
+    for name, mixture in mixtures.items():
+        for part in _mapping(_mapping(mixture).get("parts")):
+            path = ("mixtures", name, "parts", part)
+            if part in data or not isinstance(part, str):
+                continue
+            if part in mixtures:
+                message = f"'{part}' is this mixture itself" if part == name else f"'{part}' is a mixture too"
+                yield Problem(path, message, "name datasets here, each with its weight")
+            elif part in _stages(plain):
+                message = f"'{part}' is a stage; a part of a mixture is a dataset under data"
+                yield Problem(path, message, "name a dataset")
+            else:
+                remedy = suggest(part, data) or "define it under data"
+                yield Problem(path, f"no dataset is called {quote(part)}", remedy)
 
 
 def _source_problems(name: str, data: Plain, reader: Path, content: Content) -> Iterator[Problem]:
@@ -258,37 +290,39 @@ def _verifiers(plain: Plain) -> Iterator[Problem]:
 
 def _verifiers_of_another_task(plain: Plain) -> Iterator[Problem]:
     """Built-in prompts with the verifier of another built-in task, which cannot read them."""
-    data = _mapping(plain.get("data"))
     for name, stage in _stages(plain).items():
-        prompts = stage.get("prompts")
-        origin = _origin(_mapping(data.get(prompts))) if isinstance(prompts, str) else None
-        if not isinstance(origin, Builtin):
-            continue
-        task = origin.name
-        for path, verifier in _reads_verifiers(plain, name, stage):
-            if verifier in BUILTIN_VERIFIERS and task in BUILTIN_VERIFIERS and verifier != task:
-                message = f"'{verifier}' does not understand the prompts that {name} reads (data.{prompts}: {origin})"
-                yield Problem(path, message, f"use {task}")
+        for prompts, data in _prompts_of(plain, stage):
+            origin = _origin(data)
+            if not isinstance(origin, Builtin):
+                continue
+            task = origin.name
+            for path, verifier in _reads_verifiers(plain, name, stage):
+                if verifier in BUILTIN_VERIFIERS and task in BUILTIN_VERIFIERS and verifier != task:
+                    message = f"'{verifier}' does not understand the prompts that {name} reads (data.{prompts}: {origin})"
+                    yield Problem(path, message, f"use {task}")
+
+
+def _prompts_of(plain: Plain, stage: Plain) -> Iterator[tuple[str, Plain]]:
+    """The dataset that a stage reads as prompts, by name; of a mixture its parts."""
+    data, prompts = _mapping(plain.get("data")), stage.get("prompts")
+    parts = _datasets(plain).get(prompts, ()) if isinstance(prompts, str) else ()
+    yield from ((part, _mapping(data[part])) for part in parts if part in data)
 
 
 def _comparisons_without_answers(plain: Plain) -> Iterator[Problem]:
     """``exact_match`` on prompts that are known to have no answers; the stage checks other files when it starts."""
-    data, own = _mapping(plain.get("data")), _mapping(plain.get("verifiers"))
+    own = _mapping(plain.get("verifiers"))
     for name, stage in _stages(plain).items():
-        prompts = stage.get("prompts")
-        if not isinstance(prompts, str) or prompts not in data:
-            continue
-        columns = _mapping(_mapping(data[prompts]).get("columns"))
-        is_builtin = _builtin_content(_mapping(data[prompts])) is not None
-        if "answer" in columns or not (columns or is_builtin):
-            continue
-        for path, verifier in _reads_verifiers(plain, name, stage):
-            if _is_in(own, verifier) and _mapping(own[verifier]).get("source") == EXACT_MATCH:
-                message = (
-                    f"'{verifier}' compares with answers, and data.{prompts}, which {name} reads, has none"
-                )
-                remedy = "name another verifier" if is_builtin else f"add data.{prompts}.columns.answer"
-                yield Problem(path, message, remedy)
+        for prompts, data in _prompts_of(plain, stage):
+            columns = _mapping(data.get("columns"))
+            is_builtin = _builtin_content(data) is not None
+            if "answer" in columns or not (columns or is_builtin):
+                continue
+            for path, verifier in _reads_verifiers(plain, name, stage):
+                if _is_in(own, verifier) and _mapping(own[verifier]).get("source") == EXACT_MATCH:
+                    message = f"'{verifier}' compares with answers, and data.{prompts}, which {name} reads, has none"
+                    remedy = "name another verifier" if is_builtin else f"add data.{prompts}.columns.answer"
+                    yield Problem(path, message, remedy)
 
 
 def _reads_verifiers(plain: Plain, name: str, stage: Plain) -> list[tuple[Path, Any]]:
@@ -398,7 +432,7 @@ def _cycles(plain: Plain) -> Iterator[Problem]:
 
 def _dependencies(plain: Plain) -> dict[str, list[tuple[Path, str]]]:
     """Stage → (path of a field, stage that it names). A stage that names itself is refused elsewhere."""
-    stages, data = _stages(plain), _mapping(plain.get("data"))
+    stages, data = _stages(plain), _datasets(plain)
     waits: dict[str, list[tuple[Path, str]]] = {name: [] for name in stages}
     for name, kind in _kinds(plain).items():
         collectable = [field for field, content in STAGES[kind].data.items() if kinds_collecting(content)]

@@ -10,7 +10,7 @@ from schemas.recipe.stages import (
     PolicyOptimization,
     ValuePretraining,
 )
-from schemas.steps import dependencies, ordered_steps, reward_of
+from schemas.steps import dependencies, ordered_steps, reward_of, sources_of
 
 
 def warnings(recipe: Recipe) -> list[str]:
@@ -33,6 +33,9 @@ def _unread(recipe: Recipe) -> Iterator[str]:
     scored = {reward_of(stage) for stage in recipe.stages.values()}
     yield from (f"data.{name}: no stage reads it" for name in recipe.data if f"data.{name}" not in read)
     yield from (
+        f"mixtures.{name}: no stage reads it" for name in recipe.mixtures if f"mixtures.{name}" not in read
+    )
+    yield from (
         f"verifiers.{name}: no stage reads it" for name in recipe.verifiers if f"verifiers.{name}" not in read
     )
     yield from (f"rewards.{name}: no stage reads it" for name in recipe.rewards if name not in scored)
@@ -44,11 +47,12 @@ def _unread(recipe: Recipe) -> Iterator[str]:
 
 
 def _unread_margin(recipe: Recipe, name: str, stage: DirectPreferenceOptimization) -> Iterator[str]:
-    data = recipe.data.get(stage.data or "")
-    if data is not None and "margin" in data.columns:
+    sources = sources_of(recipe, stage.data or "").items()
+    named = [f"data.{each}.columns.margin" for each, data in sources if "margin" in data.columns]
+    if named:
         yield (
             f"stages.{name}.data: the margins of '{stage.data}' are not read by DPO (arXiv 2305.18290 has none); "
-            f"a reward_model reads them, or remove data.{stage.data}.columns.margin"
+            f"a reward_model reads them, or remove {named[0]}"
         )
 
 

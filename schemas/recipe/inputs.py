@@ -11,6 +11,7 @@ from schemas.recipe.fields import (
     MAX_NAMED,
     Count,
     Fraction,
+    Name,
     Positive,
     Probability,
     Switch,
@@ -206,6 +207,31 @@ class Data(Frozen):
                     f"columns.{column}={spec!r} is a template, which makes a text, and {column} is none; "
                     "name a column of the file"
                 )
+
+
+class HeldOutRows(Frozen):
+    """Held-out rows of a mixture; None: as many as there are without repeating any."""
+
+    validation: Count | None = None
+    """Rows that select checkpoints."""
+    test: Count | None = None
+    """Rows for gates and evaluation."""
+
+
+class Mixture(Frozen):
+    """Rows of several datasets in given shares; a stage names it like a dataset.
+
+    The parts are prepared and split as they stand under ``data``, so a prompt that one part holds out is trained on from
+    none. Rows for training and the held-out rows are mixed in the same shares.
+    """
+
+    parts: Annotated[dict[Name, Positive], Field(min_length=2, max_length=MAX_NAMED)]
+    """Dataset → weight: its share of the mixture's rows, if the weights are divided by their sum."""
+    rows: Count | None = None
+    """Rows for training. None: as many as the shares allow without repeating a row. If a part has fewer rows than its
+    share, its rows repeat: each is there as often as any other, or once more."""
+    split: HeldOutRows = HeldOutRows()
+    """Held-out rows, which never repeat."""
 
 
 class Verifier(Frozen):

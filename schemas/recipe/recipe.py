@@ -14,6 +14,7 @@ from schemas.recipe.fields import MAX_NAMED, Name, PoolName, Seed, Switch, is_de
 from schemas.recipe.inputs import (
     Data,
     Generation,
+    Mixture,
     Model,
     Verifier,
 )
@@ -54,6 +55,8 @@ class Recipe(Frozen):
     """Settings of sampled text, the same for all stages."""
     data: Annotated[dict[Name, Data], Field(max_length=MAX_NAMED)]
     """Datasets, by name."""
+    mixtures: dict[Name, Mixture] = Field(default_factory=dict, max_length=MAX_NAMED, exclude_if=is_unset)
+    """Mixtures of datasets, by name."""
     verifiers: dict[Name, Verifier] = Field(default_factory=dict, max_length=MAX_NAMED)
     """Your own rules that decide whether a response is right, by name."""
     rewards: dict[Name, Reward] = Field(default_factory=dict, max_length=MAX_NAMED)

@@ -3,10 +3,11 @@
 from typing import TYPE_CHECKING, Literal
 
 from schemas.frozen import Frozen
-from schemas.recipe.fields import Name
+from schemas.recipe.fields import Count, Name, Positive
 from schemas.recipe.inputs import (
     Content,
     Data,
+    HeldOutRows,
     Model,
     Shares,
     Verifier,
@@ -37,6 +38,19 @@ class PrepareData(Work):
     """The recipe's held-out shares, which decide the split of each prompt."""
     alone: bool = False
     """Whether this is the recipe's only dataset; then a number of held-out rows may exceed its share."""
+
+
+class MixData(Work):
+    """The implicit step that mixes prepared datasets in given shares."""
+
+    kind: Literal["mix_data"] = "mix_data"
+    content: Content
+    parts: tuple[Name, ...]
+    """The datasets, whose roles are ``part.0``, ``part.1`` …"""
+    weights: tuple[Positive, ...]
+    """Of each part; they add up to 1."""
+    rows: Count | None = None
+    split: HeldOutRows = HeldOutRows()
 
 
 class ImportVerifier(Work):

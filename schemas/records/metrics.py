@@ -36,7 +36,11 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "unused_rows", "rows",
         "Usable rows beyond the number that the recipe asks for, in training (rows) or in a held-out split; the latter "
-        "are not trained on either.",
+        "are not trained on either. Of a mixture: rows of its parts beyond their share.",
+    ),
+    Metric(
+        "rows_again", "rows",
+        "Rows of a mixture's training that repeat a row of the same part, because the part has fewer rows than its share.",
     ),
     Metric(
         "tied_share", "1",

@@ -17,9 +17,9 @@ from schemas.recipe.inputs import Generation
 from schemas.recipe.rewards import Reward
 from schemas.recipe.sources import Builtin, Gguf, Hub, LocalPath, ModelSource, Package
 from schemas.recipe.terms import row_of
-from schemas.recipe.work import ImportModel, ImportVerifier, Work
+from schemas.recipe.work import ImportModel, ImportVerifier, MixData, Work
 from schemas.source_files import data_format
-from schemas.steps import BUILTIN_VERIFIERS, JUDGES
+from schemas.steps import BUILTIN_VERIFIERS, JUDGES, part_role
 
 NOT_IN_KEY = frozenset(
     {"kind", "gate", "resources", "seed", "checkpoint_every", "microbatch_size", "gradient_checkpointing"}
@@ -66,6 +66,11 @@ def key_parts(
     }
     if isinstance(work, ImportVerifier):  # the datasets of its dry run
         named |= {role: _take(digests, role, kind) for role in sorted(digests) if role.startswith("prompts.")}
+    if isinstance(work, MixData):
+        named |= {
+            role: _take(digests, role, kind)
+            for role in map(part_role, range(len(configuration.pop("parts"))))
+        }
     reward_names = _reward_names(configuration)
     read_rewards = {
         place: _reward_by_content(name, rewards, digests, kind) for place, name in reward_names.items()

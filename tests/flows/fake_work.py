@@ -36,6 +36,7 @@ WEIGHTS = "weights.txt"
 METRICS = {
     "import_model": {},
     "prepare_data": {"train_rows": 10.0},
+    "mix_data": {"train_rows": 10.0},
     "import_verifier": {},
     "sft": {"validation_nll": 0.5},
     "reward_model": {"pair_accuracy": 0.8},
@@ -60,7 +61,7 @@ def run_stage(job: StageJob) -> StageResult:
         # quick enough to be done as it is, but for the prompts, of which there are none here
         import_verifier.run(cast(StageJob[ImportVerifier], job.model_copy(update={"inputs": {}})))
         weights = digest("".join(path.read_text() for path in sorted(job.output.iterdir())))
-    elif job.work.kind in ("import_model", "prepare_data"):
+    elif job.work.kind in ("import_model", "prepare_data", "mix_data"):
         weights = digest(job.name)
     else:
         weights = train(job, seconds)

@@ -84,6 +84,39 @@ def test_a_recipe_runs_once_and_is_then_only_verified(
     assert len(events(workspace)) == 18
 
 
+MIXED = """\
+recipe: fake
+model: {source: "builtin:tiny"}
+data:
+  a: {source: "builtin:arithmetic/demonstrations"}
+  b: {source: "builtin:arithmetic_long/demonstrations"}
+mixtures:
+  both: {parts: {a: 0.7, b: 0.3}}
+stages:
+  sft: {kind: sft, data: both}
+"""
+
+
+@pytest.mark.usefixtures("prefect_url")
+def test_a_mixture_is_made_between_its_parts_and_its_stage(workspace: Workspace, tmp_path: Path) -> None:
+    recipe = tmp_path / "mixed.yaml"
+    recipe.write_text(MIXED)
+    record, printed = run_recipe(workspace, recipe)
+    assert record.status == "completed", printed
+    stages = record.stages
+    assert list(stages) == ["model", "data.a", "data.b", "mixtures.both", "sft"]
+    mixture, sft = stages["mixtures.both"], stages["sft"]
+    parts = {"part.0": stages["data.a"].digest, "part.1": stages["data.b"].digest}
+    assert mixture.key_parts["inputs"] == parts and None not in parts.values()
+    assert mixture.key_parts["configuration"]["weights"] == [0.7, 0.3]
+    assert sft.key_parts["inputs"]["data"] == mixture.digest
+
+    renamed = tmp_path / "renamed.yaml"
+    renamed.write_text(MIXED.replace("both", "blend").replace("a: 0.7", "a: 7").replace("b: 0.3", "b: 3"))
+    again, _ = run_recipe(workspace, renamed)
+    assert {stage.status for stage in again.stages.values()} == {"reused"}, "names are in no key"
+
+
 @pytest.mark.usefixtures("prefect_url")
 def test_a_closed_gate_stops_what_depends_on_it_and_nothing_else(
     workspace: Workspace, recipe_file: Path

@@ -11,8 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from flows.estimates.token_counts import DataCount, Lengths, count_data, token_counter
+from flows.estimates.token_counts import DataCount, Lengths, count_data, mixed, token_counter
 from schemas.loading.recipe_file import parse_recipe
+from schemas.recipe.inputs import HeldOutRows, Mixture
 from schemas.recipe.recipe import Recipe
 
 RECIPE = """\
@@ -112,3 +113,31 @@ def test_the_models_own_tokenizer_counts(tmp_path: Path) -> None:
 def test_without_a_tokenizer_four_bytes_are_one_token(tmp_path: Path) -> None:
     count, name = token_counter(tmp_path, is_character_model=False)
     assert ([count(text) for text in ("", "abcd", "abcde", "äöü")], name) == ([0, 1, 2, 2], "one for 4 bytes")
+
+
+def count_of(train: int, held_out: int, prompt: int, response: int) -> DataCount:
+    prompts, responses = Lengths((prompt,) * 10), Lengths((response,) * 10)
+    return DataCount(
+        train=train,
+        validation=held_out,
+        test=held_out,
+        prompt=prompts,
+        responses=(responses,),
+        whole=Lengths((prompt + response,) * 10),
+        responses_per_row=1.0,
+        basis=f"{train} rows",
+    )
+
+
+def test_a_mixture_has_the_rows_and_lengths_of_its_parts_in_their_shares() -> None:
+    parts = [count_of(800, 50, 10, 100), count_of(100, 40, 20, 300)]
+    found = mixed(Mixture(parts={"a": 7, "b": 3}), parts, "demonstrations")
+    # 0.3 of 334 is 100 to a row, which is all of b; 0.7 of 72 is 50, which is all of a's held-out rows
+    assert (found.train, found.validation, found.test) == (334, 72, 72)
+    assert found.prompt.mean == pytest.approx(0.7 * 10 + 0.3 * 20)
+    assert found.responses[0].mean == pytest.approx(0.7 * 100 + 0.3 * 300)
+    assert (found.whole.tokens[0], found.whole.longest) == (110, 320)
+    assert found.basis == "a mixture of 800 rows; 100 rows"
+    asked = Mixture(parts={"a": 7, "b": 3}, rows=5_000, split=HeldOutRows(test=10))
+    found = mixed(asked, parts, "demonstrations")
+    assert (found.train, found.validation, found.test) == (5_000, 72, 10)
