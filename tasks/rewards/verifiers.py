@@ -90,7 +90,7 @@ def refuse_missing_answers(job: StageJob, name: str) -> None:
     if lack := lack_of_answers(job.inputs["prompts"]):
         raise MissingAnswers(
             f"{job.name}: verifiers.{name} compares with answers, and {lack} prompts of {dataset} have none; "
-            f"map them with {dataset}.columns.answer (of a mixture, in its parts), or leave those rows out"
+            f"map them with {dataset}.columns.answer, or leave those rows out"
         )
 
 
