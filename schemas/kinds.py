@@ -164,7 +164,7 @@ _TABLE = (
         makes="dataset",
         revision=3,
         imports="data",
-        numbers=(*ROWS, "source_rows", "dropped_rows", "repeated_rows", "unused_rows"),
+        numbers=(*ROWS, "source_rows", "dropped_rows", "repeated_rows", "unused_rows", "near_duplicate_rows"),
     ),
     Kind(
         work=MixData,

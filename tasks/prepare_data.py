@@ -16,11 +16,11 @@ from typing import Any
 import pyarrow as pa
 
 from schemas.conversations import first_words
-from schemas.recipe.inputs import Data
+from schemas.recipe.inputs import Data, NearDuplicates
 from schemas.recipe.sources import Builtin
 from schemas.recipe.work import PrepareData
 from schemas.records.job import StageJob, StageResult
-from schemas.row_rules import SLICE_ROWS, WITHOUT_BLAME, Report
+from schemas.row_rules import SHOWN_ROWS, SLICE_ROWS, WITHOUT_BLAME, Report
 from schemas.source_files import (
     PLAIN_FORMATS,
     check_unchanged,
@@ -34,6 +34,7 @@ from schemas.steps import CONTENT_COLUMNS
 from schemas.tables import usable_rows
 from tasks.data import arithmetic
 from tasks.data.formats import Format
+from tasks.data.near_duplicates import near_duplicates
 from tasks.data.row_reader import RowReader, reader_of
 from tasks.data.rows import Row, spool, write_marked
 from tasks.data.source_rows import SourceRow, UnreadableFile, read_rows_of
@@ -77,11 +78,14 @@ def run(job: StageJob[PrepareData]) -> StageResult:
 
     # 2. Set rows apart, by prompt
     sides = sides_of(table, work)
+    near = leave_out_near_duplicates(table, sides, data.near_duplicates, name=job.name)
     progress.update(2, phase="writing")
 
     # 3. Write
     counts = write_splits(table, sides, job.output, train_rows=data.rows)
-    (job.output / "report.json").write_text(json.dumps(described(counts, report, found), indent=2) + "\n")
+    (job.output / "report.json").write_text(
+        json.dumps({**described(counts, report, found), **near}, indent=2) + "\n"
+    )
     progress.update(3)
     return StageResult(
         metrics={
@@ -90,6 +94,7 @@ def run(job: StageJob[PrepareData]) -> StageResult:
             "dropped_rows": report.num_dropped,
             "repeated_rows": report.num_repeated,
             "unused_rows": len(sides) - sum(counts.values()),
+            **({"near_duplicate_rows": near["near_duplicates"]} if near else {}),
         }
     )
 
@@ -245,13 +250,45 @@ def sides_of(table: pa.Table, work: PrepareData) -> list[str | None]:
 
 def positions_of(table: pa.Table) -> Sequence[float]:
     """What decides the side of every row: the position of its prompt; of a conversation, of what the user said first."""
-    positions = array("d")
+    return array("d", map(prompt_position, asked_texts(table)))
+
+
+def asked_texts(table: pa.Table) -> Iterator[str]:
+    """The prompt of every row; of a conversation, what the user said first."""
     columns = [column for column in ("prompt", "messages") if column in table.column_names]
     for batch in table.select(columns).to_batches():
         for row in batch.to_pylist():
             turns = row.get("messages")
-            positions.append(prompt_position(row["prompt"] if turns is None else first_words(turns)))
-    return positions
+            yield row["prompt"] if turns is None else first_words(turns)
+
+
+def leave_out_near_duplicates(
+    table: pa.Table, sides: list[str | None], asked: NearDuplicates | None, *, name: str
+) -> dict[str, Any]:
+    """Take rows for training that are nearly a held-out prompt off their side; returns what ``report.json`` says of them.
+
+    Raises:
+        UnusableData: they are more than the recipe allows.
+    """
+    if asked is None:
+        return {}
+    found = []
+    for pair in near_duplicates(lambda: asked_texts(table), sides, similarity=asked.similarity):
+        sides[pair.row] = None
+        found.append(pair)
+    num_train = sides.count(TRAIN) + len(found)
+    first = [asdict(pair) for pair in found[:SHOWN_ROWS]]
+    if len(found) > asked.max_dropped * num_train:
+        examples = "\n".join(
+            f"  {each['prompt']!r} is nearly {each['held_out']!r} ({each['similarity']:.3g})"
+            for each in first
+        )
+        raise UnusableData(
+            f"{name}: {len(found)} of {num_train} rows for training have a prompt that is nearly a held-out one, more than "
+            f"near_duplicates.max_dropped={asked.max_dropped:g} allows. Where prompts share a long template, raise "
+            f"near_duplicates.similarity={asked.similarity:g}, else raise max_dropped. The first:\n{examples}"
+        )
+    return {"near_duplicates": len(found), "first_near_duplicates": first}
 
 
 def write_splits(

@@ -14,6 +14,7 @@ from schemas.recipe.fields import (
     Name,
     Positive,
     Probability,
+    Similarity,
     Switch,
     is_default,
     is_unset,
@@ -161,6 +162,17 @@ class Labels(Frozen):
             raise ValueError(f"the label {twice[0]!r} stands twice; let it mean one of first, second and tie")
 
 
+class NearDuplicates(Frozen):
+    """Rows for training whose prompt is nearly one that is held out: they are left out, reported, and limited."""
+
+    similarity: Similarity = 0.8
+    """Two prompts are near-duplicates from this Jaccard similarity on: the share of their sequences of three characters
+    (without case and repeated white space) that both have. Of a conversation, what the user said first is compared."""
+    max_dropped: Probability = 0.1
+    """Largest share of the rows for training that may be left out; above it the data is refused. Prompts that share a long
+    template are alike without being leaks: a higher similarity tells them apart."""
+
+
 class Data(Frozen):
     """A named dataset: where it comes from and how its columns are read."""
 
@@ -189,6 +201,9 @@ class Data(Frozen):
     """How many rows are held out for validation and test."""
     rows: Count | None = None
     """Most rows for training; None: all rows of the source."""
+    near_duplicates: NearDuplicates | None = Field(default=None, exclude_if=is_unset)
+    """Leave out rows for training that are nearly the same as a held-out prompt of this dataset. None: only prompts that are
+    equal but for case and white space are kept on one side, since in short prompts (sums, say) near-duplicates are no leaks."""
     max_dropped: Probability = 0.01
     """Largest share of unusable rows; above it the data is refused. Unusable are rows that cannot be read, are empty,
     or have equal sides; and, in a stage that reads them, rows whose prompt is too long or whose sides are equal after

@@ -39,6 +39,10 @@ METRICS: tuple[Metric, ...] = (
         "are not trained on either. Of a mixture: rows of its parts beyond their share.",
     ),
     Metric(
+        "near_duplicate_rows", "rows",
+        "Rows left out of training because their prompt is nearly a held-out one (near_duplicates); report.json has the first.",
+    ),
+    Metric(
         "rows_again", "rows",
         "Rows of a mixture's training that repeat a row of the same part, because the part has fewer rows than its share.",
     ),

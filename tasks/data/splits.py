@@ -16,8 +16,12 @@ class TooFewRows(ValueError):
 
 def prompt_position(prompt: str) -> float:
     """A prompt's place in [0, 1), the same for prompts that are alike but for case and white space."""
-    alike = " ".join(prompt.casefold().split())
-    return int.from_bytes(hashlib.sha256(alike.encode()).digest()[:8], "big") / 2**64
+    return int.from_bytes(hashlib.sha256(alike_text(prompt).encode()).digest()[:8], "big") / 2**64
+
+
+def alike_text(prompt: str) -> str:
+    """The prompt without case and repeated white space."""
+    return " ".join(prompt.casefold().split())
 
 
 def side_of(prompt: str, shares: Shares) -> str:
