@@ -66,7 +66,7 @@ def response_logprobs(
     if reference is not None:
         _check_same_vocabulary(model, reference)
     rows, steps = sequences.response_mask.nonzero(as_tuple=True)
-    places = rows, sequences.response_positions[rows, steps]
+    places = sequences.places(rows, sequences.response_positions[rows, steps])
     states = _hidden_states(model, sequences)
     hidden = states[places]
     of_reference = None
@@ -91,7 +91,8 @@ def response_logprobs(
 
     spread_out = {name: spread(tokens) for name, tokens in vars(found).items() if tokens is not None}
     if value_head is not None and with_final_values:
-        ends = torch.arange(len(sequences), device=states.device), sequences.last_positions
+        every = torch.arange(len(sequences), device=states.device)
+        ends = sequences.places(every, sequences.last_positions)
         spread_out["final_values"] = read_scalars(states[ends], value_head)
     return LogProbs(**spread_out)
 
@@ -220,10 +221,14 @@ def _log_probabilities(model: tuple[Tensor, OutputHead], chunk: slice, temperatu
 
 
 def _hidden_states(model: PreTrainedModel, sequences: Sequences) -> Tensor:
-    """Last hidden states (B, L, H) of the trunk."""
-    output = trunk(model)(
-        input_ids=sequences.input_ids, attention_mask=sequences.attention_mask, use_cache=False
+    """Last hidden states of the trunk: (B, L, H), or (S, C, H) of sequences that are packed."""
+    packing = sequences.packing
+    inputs = (
+        {"input_ids": sequences.input_ids, "attention_mask": sequences.attention_mask}
+        if packing is None
+        else {"input_ids": packing.input_ids, "position_ids": packing.position_ids}
     )
+    output = trunk(model)(**inputs, use_cache=False)
     hidden: Tensor = output.last_hidden_state
     return hidden
 

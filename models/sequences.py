@@ -11,6 +11,20 @@ Spans = Sequence[tuple[int, int]]
 
 
 @dataclass(frozen=True, eq=False)
+class Packing:
+    """How a pass lays out B sequences in S rows of C tokens, several in a row; see `models.packing`."""
+
+    input_ids: Tensor
+    """(S, C): sequence after sequence, then padding."""
+    position_ids: Tensor
+    """(S, C): from 0 in each sequence; 0 in the padding."""
+    rows: Tensor
+    """(B,): the row of each sequence."""
+    starts: Tensor
+    """(B,): where each begins in its row."""
+
+
+@dataclass(frozen=True, eq=False)
 class Sequences:
     """B sequences, compact: L is the longest prompt + response, T the longest response.
 
@@ -30,6 +44,8 @@ class Sequences:
     loss_mask: Tensor | None = None
     """(B, T), True on the response tokens that are learnt; None: all of them. Where a response is the rest of a
     conversation, the turns of others are not."""
+    packing: Packing | None = None
+    """How a pass over them is laid out; None: a row each. What a model finds is the same."""
 
     def __len__(self) -> int:
         return self.input_ids.shape[0]
@@ -58,6 +74,12 @@ class Sequences:
         """(B,): where the last token of each sequence stands; it has seen the whole response."""
         return self.prompt_lengths + self.lengths - 1
 
+    def places(self, sequences: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Row and column, in a pass, of tokens at `positions` (N,) of the sequences (N,)."""
+        if self.packing is None:
+            return sequences, positions
+        return self.packing.rows[sequences], self.packing.starts[sequences] + positions
+
     def prompt_rows(self) -> list[list[int]]:
         """The prompts' ids, without padding."""
         rows = zip(self.input_ids.tolist(), self.prompt_lengths.tolist(), strict=True)
@@ -69,7 +91,7 @@ class Sequences:
         return [row[:length] for row, length in rows]
 
     def select(self, indices: slice | Tensor | Sequence[int]) -> "Sequences":
-        """The sequences at `indices` (in that order, repeats allowed), trimmed to the width that they need."""
+        """The sequences at `indices` (in that order, repeats allowed), trimmed to the width that they need; a row each."""
         if isinstance(indices, slice):
             indices = torch.arange(len(self))[indices]
         rows = torch.as_tensor(indices, dtype=torch.long, device=self.input_ids.device)
@@ -85,7 +107,7 @@ class Sequences:
         )
 
     def to(self, device: torch.device | str) -> "Sequences":
-        """The same on another device."""
+        """The same on another device, a row each."""
         return Sequences(
             input_ids=self.input_ids.to(device),
             attention_mask=self.attention_mask.to(device),

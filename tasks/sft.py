@@ -18,6 +18,7 @@ from tasks.training.optimization import (
     training_device,
     update_weights,
 )
+from tasks.training.packed_passes import check_boundaries
 from tasks.training.seeds import stage_seed
 from tasks.training.stage_state import NoState
 
@@ -35,6 +36,8 @@ def run(job: StageJob[ResolvedSupervisedFineTuning]) -> StageResult:
         for split in (TRAIN, VALIDATION, TEST)
     )
     encoding = encoding_metrics(job, "data", [train, validation, test])
+    if work.packing:
+        check_boundaries(policy, train)
     optimizer = make_optimizer(policy, weight_decay=work.weight_decay)
     order = order_of(train, work, stage_seed(job))
     num_steps = order.num_batches(work.epochs)
@@ -55,6 +58,7 @@ def run(job: StageJob[ResolvedSupervisedFineTuning]) -> StageResult:
                 temperature=1.0,
                 microbatch_size=work.microbatch_size,
                 precision=work.precision,
+                packing=work.packing,
             ).nll
             rates = update_weights(optimizer, policy, work, step=step, total_steps=num_steps)
             attempt.finish_step(

@@ -22,7 +22,16 @@ from schemas.source_files import data_format
 from schemas.steps import BUILTIN_VERIFIERS, JUDGES, part_role
 
 NOT_IN_KEY = frozenset(
-    {"kind", "gate", "resources", "seed", "checkpoint_every", "microbatch_size", "gradient_checkpointing"}
+    {
+        "kind",
+        "gate",
+        "resources",
+        "seed",
+        "checkpoint_every",
+        "microbatch_size",
+        "gradient_checkpointing",
+        "packing",
+    }
 )
 """Fields that never change a stage's numbers, or (kind, seed) are elsewhere in the key."""
 

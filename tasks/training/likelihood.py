@@ -1,5 +1,6 @@
 """Maximum likelihood of given responses: what fine-tuning, best of n and demonstrations beside a policy's loss share."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +12,7 @@ from models.sequences import Sequences
 from tasks.data.examples import Completions
 from tasks.training import progress, ranks
 from tasks.training.optimization import Precision, autocast
+from tasks.training.packed_passes import PackedPart, packed_parts
 
 
 @dataclass(frozen=True)
@@ -56,18 +58,25 @@ def accumulate_nll(
     microbatch_size: int | None,
     precision: Precision,
     coef: float = 1.0,
+    packing: bool = False,
 ) -> Likelihood:
     """Add the gradient of ``coef`` times the minibatch's mean token NLL, micro-batch by micro-batch, of this rank's rows.
 
     Args:
         temperature: of the distribution that is to learn: 1 for demonstrations. What was sampled at another one is
             learnt at that one: else the policy would get a little sharper with every iteration, whatever its score.
+        packing: several rows side by side in a row of a pass; a micro-batch is then so many rows of a pass.
     """
     denominator = minibatch.learnt.sum()
     total = 0.0
     logprobs = torch.zeros(minibatch.response_mask.shape, device=policy.device)
-    for part in ranks.parts(len(minibatch), microbatch_size):
-        micro = minibatch.select(part.rows)
+    parts: Sequence[ranks.Part | PackedPart] = (
+        packed_parts(minibatch.attention_mask.sum(dim=1).tolist(), microbatch_size)
+        if packing
+        else ranks.parts(len(minibatch), microbatch_size)
+    )
+    for part in parts:
+        micro = part.select(minibatch) if isinstance(part, PackedPart) else minibatch.select(part.rows)
         with autocast(precision, policy.device):
             of_micro = policy.logprobs(micro, temperature=temperature).logprobs
         loss = token_nll(of_micro, micro.learnt, denominator=denominator).loss

@@ -223,11 +223,19 @@ def test_best_of_n_collected_beforehand(folders: dict[str, Path], tmp_path: Path
     assert_moved_alike(last_weights(job, "policy"), outcome.last, outcome.before)
 
 
-def test_fine_tuning(folders: dict[str, Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("packing", [False, True])
+def test_fine_tuning(packing: bool, folders: dict[str, Path], tmp_path: Path) -> None:
     """With a bound on the gradient that some steps keep and others do not: Adam forgets a factor that all have."""
     bound = 3.5
     work = SupervisedFineTuning.model_validate(
-        {**ROWS, "kind": "sft", "data": "demonstrations", "schedule": "cosine", "max_grad_norm": bound}
+        {
+            **ROWS,
+            "kind": "sft",
+            "data": "demonstrations",
+            "schedule": "cosine",
+            "max_grad_norm": bound,
+            "packing": packing,
+        }
     )
     job = job_of(work, tmp_path, inputs_of(folders, init="init", data="demonstrations"), seed=3, rewards={})
 

@@ -147,6 +147,18 @@ def test_what_changes_no_number_changes_no_key(changed: dict[str, Any]) -> None:
     assert policy_parts(**changed) == policy_parts()
 
 
+@pytest.mark.parametrize(
+    "changed", [{"packing": True}, {"gradient_checkpointing": True}, {"microbatch_size": 2}]
+)
+def test_how_a_batch_is_computed_changes_no_key(changed: dict[str, Any]) -> None:
+    settings: dict[str, Any] = {"kind": "sft", "data": "d", "learning_rate": 1e-3}
+    plain, other = (SupervisedFineTuning.model_validate({**settings, **more}) for more in ({}, changed))
+    arguments: dict[str, Any] = {
+        "generation": Generation(), "rewards": {}, "inputs": {"init": digest("a"), "data": digest("b")}, "seed": 3, "extra": {},
+    }  # fmt: skip
+    assert key_parts(other, **arguments) == key_parts(plain, **arguments)
+
+
 def test_a_stages_own_seed_counts_only_as_the_resolved_seed() -> None:
     work = PolicyOptimization.model_validate({**POLICY, "seed": 3})
     arguments: dict[str, Any] = {

@@ -74,6 +74,16 @@ def likelihood(folder: Path, rows: list[int]) -> tuple[nn.Module, Metrics]:
     return policy, {"nll": found.nll}
 
 
+def packed_likelihood(folder: Path, rows: list[int]) -> tuple[nn.Module, Metrics]:
+    """Rows of the ranks: two with one of 8, two with one of 8 tokens, and three of 11, 8 and 7; one or two passes."""
+    policy = PolicyModel(load_policy(folder))
+    minibatch = SEQUENCES.select(rows)
+    found = accumulate_nll(
+        policy, minibatch, temperature=0.8, microbatch_size=1, precision="float32", packing=True
+    )
+    return policy, {"nll": found.nll}
+
+
 def pairs() -> Completions:
     """Seven pairs: each response against the one before it."""
     responses = {"chosen": IDS, "rejected": [IDS[row - 1] for row in range(7)]}
@@ -263,6 +273,7 @@ PPO: dict[str, Any] = {"preset": "ppo"}
 WITH_KL_LOSS = {**PPO, "kl_loss_coef": 0.5}
 LOSSES: dict[str, Loss] = {
     "SFT NLL": likelihood,
+    "SFT NLL, packed": packed_likelihood,
     "Bradley-Terry, centring and NLL": bradley_terry,
     "ranking": ranking,
     "DPO": preferences,

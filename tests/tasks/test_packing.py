@@ -1,0 +1,190 @@
+"""Fine-tuning with several demonstrations in a row: the same training, in fewer positions and passes."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from ledger.journal import read
+from models.builtin import write_tokenizer
+from models.policy import PolicyModel
+from models.sequences import Sequences, collate
+from schemas.kinds import resolve_work
+from schemas.records.job import StageJob
+from tasks.stages import run_stage
+from tasks.training import packed_passes, ranks
+from tasks.training.likelihood import accumulate_nll
+from tasks.training.packed_passes import packed_parts
+from tasks.training.scratch import JOURNAL
+from tests.tasks.kills import killed_in
+from tests.tasks.small_models import load
+from tests.tasks.test_model_families import FAMILIES
+from tests.tasks.test_stages_on_ranks import LARGEST_DIFFERENCE, MEAN_DIFFERENCE, start
+
+Contents = Callable[[Path], dict[str, bytes]]
+MIXED = {"group_by_length": False, "epochs": 0.4}
+"""Long and short demonstrations in one batch."""
+
+
+def sft(pipeline: Any, folder: Path, **changes: Any) -> StageJob:
+    job: StageJob = pipeline.job("sft", folder=folder, **{**MIXED, **changes})
+    return job.model_copy(update={"work": resolve_work(job.work)})
+
+
+def losses(job: StageJob) -> list[float]:
+    return [entry.metrics["loss"] for entry in read(job.scratch / JOURNAL)]
+
+
+def assert_same_training(packed: StageJob, plain: StageJob, *, rel: float = 1e-4) -> None:
+    """Losses up to rounding; weights, which AdamW moves, as close as those of several ranks."""
+    assert losses(packed) == pytest.approx(losses(plain), rel=rel)
+    [file] = [each.name for each in plain.output.glob("*model.safetensors")]
+    found, expected = (load_file(job.output / file) for job in (packed, plain))
+    differences = torch.cat([(found[each] - expected[each]).abs().flatten() for each in expected])
+    assert differences.max() <= LARGEST_DIFFERENCE * 2 * 1e-3, differences.max()
+    assert differences.mean() <= MEAN_DIFFERENCE * 2 * 1e-3, differences.mean()
+
+
+@pytest.fixture(scope="module")
+def plain(pipeline: Any, tmp_path_factory: pytest.TempPathFactory) -> StageJob:
+    """Trained without packing."""
+    job = sft(pipeline, tmp_path_factory.mktemp("plain"))
+    run_stage(job)
+    return job
+
+
+@pytest.fixture(scope="module")
+def packed(pipeline: Any, tmp_path_factory: pytest.TempPathFactory) -> StageJob:
+    """The same with it, two rows in a pass."""
+    job = sft(pipeline, tmp_path_factory.mktemp("packed"), packing=True, microbatch_size=2)
+    run_stage(job)
+    return job
+
+
+def test_a_packed_stage_trains_as_one_that_pads(plain: StageJob, packed: StageJob) -> None:
+    assert len(losses(plain)) == 4
+    assert_same_training(packed, plain)
+
+
+def test_a_killed_packed_stage_ends_with_the_same_bytes(
+    packed: StageJob, pipeline: Any, contents: Contents, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with killed_in(2, monkeypatch):
+        run_stage(sft(pipeline, tmp_path, packing=True, microbatch_size=2))
+    job = sft(pipeline, tmp_path, packing=True, microbatch_size=2)
+    run_stage(job)
+    assert contents(job.output) == contents(packed.output)
+
+
+def test_checkpointed_layers_change_no_byte(
+    packed: StageJob, pipeline: Any, contents: Contents, tmp_path: Path
+) -> None:
+    job = sft(pipeline, tmp_path, packing=True, microbatch_size=2, gradient_checkpointing=True)
+    run_stage(job)
+    assert contents(job.output) == contents(packed.output)
+
+
+def test_in_bfloat16(pipeline: Any, tmp_path: Path) -> None:
+    """The arithmetic has three digits; the losses of both differ by less."""
+    both = {}
+    for packing in (False, True):
+        folder = tmp_path / str(packing)
+        both[packing] = sft(pipeline, folder, packing=packing, precision="bfloat16")
+        run_stage(both[packing])
+    assert losses(both[True]) == pytest.approx(losses(both[False]), rel=3e-3)
+
+
+def test_adapters_alone(lora_pipeline: Any, tmp_path: Path) -> None:
+    both = {}
+    for packing in (False, True):
+        both[packing] = sft(lora_pipeline, tmp_path / str(packing), packing=packing)
+        run_stage(both[packing])
+    assert_same_training(both[True], both[False])
+
+
+@pytest.mark.parametrize(("strategy", "world_size"), [("ddp", 3), ("fsdp2", 2)])
+def test_several_ranks(
+    strategy: str, world_size: int, plain: StageJob, pipeline: Any, tmp_path: Path
+) -> None:
+    """Each packs its own rows, and the ranks make as many passes."""
+    job = sft(pipeline, tmp_path, packing=True, microbatch_size=1)
+    start(world_size, tmp_path / "jobs", [job], strategy=strategy)
+    assert_same_training(job, plain)
+
+
+def test_what_is_packed_has_fewer_positions_and_passes(
+    pipeline: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight rows of 60 tokens in all. Padded, four in a pass: 4 · 20 + 4 · 12 positions. Packed in rows of at most 20: the
+    20, 12 with 5 and 3, and 9 with 5, 4 and 2: three rows of 20 in one pass."""
+    counts: dict[bool, list[tuple[int, ...]]] = {False: [], True: []}
+    logprobs = PolicyModel.logprobs
+
+    def counted(self: PolicyModel, sequences: Sequences, **settings: Any) -> Any:
+        packing = sequences.packing
+        ids = sequences.input_ids if packing is None else packing.input_ids
+        counts[packing is not None].append(tuple(ids.shape))
+        return logprobs(self, sequences, **settings)
+
+    policy = load(pipeline.folder("model"))
+    monkeypatch.setattr(PolicyModel, "logprobs", counted)
+    lengths = [5, 20, 3, 4, 12, 5, 2, 9]
+    batch = collate([[1]] * 8, [[7] * (length - 1) for length in lengths], pad_token_id=0)
+    for packing in (False, True):
+        accumulate_nll(
+            policy, batch, temperature=1.0, microbatch_size=4, precision="float32", packing=packing
+        )
+    assert counts == {False: [(4, 20), (4, 12)], True: [(3, 20)]}
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5])
+@pytest.mark.parametrize("size", [None, 1, 2])
+def test_every_row_is_computed_once_and_all_ranks_make_as_many_passes(
+    world_size: int, size: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lengths = [7, 3, 12, 1, 5, 5, 9, 2, 12, 4, 6]
+    monkeypatch.setattr(ranks, "world_size", lambda: world_size)
+    passes, found = set(), []
+    for rank in range(world_size):
+        monkeypatch.setattr(ranks, "rank", lambda rank=rank: rank)
+        parts = packed_parts(lengths, size)
+        passes.add(len(parts))
+        for part in parts:
+            assert size is None or len(part.layout) <= size
+            assert sorted(place for group in part.layout for place in group) == list(range(len(part.rows)))
+            for group in part.layout:
+                assert sum(lengths[part.rows[place]] for place in group) <= 12
+            if part.weight:
+                found += part.rows
+                assert all(row % world_size == rank for row in part.rows)
+    assert len(passes) == 1
+    assert sorted(found) == list(range(len(lengths)))
+
+
+def test_a_model_that_mixes_them_up_is_refused_before_it_trains(pipeline: Any, tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    AutoModelForCausalLM.from_config(FAMILIES["bloom"]).save_pretrained(tmp_path / "bloom")
+    write_tokenizer(tmp_path / "bloom")
+    job = sft(pipeline, tmp_path, packing=True)
+    job = job.model_copy(update={"inputs": {**job.inputs, "init": tmp_path / "bloom"}})
+    with pytest.raises(
+        ValueError, match=r"packing=true, but BloomForCausalLM does not keep texts apart .* packing: false"
+    ):
+        run_stage(job)
+    assert not (job.scratch / JOURNAL).exists() or not losses(job)
+
+
+def test_the_trial_sees_a_model_whose_boundaries_do_not_hold(
+    pipeline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that takes positions, and whose masks know nothing of them."""
+    monkeypatch.setattr("transformers.masking_utils.find_packed_sequence_indices", lambda position_ids: None)
+    with pytest.raises(ValueError, match="LlamaForCausalLM does not keep texts apart"):
+        run_stage(sft(pipeline, tmp_path, packing=True))
+    monkeypatch.undo()
+    monkeypatch.setattr(packed_passes, "boundaries_hold", lambda **_: True)
+    run_stage(sft(pipeline, tmp_path, packing=True))
