@@ -42,7 +42,8 @@ class SupervisedFineTuning(Training):
     packing: Switch = Field(False, exclude_if=is_off)
     """Compute several short demonstrations side by side in one row, up to the longest of the batch, in place of padding; each
     attends to itself alone, so results are the same up to rounding. A batch has as many demonstrations as without;
-    ``microbatch_size`` counts rows. Not for models that count positions by themselves (BLOOM)."""
+    ``microbatch_size`` counts rows. It saves time where ``group_by_length`` is false. Not for models that count positions by
+    themselves (BLOOM)."""
     train_on: TrainOn = Field("all_responses", exclude_if=is_default("all_responses"))
     """Of a conversation of several turns: all that the assistant says, or its last response alone. What others say is
     never trained on. The conversation up to the last response fits ``generation.max_prompt_tokens``, or the row is left

@@ -1,0 +1,104 @@
+"""Fine-tuning with packing against padding: tokens per second, positions and passes, for batches of mixed and of like length.
+
+    python -m benchmarks.packing [--repeats 7] [--batches 4]
+
+Forward and backward passes of the built-in model over the same batches, packed and padded in turn, on one thread: what counts
+is the median of the ratios of neighbouring runs, since the machine may be busy with other work. Lengths are log-normal (median
+60 tokens, at most 500), as those of instructions are; batches of 32 rows, eight in a pass.
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from models.builtin import MAX_LENGTH, build_tiny
+from models.folders import load_policy
+from models.policy import PolicyModel
+from models.sequences import Sequences, collate
+from tasks.training.data_order import DataOrder
+from tasks.training.likelihood import accumulate_nll
+from tasks.training.packed_passes import packed_parts
+from tasks.training.ranks import parts
+
+ROWS, BATCH_SIZE, MICROBATCH_SIZE = 2048, 32, 8
+MEDIAN, SIGMA, PROMPT = 60.0, 0.8, 4
+
+
+def main() -> None:
+    """Print a line for each way of making batches."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--batches", type=int, default=4)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        build_tiny(Path(folder), seed=1)
+        policy = PolicyModel(load_policy(Path(folder)))
+    draw = torch.Generator().manual_seed(0)
+    drawn = (MEDIAN * (SIGMA * torch.randn(ROWS, generator=draw)).exp()).long()
+    lengths = tuple(drawn.clamp(PROMPT + 1, MAX_LENGTH - 12).tolist())
+    for name, of_like_length in (("mixed", False), ("of like length", True)):
+        order = DataOrder(ROWS, BATCH_SIZE, seed=1, lengths=lengths if of_like_length else None)
+        batches = [rows_of([lengths[row] for row in order.batch(step)]) for step in range(options.batches)]
+        tokens = sum(int(batch.attention_mask.sum()) for batch in batches)
+        seconds: dict[bool, list[float]] = {False: [], True: []}
+        for repeat in range(options.repeats + 1):
+            for packing in (False, True) if repeat % 2 else (True, False):
+                took = time_of(policy, batches, packing=packing)
+                if repeat:  # the first warms up
+                    seconds[packing].append(took)
+        ratio = statistics.median(a / b for a, b in zip(seconds[False], seconds[True], strict=True))
+        told = [
+            f"{'packed' if packing else 'padded'} {statistics.median(seconds[packing]):.2f} s, "
+            f"{tokens / statistics.median(seconds[packing]):,.0f} tokens/s, {positions(batches, packing=packing)}"
+            for packing in (False, True)
+        ]
+        print(f"{name}: {tokens:,} tokens; {told[0]}; {told[1]}; {ratio:.2f} times as fast")
+
+
+def rows_of(lengths: list[int]) -> Sequences:
+    """A batch of rows of so many tokens."""
+    prompts = [[1, *range(10, 9 + PROMPT)] for _ in lengths]
+    responses = [[20 + (7 * place) % 60 for place in range(length - PROMPT)] for length in lengths]
+    return collate(prompts, responses, pad_token_id=0)
+
+
+def time_of(policy: PolicyModel, batches: list[Sequences], *, packing: bool) -> float:
+    """Seconds of the passes over all batches."""
+    start = time.perf_counter()
+    for batch in batches:
+        policy.zero_grad()
+        accumulate_nll(
+            policy,
+            batch,
+            temperature=1.0,
+            microbatch_size=MICROBATCH_SIZE,
+            precision="float32",
+            packing=packing,
+        )
+    return time.perf_counter() - start
+
+
+def positions(batches: list[Sequences], *, packing: bool) -> str:
+    """How many positions the passes compute, and how many passes there are."""
+    computed, passes = 0, 0
+    for batch in batches:
+        if packing:
+            for part in packed_parts(batch.attention_mask.sum(dim=1).tolist(), MICROBATCH_SIZE):
+                layout = part.select(batch).packing
+                assert layout is not None
+                computed, passes = computed + layout.input_ids.numel(), passes + 1
+        else:
+            for each in parts(len(batch), MICROBATCH_SIZE):
+                computed, passes = computed + batch.select(each.rows).input_ids.numel(), passes + 1
+    return f"{computed:,} positions in {passes} passes"
+
+
+if __name__ == "__main__":
+    main()
