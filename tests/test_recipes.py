@@ -27,6 +27,8 @@ from schemas.steps import dependencies, ordered_steps
 from storage.storage import open_storage
 from tasks.stages import run_stage
 
+pytestmark = pytest.mark.timeout(600)  # seconds of CPU, but many of a busy machine
+
 NUMBERS = range(30)
 ROLLOUTS = {
     "iterations": 2,
