@@ -22,8 +22,8 @@ from schemas.recipe.inputs import Generation
 from schemas.recipe.stages import TrainOn
 from schemas.records.job import StageJob
 from tasks.data.encoding_counts import NOT_COUNTED, EncodingCounts, count_tokens
-from tasks.data.rows import Row, column_names, read_rows, row_batches
-from tasks.data.token_rows import TokenRowsWriter
+from tasks.data.rows import Row, column_names, row_batches
+from tasks.data.token_rows import GroupedRows, TokenRowsWriter
 from tasks.training.measured import clusters_of
 
 log = logging.getLogger(__name__)
@@ -89,7 +89,7 @@ class Prompts:
     """Prompts that fit ``generation.max_prompt_tokens``, as text and as ids."""
 
     texts: list[str]
-    ids: list[list[int]]
+    ids: Sequence[list[int]]
     answers: list[str | None]
     """What a verifier may compare a response with; None where the row has none."""
     num_too_long: int
@@ -171,10 +171,10 @@ class RankedBatch:
 class Rankings:
     """Prompts with two or more ranked responses each, as ids."""
 
-    prompt_ids: list[list[int]]
-    response_ids: list[list[list[int]]]
+    prompt_ids: Sequence[list[int]]
+    response_ids: Sequence[list[list[int]]]
     """Prompt → its responses."""
-    ranks: list[list[int]]
+    ranks: Sequence[list[int]]
     """Prompt → the place of each response, from 0, the best; equal for a tie."""
     pad_token_id: int
     num_too_long: int
@@ -214,19 +214,28 @@ class Rankings:
 
 def read_prompts(folder: Path, split: str, codec: Codec) -> Prompts:
     """The prompts of one split of a dataset as ids; those longer than the recipe's limit are left out."""
-    rows = read_rows(folder, split)
-    ids, fits = _encode_prompts(rows, codec)
-    _refuse_no_fit(len(rows), len(rows) - len(fits), min(map(len, ids)), codec)
-    log.info(
-        "%s: %s rows, %s of them with a prompt that is too long", split, len(rows), len(rows) - len(fits)
-    )
+    has_turns = "messages" in column_names(folder, split)
+    ids = TokenRowsWriter(codec.scratch)
+    texts: list[str] = []
+    answers: list[str | None] = []
+    conversations: list[list[Message] | None] = []
+    counts, num_too_long = NOT_COUNTED, 0
+    for rows in row_batches(folder, split, _ROWS_AT_ONCE):
+        encoded, fits = _encode_prompts(rows, codec)
+        ids.extend(encoded[i] for i in fits)
+        texts += [rows[i]["prompt"] for i in fits]
+        answers += [rows[i].get("answer") for i in fits]
+        conversations += [rows[i]["messages"] for i in fits if has_turns]
+        counts, num_too_long = counts + _count(codec, encoded, []), num_too_long + len(rows) - len(fits)
+    _refuse_no_fit(counts.num_rows, num_too_long, counts.shortest_prompt, codec)
+    log.info("%s: %s rows, %s of them with a prompt that is too long", split, counts.num_rows, num_too_long)
     return Prompts(
-        texts=[rows[i]["prompt"] for i in fits],
-        ids=[ids[i] for i in fits],
-        answers=[rows[i].get("answer") for i in fits],
-        num_too_long=len(rows) - len(fits),
-        counts=_count(codec, ids, []),
-        conversations=[rows[i]["messages"] for i in fits] if "messages" in rows[0] else None,
+        texts=texts,
+        ids=ids.rows(),
+        answers=answers,
+        num_too_long=num_too_long,
+        counts=counts,
+        conversations=conversations if has_turns else None,
     )
 
 
@@ -336,27 +345,38 @@ def read_rankings(folder: Path, split: str, codec: Codec) -> Rankings:
 
     Of responses that are the same tokens on different ranks only the best-ranked is kept.
     """
-    rows = read_rows(folder, split)
-    ids, fits = _encode_prompts(rows, codec)
-    _refuse_no_fit(len(rows), len(rows) - len(fits), min(map(len, ids)), codec)
-    log.info(
-        "%s: %s rows, %s of them with a prompt that is too long", split, len(rows), len(rows) - len(fits)
-    )
-    encoded = _encode_responses([response for i in fits for response in rows[i]["responses"]], codec)
-    waiting = iter(encoded)
-    rankings = [
-        _ranked([next(waiting)[0] for _ in rows[i]["responses"]], _places(rows[i]["ranks"])) for i in fits
-    ]
-    kept = [place for place, (_, ranks, _) in enumerate(rankings) if len(set(ranks)) > 1]
-    if not kept:
-        raise _nothing_differs(len(fits), codec)
+    prompts, responses, ranks = (TokenRowsWriter(codec.scratch) for _ in range(3))
+    counts, num_too_long = NOT_COUNTED, 0
+    for rows in row_batches(folder, split, _ROWS_AT_ONCE):
+        ids, fits = _encode_prompts(rows, codec)
+        encoded = _encode_responses([response for i in fits for response in rows[i]["responses"]], codec)
+        waiting = iter(encoded)
+        num_alike = 0
+        for i in fits:
+            of_prompt, places, is_alike = _ranked(
+                [next(waiting)[0] for _ in rows[i]["responses"]], _places(rows[i]["ranks"])
+            )
+            num_alike += is_alike
+            if len(set(places)) > 1:
+                prompts.extend([ids[i]])
+                responses.extend(of_prompt)
+                ranks.extend([places])
+        counts, num_too_long = (
+            counts + _count(codec, ids, encoded, num_alike=num_alike),
+            num_too_long + len(rows) - len(fits),
+        )
+    _refuse_no_fit(counts.num_rows, num_too_long, counts.shortest_prompt, codec)
+    log.info("%s: %s rows, %s of them with a prompt that is too long", split, counts.num_rows, num_too_long)
+    if not len(kept := prompts.rows()):
+        raise _nothing_differs(counts.num_rows - num_too_long, codec)
+    places_of = ranks.rows()
     return Rankings(
-        prompt_ids=[ids[fits[place]] for place in kept],
-        response_ids=[rankings[place][0] for place in kept],
-        ranks=[rankings[place][1] for place in kept],
+        prompt_ids=kept,
+        response_ids=GroupedRows(responses.rows(), places_of.lengths()),
+        ranks=places_of,
         pad_token_id=codec.pad_token_id,
-        num_too_long=len(rows) - len(fits),
-        counts=_count(codec, ids, encoded, num_alike=sum(is_alike for _, _, is_alike in rankings)),
+        num_too_long=num_too_long,
+        counts=counts,
     )
 
 

@@ -43,6 +43,31 @@ class TokenRows(Sequence[list[int]]):
         return np.diff(self._ends, prepend=0)
 
 
+class GroupedRows(Sequence[list[list[int]]]):
+    """Rows that belong together, read where they lie; a group comes out as a list of rows."""
+
+    def __init__(self, rows: TokenRows, sizes: Any) -> None:
+        """
+        Args:
+            rows: the rows of all groups, group by group.
+            sizes: (G,) rows of each group.
+        """
+        self._rows, self._ends = rows, np.cumsum(sizes)
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    @overload
+    def __getitem__(self, index: int) -> list[list[int]]: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[list[list[int]]]: ...
+    def __getitem__(self, index: int | slice) -> list[list[int]] | list[list[list[int]]]:
+        if isinstance(index, slice):
+            return [self[each] for each in range(len(self))[index]]
+        group = range(len(self))[index]  # raises IndexError
+        return self._rows[self._ends[group - 1] if group else 0 : self._ends[group]]
+
+
 class TokenRowsWriter:
     """Takes rows one after the other."""
 

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from tasks.data import token_rows
-from tasks.data.token_rows import TokenRowsWriter
+from tasks.data.token_rows import GroupedRows, TokenRowsWriter
 
 ROWS = [[5, 2**31 - 1], [], [-7], [1, 2, 3]]
 
@@ -28,3 +28,14 @@ def test_rows_come_back_as_they_were(
 def test_there_may_be_none() -> None:
     rows = TokenRowsWriter(None).rows()
     assert (len(rows), list(rows), rows.lengths().tolist()) == (0, [], [])
+
+
+def test_groups_of_rows_are_read_as_they_were_written(tmp_path: Path) -> None:
+    groups = [[[1, 2], [3]], [[], [4], [5, 6]], [[7], [8]]]
+    writer = TokenRowsWriter(tmp_path)
+    writer.extend(row for group in groups for row in group)
+    read = GroupedRows(writer.rows(), [2, 3, 2])
+    assert list(read) == groups and len(read) == 3
+    assert read[-1] == groups[2] and read[1:] == groups[1:]
+    with pytest.raises(IndexError):
+        read[3]
