@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from ledger.journal import read
+from schemas.kinds import resolve_work
 from schemas.recipe.evaluations import PolicyEvaluation
 from schemas.recipe.inputs import Generation
 from schemas.recipe.stages import BestOfN, PolicyOptimization, PreferenceCollection, RolloutCollection
@@ -19,6 +20,7 @@ from tests.tasks import oracle_policy, oracle_rollouts, oracle_stages
 from tests.tasks.kills import killed_in
 from tests.tasks.oracle_networks import assert_moved_alike, language_model
 from tests.tasks.oracle_rollouts import collected, rows_of
+from tests.tasks.test_stages_on_ranks import start
 from tests.tasks.unequal_inputs import GENERATION, job_of, write_inputs
 
 STOP = ("?", "3+", "0")
@@ -129,15 +131,20 @@ def test_an_evaluation_reads_the_text_before_the_stop_string(
     assert responses and not any(string in response for string in STOP for response in responses)
 
 
+@pytest.mark.parametrize(("strategy", "world_size"), [("alone", 1), ("ddp", 3), ("fsdp2", 2)])
 def test_collected_responses_keep_the_ids_of_the_stop_string(
-    folders: dict[str, Path], tmp_path: Path
+    strategy: str, world_size: int, folders: dict[str, Path], tmp_path: Path
 ) -> None:
+    """Also where ranks sample parts of a batch, and those of a sharded model go on until the last response has ended."""
     work = RolloutCollection(
         kind="rollout_collection", policy="init", prompts="prompts", reward="main", samples_per_prompt=3,
         held_out_samples_per_prompt=4, batch_size=12,
     )  # fmt: skip
-    told = job(work, tmp_path, folders, policy="init")
-    run_stage(told)
+    told = job(resolve_work(work), tmp_path, folders, policy="init")
+    if strategy == "alone":
+        run_stage(told)
+    else:
+        start(world_size, tmp_path / "jobs", [told], strategy=strategy)
     for split, prompts in oracle_stages.rollouts(told).items():
         for found, expected in zip(collected(told.output, split), prompts, strict=True):
             assert (found.responses, found.ended) == (expected.responses, expected.ended)
