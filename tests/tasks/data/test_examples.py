@@ -9,6 +9,7 @@ import torch
 from models.builtin import build_tiny
 from models.folders import load_tokenizer
 from schemas.recipe.inputs import Generation
+from tasks.data import examples
 from tasks.data.examples import (
     Codec,
     read_completions,
@@ -111,3 +112,21 @@ def test_a_ranking_is_as_long_as_its_longest_completion(codec: Codec, tmp_path: 
     write_rows(tmp_path, "train", RANKINGS)
     # BOS + p + ccc + EOS, and BOS + qq + six tokens
     assert read_rankings(tmp_path, "train", codec).lengths() == (6, 9)
+
+
+def test_rows_become_the_same_ids_in_batches_of_any_size(
+    codec: Codec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_rows(tmp_path, "train", RANKINGS)
+    whole, prompts = read_rankings(tmp_path, "train", codec), read_prompts(tmp_path, "train", codec)
+    monkeypatch.setattr(examples, "_ROWS_AT_ONCE", 1)
+    again, one_by_one = read_rankings(tmp_path, "train", codec), read_prompts(tmp_path, "train", codec)
+    for one, other in ((whole.prompt_ids, again.prompt_ids), (whole.ranks, again.ranks)):
+        assert list(one) == list(other)
+    assert list(whole.response_ids) == list(again.response_ids)
+    assert (whole.counts, whole.num_too_long) == (again.counts, again.num_too_long)
+    assert (prompts.texts, list(prompts.ids), prompts.counts) == (
+        one_by_one.texts,
+        list(one_by_one.ids),
+        one_by_one.counts,
+    )
