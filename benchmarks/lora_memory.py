@@ -1,4 +1,4 @@
-"""Peak memory of training adapters (LoRA) beside training all weights, for a model of SmolLM2-135M's shape.
+"""Peak memory of training adapters (LoRA, QLoRA) beside training all weights, for a model of SmolLM2-135M's shape.
 
     python -m benchmarks.lora_memory --workspace DIR
 
@@ -10,6 +10,7 @@ Weights are random, which takes the same memory. Prints a table in Markdown.
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ from benchmarks.estimate_error import _status, _use_libraries
 
 ROWS, TOKENS = 2, 32
 RANK = 16
+ARMS = ("all weights", f"LoRA, rank {RANK}", f"QLoRA, rank {RANK}")
 SMOLLM2_135M = {
     "vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9,
     "num_key_value_heads": 3, "head_dim": 64, "max_position_embeddings": 8192, "tie_word_embeddings": True,
@@ -26,6 +28,8 @@ SMOLLM2_135M = {
 
 def measure(folder: Path, *, trains: str, networks: str) -> dict[str, int]:
     """Bytes that one arm takes in this process."""
+    import bitsandbytes  # noqa: F401 -- libraries do not count
+    import peft  # noqa: F401
     import torch
 
     from models.adapters import Adaptation
@@ -39,7 +43,7 @@ def measure(folder: Path, *, trains: str, networks: str) -> dict[str, int]:
 
     torch.set_num_threads(1)
     training: Training = "all" if trains == "all weights" else Adaptation(Lora(rank=RANK), seed=1)
-    files = ModelFiles(folder)
+    files = ModelFiles(rounded(folder) if trains.startswith("QLoRA") else folder)
     _use_libraries()
     Path("/proc/self/clear_refs").write_text("5")
     before = _status("VmRSS")
@@ -62,7 +66,7 @@ def measure(folder: Path, *, trains: str, networks: str) -> dict[str, int]:
     held = {each.data_ptr(): each for module in (*trained, *frozen) for each in module.parameters()}
     return {
         "peak": _status("VmHWM") - before,
-        "weights": sum(each.nbytes for each in held.values()),
+        "weights": sum(each.nbytes + _scales(each) for each in held.values()),
         "moments": sum(
             each.nbytes
             for optimizer in optimizers
@@ -72,12 +76,19 @@ def measure(folder: Path, *, trains: str, networks: str) -> dict[str, int]:
     }
 
 
+def _scales(weight: object) -> int:
+    """Bytes of the scales of a weight in 4 bits."""
+    state = getattr(weight, "quant_state", None)
+    return 0 if state is None else int(state.absmax.nbytes)
+
+
 def make_random(folder: Path) -> Path:
     """A Llama of SmolLM2-135M's shape with random weights, and the built-in model's tokenizer."""
     import torch
     from transformers import LlamaForCausalLM
 
     from models.builtin import tiny_config, write_tokenizer
+    from models.quantisation import round_folder
 
     if not folder.is_dir():
         config = tiny_config()
@@ -85,7 +96,13 @@ def make_random(folder: Path) -> Path:
         torch.manual_seed(0)
         LlamaForCausalLM(config).save_pretrained(folder)
         write_tokenizer(folder)
+        round_folder(folder, rounded(folder))
     return folder
+
+
+def rounded(folder: Path) -> Path:
+    """Where the same model is whose weights were rounded to 4 bits."""
+    return folder.with_name(f"{folder.name}-nf4")
 
 
 def main() -> None:
@@ -105,7 +122,7 @@ def main() -> None:
         "| networks of | trained | peak, MB | weights | AdamW's moments |\n|---|---|---|---|---|", flush=True
     )
     for networks in ("SFT", "PPO"):
-        for trains in ("all weights", f"LoRA, rank {RANK}"):
+        for trains in ARMS:
             command = [
                 sys.executable,
                 "-m",
@@ -114,7 +131,12 @@ def main() -> None:
                 str(arguments.workspace),
             ]
             done = subprocess.run(
-                [*command, "--arm", trains, networks], capture_output=True, text=True, check=True
+                [*command, "--arm", trains, networks],
+                capture_output=True,
+                text=True,
+                check=True,
+                # else the C library keeps what was freed between pieces that live on
+                env=os.environ | {"MALLOC_MMAP_THRESHOLD_": str(2**16)},
             )
             found = json.loads(done.stdout.splitlines()[-1])
             numbers = " | ".join(f"{found[name] / 1e6:,.0f}" for name in ("peak", "weights", "moments"))

@@ -125,7 +125,12 @@ def kept_tensors(module: nn.Module) -> dict[str, Tensor]:
         return state
     named = module.named_parameters(remove_duplicate=False)
     frozen = {name for name, parameter in named if not parameter.requires_grad}
-    return {name: tensor for name, tensor in state.items() if name not in frozen}
+    # the scales of a weight in 4 bits go by its name and theirs
+    return {
+        name: tensor
+        for name, tensor in state.items()
+        if name not in frozen and not (".weight." in name and f"{name.partition('.weight.')[0]}.weight" in frozen)
+    }
 
 
 def write_adapters(model: PreTrainedModel, folder: Path, *, base: str | None) -> None:

@@ -16,6 +16,7 @@ from models.adapters import (
 )
 from models.folder_check import UnsafeModel
 from models.folders import load_policy
+from models.quantisation import load_frozen
 from models.sharding import are_deferred
 from models.shared_weights import shared
 from schemas.records.model_files import ModelFiles
@@ -36,7 +37,8 @@ def load_stored_policy(
     whole = whole_folder(files)
     if training == "all":
         return with_adapters(load_policy(whole, dtype=dtype), files, training)
-    model = shared(whole, dtype, lambda: load_policy(whole, dtype=dtype))
+    load = load_policy if are_deferred() else load_frozen  # what is cut over ranks is cut in its own type
+    model = shared(whole, dtype, lambda: load(whole, dtype=dtype))
     return with_adapters(model, files, training)
 
 

@@ -8,6 +8,7 @@ from schemas.checks.adapters import lora_of
 from schemas.recipe.inputs import MODEL
 from schemas.recipe.lora import Lora
 from schemas.recipe.recipe import Recipe
+from schemas.recipe.stage import Training
 from schemas.steps import dependencies, trains_adapters
 
 
@@ -43,9 +44,16 @@ def with_adapters(recipe: Recipe, name: str, networks: list[Network]) -> list[Ne
         if stands_on_base and network.is_bfloat16 in held:
             network = replace(network, shares_base=True)
         if stands_on_base:
+            network = replace(network, is_in_4_bits=_is_in_4_bits(recipe))
             held.add(network.is_bfloat16)
         found.append(network)
     return found
+
+
+def _is_in_4_bits(recipe: Recipe) -> bool:
+    """Whether what adapters stand on is the imported model, rounded; counted as float32 where a stage trains all weights."""
+    trains_all = any(isinstance(stage, Training) and not stage.lora for stage in recipe.stages.values())
+    return recipe.model.quantization is not None and not trains_all
 
 
 def _step_of(recipe: Recipe, name: str, role: str) -> str | None:

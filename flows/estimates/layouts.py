@@ -13,6 +13,7 @@ from flows.estimates.devices import Device
 from flows.estimates.memory import (
     BFLOAT16,
     FLOAT32,
+    NF4,
     decoding_bytes,
     gradient_bytes,
     kv_cache_bytes,
@@ -162,15 +163,21 @@ def _trained(workload: Workload) -> list[Network]:
 
 def _held(network: Network) -> int:
     base = network.held_weights - network.adapter_weights
-    adapters = weight_bytes(network.adapter_weights)
-    return adapters + weight_bytes(base, bytes_each=BFLOAT16 if network.is_bfloat16 else FLOAT32)
+    narrow = 0 if network.shares_base else network.weights_in_4_bits
+    adapters = weight_bytes(network.adapter_weights) + weight_bytes(narrow, bytes_each=NF4)
+    return adapters + weight_bytes(base - narrow, bytes_each=BFLOAT16 if network.is_bfloat16 else FLOAT32)
 
 
 def _gathered(network: Network, workload: Workload, layout: Layout, *, trains: bool) -> float:
-    """What a pass needs beside the weights that are held: autocast's copy, and fsdp2's whole layers."""
+    """What a pass needs beside the weights that are held: autocast's copy, fsdp2's whole layers, and the widest matrix of
+    those in 4 bits, which is whole while it is multiplied."""
     casts = workload.is_bfloat16 and not network.is_bfloat16
     if not layout.is_sharded:
-        return network.weights * BFLOAT16 if casts else 0.0
+        copies = (network.weights - network.weights_in_4_bits) * BFLOAT16 if casts else 0.0
+        if not network.is_in_4_bits:
+            return copies
+        widest = network.shape.hidden_size * max(network.shape.intermediate_size, network.shape.query_width)
+        return copies + widest * (BFLOAT16 if workload.is_bfloat16 else FLOAT32)
     whole = max(network.shape.layer_weights * LAYERS_GATHERED, network.shape.head_matrix)
     gradient = whole / LAYERS_GATHERED * FLOAT32 if trains else 0.0
     return whole * (FLOAT32 + (BFLOAT16 if casts else 0)) + gradient

@@ -8,6 +8,8 @@ gradients in bfloat16 beside a float32 copy, has 16 bytes a weight as well (ZeRO
 from flows.estimates.model_shape import ModelShape
 
 FLOAT32, BFLOAT16, FLOAT64 = 4, 2, 8
+NF4 = 0.5 + FLOAT32 / 64
+"""Bytes of a weight in 4 bits: 64 of them have one scale."""
 ADAM_BYTES = 2 * FLOAT32
 """Two moments a weight."""
 CHUNK_LOGITS = 2**23
@@ -16,9 +18,9 @@ CHUNK_COPIES = 3
 """Tensors of a chunk's size that are alive together: logits, log-probabilities, and their gradient."""
 
 
-def weight_bytes(weights: int, *, bytes_each: int = FLOAT32) -> int:
+def weight_bytes(weights: int, *, bytes_each: float = FLOAT32) -> int:
     """Of a network that computes."""
-    return weights * bytes_each
+    return round(weights * bytes_each)
 
 
 def optimizer_bytes(weights: int) -> int:

@@ -22,6 +22,8 @@ class Network:
     """Of its adapters (LoRA), which alone are trained then, with the head of a reward or value model. 0: it has none."""
     shares_base: bool = False
     """Another network of the stage holds the weights beneath."""
+    is_in_4_bits: bool = False
+    """The matrices of its layers are frozen and held in 4 bits (NF4)."""
 
     @property
     def weights(self) -> int:
@@ -39,6 +41,11 @@ class Network:
     def held_weights(self) -> int:
         """Weights that it has in memory by itself."""
         return self.adapter_weights + (0 if self.shares_base else self.weights)
+
+    @property
+    def weights_in_4_bits(self) -> int:
+        """Of its weights, those that are held in 4 bits."""
+        return self.shape.num_layers * self.shape.layer_matrices if self.is_in_4_bits else 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -44,6 +44,17 @@ class Model(Frozen):
     lora: Lora | None = Field(None, exclude_if=is_unset)
     """Adapters that every stage trains in place of all weights, unless its own ``lora`` says otherwise. None: stages train
     all weights."""
+    quantization: Literal["nf4"] | None = Field(None, exclude_if=is_unset)
+    """``nf4``: QLoRA. Linear layers but the output head are rounded to 4 bits when the model is imported, and held so beneath
+    adapters; needs ``lora`` and the package bitsandbytes. None: as they are."""
+
+    @rule
+    def _only_adapters_leave_it_in_4_bits(self) -> None:
+        if self.quantization is not None and self.lora is None:
+            raise ValueError(
+                f"quantization={self.quantization} without lora rounds the weights and then trains all of them; "
+                "add lora: {}, or leave quantization out"
+            )
 
     @property
     def whole(self) -> str:

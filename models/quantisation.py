@@ -1,0 +1,159 @@
+"""Frozen weights in 4 bits (NF4), under adapters: QLoRA, arXiv 2305.14314.
+
+The weights are rounded once, when the recipe's model is imported: the folder in the store holds numbers that NF4 can hold,
+in float32, and everything that stands on it (policy, reference, reward model, merged model) has the same base. Holding
+them in 4 bits is then a matter of memory alone: rounding them again changes nothing, and on a CPU the same bits come out of
+every pass. Without double quantisation, which would round the scales too, the second time by another amount.
+"""
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from models.folders import load_policy, load_tokenizer, read_tensor, save_policy
+from models.sharding import are_deferred, without_weights
+
+SIDECAR = "quantization.json"
+"""In a model's folder: the names of the layers whose weights lie on NF4's grid."""
+BLOCK = 64
+"""Weights that have one scale."""
+
+
+def round_folder(folder: Path, output: Path) -> None:
+    """Write the model of a folder with all linear layers but its output head rounded to NF4; the same bytes each time.
+
+    Raises:
+        ValueError: bitsandbytes is not installed, or the model has no linear layers.
+        UnsafeModel: see `models.folders.check_folder`.
+    """
+    model = load_policy(folder)
+    names = _linear_layers(model)
+    if not names:
+        raise ValueError(
+            f"model.quantization=nf4: {type(model).__name__} has no linear layers (GPT-2's are transposed convolutions, "
+            "which bitsandbytes does not hold in 4 bits); leave quantization out"
+        )
+    with torch.no_grad():
+        for name in names:
+            weight = model.get_parameter(f"{name}.weight")
+            packed, state = _quantised(weight)
+            weight.copy_(_library().functional.dequantize_4bit(packed, state))
+    save_policy(model, load_tokenizer(folder), output)
+    told = {"weights": "nf4", "block": BLOCK, "layers": names}
+    (output / SIDECAR).write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+
+
+def load_frozen(folder: Path, *, dtype: torch.dtype) -> PreTrainedModel:
+    """A causal language model that is not trained: in 4 bits where its weights were rounded to them, else in `dtype`.
+
+    Within `models.sharding.without_weights` it has none.
+
+    Raises:
+        ValueError: its weights were rounded, and bitsandbytes is not installed.
+        UnsafeModel: see `models.folders.check_folder`.
+    """
+    names = quantised_layers(folder)
+    if not names:
+        return load_policy(folder, dtype=dtype)
+    with without_weights():
+        model = load_policy(folder)
+    for name in names:
+        place, _, last = name.rpartition(".")
+        setattr(model.get_submodule(place), last, _in_4_bits(model.get_submodule(name)))
+    if not are_deferred():
+        _fill(model, folder, quantised={f"{name}.weight" for name in names}, dtype=dtype)
+    return model
+
+
+def _fill(model: PreTrainedModel, folder: Path, *, quantised: set[str], dtype: torch.dtype) -> None:
+    """Give a model without weights those of its folder, one after the other: it is never whole in a wider type, unless
+    the folder's files give a weight another name, as GPT-NeoX's do."""
+    whole: dict[str, nn.Parameter] = {}
+    called: dict[int, list[str]] = {}  # one weight may have several names, of which the file has one
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        called.setdefault(id(parameter), []).append(name)
+    for names in called.values():
+        weight = next((found for name in names if (found := read_tensor(folder, name)) is not None), None)
+        if weight is None:
+            whole = whole or dict(load_policy(folder).named_parameters(remove_duplicate=False))
+            weight = whole[names[0]].detach()
+        held = _packed(weight) if quantised & set(names) else nn.Parameter(weight.to(dtype, copy=True))  # not a part of the mapped file
+        for name in names:
+            place, _, last = name.rpartition(".")
+            model.get_submodule(place)._parameters[last] = held
+
+
+def quantised_layers(folder: Path) -> tuple[str, ...]:
+    """Names of the layers whose weights were rounded; none: it is a plain model."""
+    path = folder / SIDECAR
+    return tuple(json.loads(path.read_text(encoding="utf-8"))["layers"]) if path.is_file() else ()
+
+
+def _linear_layers(model: PreTrainedModel) -> list[str]:
+    head = model.get_output_embeddings()
+    return [
+        name for name, module in model.named_modules() if type(module) is nn.Linear and module is not head
+    ]
+
+
+def _in_4_bits(linear: nn.Module) -> nn.Module:
+    """The layer in place of a linear one without weights, without a weight too."""
+    assert isinstance(linear, nn.Linear), "named when it was rounded"
+    held = _layer_class()(linear.in_features, linear.out_features, bias=False, device="meta")
+    held.bias = linear.bias
+    return held.train(linear.training)
+
+
+def _packed(weight: Tensor) -> nn.Parameter:
+    packed, state = _quantised(weight)
+    held: nn.Parameter = _library().nn.Params4bit(
+        packed,
+        quant_state=state,
+        blocksize=BLOCK,
+        compress_statistics=False,
+        quant_type="nf4",
+        bnb_quantized=True,
+    )
+    return held
+
+
+@functools.cache
+def _layer_class() -> type[nn.Linear]:
+    """bitsandbytes' linear layer, as a plain function of what goes in.
+
+    Its own forward pass changes how weights are laid out on some CPUs, remembers the first type that it was called with, and
+    does not know of autocast.
+    """
+    library = _library()
+
+    class FrozenLinear(library.nn.Linear4bit):  # type: ignore[misc, name-defined]
+        def forward(self, x: Tensor) -> Tensor:
+            if torch.is_autocast_enabled(x.device.type):
+                x = x.to(torch.get_autocast_dtype(x.device.type))
+            bias = None if self.bias is None else self.bias.to(x.dtype)
+            result: Tensor = library.matmul_4bit(x, self.weight, bias=bias, quant_state=self.weight.quant_state)
+            return result
+
+    return FrozenLinear
+
+
+def _quantised(weight: Tensor) -> tuple[Tensor, Any]:
+    packed, state = _library().functional.quantize_4bit(
+        weight.contiguous(), blocksize=BLOCK, compress_statistics=False, quant_type="nf4"
+    )
+    return packed, state
+
+
+def _library() -> Any:
+    try:
+        import bitsandbytes
+    except ImportError as error:
+        raise ValueError(
+            "model.quantization=nf4 needs the package bitsandbytes; pip install 'vantage-rlhf[qlora]'"
+        ) from error
+    return bitsandbytes

@@ -1,0 +1,56 @@
+"""The pipeline on a model in 4 bits: what every stage writes is what it writes with the same weights in float32."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from models.quantisation import SIDECAR
+from schemas.recipe.inputs import Model
+from schemas.recipe.lora import Lora
+from schemas.recipe.work import ImportModel
+from schemas.records.job import StageJob
+from tests.tasks.conftest import Pipeline
+
+Contents = Callable[[Path], dict[str, bytes]]
+LORA = Lora(rank=4, alpha=8.0)
+SHORT: dict[str, dict[str, object]] = {
+    "sft": {"epochs": 0.1},
+    "reward": {"epochs": 0.05},
+    "value": {"iterations": 1, "batch_size": 8, "minibatch_size": 8},
+    "policy": {"iterations": 1, "batch_size": 8, "minibatch_size": 8, "epochs": 1, "validate_every": 1},
+}
+
+
+class Rounded(Pipeline):
+    """The small pipeline with adapters on a rounded model, a step or two each."""
+
+    def job(self, name: str, *, folder: Path | None = None, **changes: object) -> StageJob:
+        job = super().job(name, folder=folder, **{**SHORT.get(name, {}), **changes})
+        if name != "model":
+            return job
+        return job.model_copy(
+            update={"work": ImportModel(model=Model(source="builtin:tiny", lora=LORA, quantization="nf4"))}
+        )
+
+
+def test_every_stage_writes_what_it_writes_with_the_same_weights_in_float32(
+    tmp_path: Path, contents: Contents
+) -> None:
+    torch.set_num_threads(1)
+    in_4_bits, in_float = (Rounded(tmp_path / each, lora=LORA) for each in ("in_4_bits", "in_float"))
+    (in_float.folder("model") / SIDECAR).unlink()
+    assert (in_4_bits.folder("model") / SIDECAR).is_file()
+    for name in SHORT:
+        mine, theirs = contents(in_4_bits.folder(name)), contents(in_float.folder(name))
+        mine.pop("base.json"), theirs.pop("base.json")  # whose digests are of the folders' paths in this test
+        assert mine == theirs, name
+        assert in_4_bits.metrics(name) == in_float.metrics(name)
+
+
+def test_the_rule_is_told(tmp_path: Path) -> None:
+    wrong: Any = {"source": "builtin:tiny", "quantization": "nf4"}
+    with pytest.raises(ValueError, match="add lora: {}, or leave quantization out"):
+        Model.model_validate(wrong)
