@@ -129,7 +129,8 @@ def kept_tensors(module: nn.Module) -> dict[str, Tensor]:
     return {
         name: tensor
         for name, tensor in state.items()
-        if name not in frozen and not (".weight." in name and f"{name.partition('.weight.')[0]}.weight" in frozen)
+        if name not in frozen
+        and not (".weight." in name and f"{name.partition('.weight.')[0]}.weight" in frozen)
     }
 
 

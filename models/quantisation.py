@@ -82,7 +82,9 @@ def _fill(model: PreTrainedModel, folder: Path, *, quantised: set[str], dtype: t
         if weight is None:
             whole = whole or dict(load_policy(folder).named_parameters(remove_duplicate=False))
             weight = whole[names[0]].detach()
-        held = _packed(weight) if quantised & set(names) else nn.Parameter(weight.to(dtype, copy=True))  # not a part of the mapped file
+        held = (
+            _packed(weight) if quantised & set(names) else nn.Parameter(weight.to(dtype, copy=True))
+        )  # not a part of the mapped file
         for name in names:
             place, _, last = name.rpartition(".")
             model.get_submodule(place)._parameters[last] = held
@@ -136,7 +138,9 @@ def _layer_class() -> type[nn.Linear]:
             if torch.is_autocast_enabled(x.device.type):
                 x = x.to(torch.get_autocast_dtype(x.device.type))
             bias = None if self.bias is None else self.bias.to(x.dtype)
-            result: Tensor = library.matmul_4bit(x, self.weight, bias=bias, quant_state=self.weight.quant_state)
+            result: Tensor = library.matmul_4bit(
+                x, self.weight, bias=bias, quant_state=self.weight.quant_state
+            )
             return result
 
     return FrozenLinear

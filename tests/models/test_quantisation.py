@@ -85,7 +85,9 @@ def test_in_4_bits_passes_and_gradients_have_the_same_bits(
                 parameter.data.normal_(std=0.1)
         model(IDS, labels=IDS).loss.backward()
         gradients = [each.grad for each in model.parameters() if each.requires_grad]
-        found.append((model(IDS).logits, gradients, {name: each.shape for name, each in kept_tensors(model).items()}))
+        found.append(
+            (model(IDS).logits, gradients, {name: each.shape for name, each in kept_tensors(model).items()})
+        )
         narrow = [each for each in model.modules() if type(each).__name__ == "FrozenLinear"]
         assert len(narrow) == (len(quantised_layers(rounded)) if folder is rounded else 0)
     assert torch.equal(found[0][0], found[1][0])
@@ -97,7 +99,10 @@ def test_in_4_bits_passes_and_gradients_have_the_same_bits(
 def test_networks_on_one_base_share_what_is_in_4_bits(plain: Path, tmp_path: Path) -> None:
     round_folder(plain, tmp_path / "rounded")
     files = ModelFiles(tmp_path / "rounded")
-    policy, reference = load_stored_policy(files, training=TRAINING), load_stored_policy(files, training="nothing")
+    policy, reference = (
+        load_stored_policy(files, training=TRAINING),
+        load_stored_policy(files, training="nothing"),
+    )
     assert torch.equal(policy(IDS).logits, reference(IDS).logits), "adapters that are off"
     mine = {id(each) for each in policy.parameters()}
     assert all(id(each) in mine for each in reference.parameters())
@@ -131,7 +136,9 @@ def test_autocast_multiplies_in_the_narrower_type(plain: Path, tmp_path: Path) -
     assert torch.allclose(found.float(), expected.float(), rtol=0.02, atol=0.02)
 
 
-def test_a_model_without_linear_layers_is_refused(tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerBase) -> None:
+def test_a_model_without_linear_layers_is_refused(
+    tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerBase
+) -> None:
     with pytest.raises(ValueError, match="GPT2LMHeadModel has no linear layers.*leave quantization out"):
         round_folder(small("gpt2", tmp_path, tiny_tokenizer), tmp_path / "rounded")
 
