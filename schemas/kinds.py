@@ -100,6 +100,8 @@ class Kind:
     """Implicit steps only: it mixes the prepared datasets that it reads."""
     reads: Mapping[str, tuple[ArtifactKind, ...]] = field(default_factory=dict)
     """Field that names a stage → kinds of artifact that are allowed there; the recipe's model is a policy."""
+    other_models: tuple[str, ...] = ()
+    """Fields that may name one of the recipe's other models: its weights are read, and trained nowhere."""
     data: Mapping[str, Content] = field(default_factory=dict)
     """Field that names a dataset → the content that is read."""
     reference_from: str | None = None
@@ -352,6 +354,7 @@ _TABLE = (
         content="preferences",
         revision=2,
         reads={"policy": ("policy",)},
+        other_models=("policy",),
         data={"prompts": "prompts", "demonstrations": "demonstrations"},
         one_pass="batch_size",
         numbers=(*ROWS, *PROMPTS_READ, "tied_share", "mean_chosen_length", "mean_rejected_length"),
@@ -364,6 +367,7 @@ _TABLE = (
         makes="rollouts",
         revision=1,
         reads={"policy": ("policy",)},
+        other_models=("policy",),
         data={"prompts": "prompts"},
         one_pass="batch_size",
         estimates=SAMPLED_POLICY,
@@ -400,6 +404,7 @@ _TABLE = (
         makes="evaluation",
         revision=3,
         reads={"candidate": ("policy",), "baseline": ("policy",)},
+        other_models=("candidate", "baseline"),
         data={"prompts": "prompts", "demonstrations": "demonstrations"},
         one_pass="test_responses",
         estimates=(

@@ -58,6 +58,8 @@ def missing_columns(content: str, mapped: set[str]) -> list[str]:
 
 MIXTURE_PREFIX = "mixtures."
 """Prefix of the implicit steps that mix datasets."""
+OTHER_MODEL_PREFIX = "models."
+"""Prefix of the implicit steps that import models beside the recipe's own."""
 MERGED_PREFIX = "merged."
 """Prefix of the implicit steps that merge adapters."""
 
@@ -84,7 +86,7 @@ def stage_reference(stage: Stage) -> str | None:
 def dependencies(recipe: Recipe) -> dict[str, dict[str, str]]:
     """Step → role → step whose artifact it reads; ``publish`` adds no dependency.
 
-    Steps are the recipe's stages and the implicit ``model``, ``data.NAME``, ``mixtures.NAME`` and ``verifiers.NAME`` that
+    Steps are the recipe's stages and the implicit ``model``, ``models.NAME``, ``data.NAME``, ``mixtures.NAME`` and ``verifiers.NAME`` that
     they read. Roles are names of fields; the parts of a mixture have the roles ``part.0``, ``part.1`` …; term i of reward r has the role ``reward.r.i`` if it is a model or one of the recipe's
     verifiers. A verifier has a dry run on each dataset that it judges (roles ``prompts.0``, ``prompts.1`` …); a
     built-in verifier only if the dataset is not from its own task. Before adapters are published, ``merged.STAGE`` makes a
@@ -98,9 +100,15 @@ def dependencies(recipe: Recipe) -> dict[str, dict[str, str]]:
         if f"{MIXTURE_PREFIX}{name}" in read
     }
     read |= {step for inputs in mixtures.values() for step in inputs.values()}
-    implicit = (MODEL, *(f"data.{name}" for name in recipe.data))
+    models = (f"{OTHER_MODEL_PREFIX}{name}" for name in recipe.models)
+    implicit = (MODEL, *models, *(f"data.{name}" for name in recipe.data))
     before: dict[str, dict[str, str]] = {step: {} for step in implicit if step in read}
     return {**before, **mixtures, **_verifier_steps(recipe), **stages, **_merging_steps(recipe)}
+
+
+def _model_step(recipe: Recipe, name: str | None) -> str | None:
+    """The step that makes the model of this name: a stage, ``model``, or one that imports another model."""
+    return f"{OTHER_MODEL_PREFIX}{name}" if name in recipe.models else name
 
 
 def part_role(position: int) -> str:
@@ -162,7 +170,7 @@ def _verifier_steps(recipe: Recipe) -> dict[str, dict[str, str]]:
 
 def _inputs(recipe: Recipe, stage: Stage) -> dict[str, str]:
     kind = KINDS[stage.kind]
-    named = {field: getattr(stage, field) for field in kind.reads}
+    named = {field: _model_step(recipe, getattr(stage, field)) for field in kind.reads}
     if kind.reference_from is not None:
         named["reference"] = stage_reference(stage)
     for field in kind.data:

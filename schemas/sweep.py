@@ -56,7 +56,13 @@ from schemas.recipe.recipe import Recipe
 from schemas.records.metric import settings_of
 from schemas.records.metrics import headline_metric_names, one_of_each_family
 from schemas.records.stage_key import NOT_IN_KEY
-from schemas.steps import MIXTURE_PREFIX, dependencies, ordered_steps, reward_of
+from schemas.steps import (
+    MIXTURE_PREFIX,
+    OTHER_MODEL_PREFIX,
+    dependencies,
+    ordered_steps,
+    reward_of,
+)
 
 NOT_COMPARED = NOT_IN_KEY - {"kind", "seed"}
 """Fields of a stage that never change its metrics."""
@@ -369,6 +375,11 @@ def _restricted_to(recipe: Recipe, measured: Iterable[str]) -> Recipe:
     return recipe.model_copy(
         update={
             "stages": stages,
+            "models": {
+                name: model
+                for name, model in recipe.models.items()
+                if f"{OTHER_MODEL_PREFIX}{name}" in needed
+            },
             "data": {name: data for name, data in recipe.data.items() if f"data.{name}" in needed},
             "mixtures": {
                 name: mixture

@@ -8,7 +8,7 @@ from typing import Any
 from flows.machine import available_cpus
 from models.source_digest import import_digest
 from schemas.kinds import KINDS
-from schemas.recipe.inputs import MODEL, Verifier
+from schemas.recipe.inputs import MODEL, Model, Verifier
 from schemas.recipe.recipe import ResolvedRecipe
 from schemas.recipe.rewards import Reward
 from schemas.recipe.sources import Builtin, LocalPath
@@ -30,6 +30,7 @@ from schemas.splits import is_only_dataset, shares_of
 from schemas.steps import (
     MERGED_PREFIX,
     MIXTURE_PREFIX,
+    OTHER_MODEL_PREFIX,
     content_of,
     dependencies,
     reward_of,
@@ -51,6 +52,9 @@ def work_of(recipe: ResolvedRecipe, step: str) -> Work:
     """The work of a step: a stage of the recipe, or an implicit step."""
     if step == MODEL:
         return ImportModel(model=recipe.model.model_copy(update={"lora": None}))
+    if step.startswith(OTHER_MODEL_PREFIX):
+        other = recipe.models[step.removeprefix(OTHER_MODEL_PREFIX)]
+        return ImportModel(model=Model(source=other.source, base=other.base))
     if step.startswith(DATA_PREFIX):
         name = step.removeprefix(DATA_PREFIX)
         return PrepareData(

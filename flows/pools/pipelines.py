@@ -160,6 +160,8 @@ def _with_full_paths(overrides: Sequence[str], resolved: ResolvedRecipe) -> tupl
     sources = {
         "model.source": resolved.model.source,
         **({} if resolved.model.base is None else {"model.base": resolved.model.base}),
+        **{f"models.{name}.source": each.source for name, each in resolved.models.items()},
+        **{f"models.{name}.base": each.base for name, each in resolved.models.items() if each.base},
         **{f"data.{name}.source": each.source for name, each in resolved.data.items()},
         **{f"verifiers.{name}.source": each.source for name, each in resolved.verifiers.items()},
     }

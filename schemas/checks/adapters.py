@@ -25,11 +25,14 @@ def lora_of(stage: Stage | None) -> Lora | None:
 
 
 def adapter_problems(recipe: Recipe) -> Iterator[Problem]:
-    """Adapters that cannot go on from those of another stage, or that would be cut over several processes.
+    """Adapters that are missing, that cannot go on from those of another stage, or that would be cut over processes.
 
     Args:
         recipe: inherited adapters are filled in.
     """
+    if recipe.model.quantization is not None and recipe.model.lora is None:
+        message = f"{recipe.model.quantization} without lora rounds the weights, and then trains all of them"
+        yield Problem(("model", "quantization"), message, "add model.lora: {}, or leave quantization out")
     read = dependencies(recipe)
     for name, stage in recipe.stages.items():
         own = lora_of(stage)

@@ -32,7 +32,7 @@ from schemas.records.metrics import (
 from schemas.steps import BUILTIN_VERIFIERS, CONTENT_COLUMNS, JUDGES, missing_columns
 
 Plain = Mapping[str, Any]
-_NAMED = ("data", "mixtures", "verifiers", "rewards", "stages")
+_NAMED = ("models", "data", "mixtures", "verifiers", "rewards", "stages")
 """Sections of a recipe whose keys are names."""
 _VERIFIER_FIELDS = (*((field, "verifier") for field in JUDGES), ("algorithm", "positive_verifier"))
 """Fields of stages under which a verifier is named, and where."""
@@ -46,6 +46,7 @@ def name_problems(plain: Plain) -> list[Problem]:
     found = itertools.chain(
         _reserved_names(plain),
         _stage_references(plain),
+        _unread_models(plain),
         _reward_references(plain),
         _data_references(plain),
         _verifiers(plain),
@@ -115,6 +116,10 @@ def _reads_rewards(name: str, stage: Plain) -> Iterator[tuple[Path, str]]:
 
 
 def _reserved_names(plain: Plain) -> Iterator[Problem]:
+    for name in _mapping(plain.get("models")):
+        if name == MODEL or name in _stages(plain):
+            whose = "the recipe's model" if name == MODEL else "a stage"
+            yield Problem(("models", name), f"'{name}' is {whose} already", "give the model another name")
     if MODEL in _stages(plain):
         message = f"'{MODEL}' always means the recipe's model"
         yield Problem(("stages", MODEL), message, "give the stage another name")
@@ -139,8 +144,21 @@ def _stage_references(plain: Plain) -> Iterator[Problem]:
     stages = _stages(plain)
     for name, kind in _kinds(plain).items():
         for field, artifacts in STAGES[kind].reads.items():
-            allowed = kinds_making(artifacts)
-            yield from _stage_named(plain, ("stages", name, field), stages[name].get(field), allowed)
+            allowed, path, target = kinds_making(artifacts), ("stages", name, field), stages[name].get(field)
+            takes_others = field in STAGES[kind].other_models
+            if not (takes_others and _is_in(_mapping(plain.get("models")), target)):
+                yield from _stage_named(plain, path, target, allowed)
+
+
+def _unread_models(plain: Plain) -> Iterator[Problem]:
+    read = [
+        stages.get(field)
+        for stages, kind in ((_stages(plain)[name], kind) for name, kind in _kinds(plain).items())
+        for field in STAGES[kind].other_models
+    ]
+    for name in _mapping(plain.get("models")):
+        if name not in read and name not in (MODEL, *_stages(plain)):
+            yield Problem(("models", name), "no stage reads it", "name it in one, or remove it")
 
 
 def _stage_named(plain: Plain, path: Path, target: Any, allowed: tuple[str, ...]) -> Iterator[Problem]:
@@ -159,6 +177,9 @@ def _stage_named(plain: Plain, path: Path, target: Any, allowed: tuple[str, ...]
             yield Problem(path, f"'{MODEL}' is the recipe's model; {rule}", remedy)
     elif target == itself:
         yield Problem(path, f"'{target}' is this stage itself", remedy)
+    elif target in _mapping(plain.get("models")) and target not in _stages(plain):
+        message = f"'{target}' is another model, which stages sample from and compare with; {rule}"
+        yield Problem(path, message, remedy)
     elif target not in _stages(plain):
         yield Problem(path, f"no stage is called {quote(target)}", suggest(target, fitting) or remedy)
     elif target in kinds and kinds[target] not in allowed:

@@ -99,12 +99,15 @@ def resolve_sources(
     if not isinstance(plain, dict):
         return plain, []
     problems: list[Problem] = []
+    models: list[tuple[Path, Any]] = [(("model",), plain.get("model"))]
+    models += [(("models", name), value) for name, value in _items(plain.get("models"))]
     sections: tuple[tuple[Path, Any, _Resolve], ...] = (
-        (("model",), plain.get("model"), _model_source),
+        *((owner, value, _model_source) for owner, value in models),
         *((("data", name), value, _data_source) for name, value in _items(plain.get("data"))),
         *((("verifiers", name), value, _verifier_source) for name, value in _items(plain.get("verifiers"))),
     )
-    problems += _resolve_base(plain.get("model"), folder, here, placed)
+    for owner, model in models:
+        problems += _resolve_base(owner, model, folder, here, placed)
     for owner, value, resolve_source in sections:
         if not isinstance(value, dict) or not isinstance(value.get("source"), str):
             continue
@@ -117,40 +120,43 @@ def resolve_sources(
             value["source"], found = resolve_source(
                 path, source, here if _is_overridden(path, placed) else folder
             )
-            may_be_missing = not needs_files and owner != ("model",)
+            may_be_missing = not needs_files and owner[0] not in ("model", "models")
             problems += (each for each in found if not (may_be_missing and each.message.startswith(_NO_FILE)))
         except UnresolvablePath as error:
             problems.append(
                 Problem(path, f"{quote(source)} cannot be looked up ({error})", "correct the path")
             )
-    return plain, problems + _adapter_problems(plain.get("model"))
+    for owner, model in models:
+        problems += _adapter_problems(owner, model)
+    return plain, problems
 
 
-def _adapter_problems(model: Any) -> list[Problem]:
+def _adapter_problems(owner: Path, model: Any) -> list[Problem]:
     """An adapter without the model that it stands on, or a base of what is no adapter."""
     if not isinstance(model, dict) or not isinstance(model.get("source"), str):
         return []
+    name = ".".join(map(str, owner))
     source, has_base = model_source(model["source"]), isinstance(model.get("base"), str)
     try:
         is_adapter = isinstance(source, LocalPath) and is_file(source.path / "adapter_config.json")
     except UnresolvablePath:  # which is a problem of its own
         return []
     if is_adapter and not has_base:
-        remedy = (
-            "name the model that it was trained on as model.base: a folder, or hub:ORGANISATION/NAME@REVISION"
-        )
-        return [Problem(("model", "source"), "is an adapter, which alone is no model", remedy)]
+        remedy = f"name the model that it was trained on as {name}.base: a folder, or hub:ORGANISATION/NAME@REVISION"
+        return [Problem((*owner, "source"), "is an adapter, which alone is no model", remedy)]
     if has_base and not is_adapter:
-        remedy = "name a folder with adapter_config.json as model.source, or leave base out"
-        return [Problem(("model", "base"), "is what an adapter stands on, and model.source is none", remedy)]
+        remedy = f"name a folder with adapter_config.json as {name}.source, or leave base out"
+        return [Problem((*owner, "base"), f"is what an adapter stands on, and {name}.source is none", remedy)]
     return []
 
 
-def _resolve_base(model: Any, folder: File, here: File, placed: dict[Path, Override]) -> list[Problem]:
-    """Make the path of ``model.base`` absolute; returns its problems."""
+def _resolve_base(
+    owner: Path, model: Any, folder: File, here: File, placed: dict[Path, Override]
+) -> list[Problem]:
+    """Make the path of a model's ``base`` absolute; returns its problems."""
     if not isinstance(model, dict) or not isinstance(model.get("base"), str):
         return []
-    path, base = ("model", "base"), model["base"]
+    path, base = (*owner, "base"), model["base"]
     try:
         model["base"], found = _model_source(path, base, here if _is_overridden(path, placed) else folder)
     except UnresolvablePath as error:
@@ -198,7 +204,7 @@ def _problems_of_folder(path: Path, folder: File) -> list[Problem]:
         remedy = "name a Hugging Face folder, builtin:tiny, gguf:FILE, package:NAME or hub:ORGANISATION/NAME@REVISION"
         return [Problem(path, f"there is no folder {folder}", remedy)]
     if is_file(folder / "adapter_config.json"):
-        if path == ("model", "base"):
+        if path[-1] == "base":
             return [
                 Problem(path, f"{folder} is an adapter itself", "name the whole model that it was trained on")
             ]

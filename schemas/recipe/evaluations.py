@@ -15,7 +15,7 @@ class PolicyEvaluation(Stage):
 
     kind: Literal["evaluation"]
     candidate: Name
-    """The policy to evaluate: a stage, or ``model``."""
+    """The policy to evaluate: a stage, ``model``, or another of ``models``."""
     baseline: Name
     """The policy to compare it with."""
     judge: Judge

@@ -31,30 +31,14 @@ Content = Literal["demonstrations", "preferences", "rankings", "prompts"]
 """What the rows of a dataset are."""
 
 
-class Model(Frozen):
-    """The pretrained (or built-in, untrained) model that the pipeline starts from."""
+class OtherModel(Frozen):
+    """A model beside the recipe's own: stages sample from it, and compare with it; none trains it."""
 
     source: str
     """``builtin:tiny``, a Hugging Face folder, ``gguf:FILE``, ``package:NAME`` or ``hub:org/name@revision``."""
-    chat: Switch | None = None
-    """Wrap prompts in the tokenizer's chat template; None: if it has one."""
     base: str | None = Field(None, exclude_if=is_unset)
     """Where ``source`` is the folder of an adapter (LoRA, as peft saves it): the model that it was trained on, as ``source``
     names others. The adapter is merged into it when it is imported; the name in ``adapter_config.json`` is not followed."""
-    lora: Lora | None = Field(None, exclude_if=is_unset)
-    """Adapters that every stage trains in place of all weights, unless its own ``lora`` says otherwise. None: stages train
-    all weights."""
-    quantization: Literal["nf4"] | None = Field(None, exclude_if=is_unset)
-    """``nf4``: QLoRA. Linear layers but the output head are rounded to 4 bits when the model is imported, and held so beneath
-    adapters; needs ``lora`` and the package bitsandbytes. None: as they are."""
-
-    @rule
-    def _only_adapters_leave_it_in_4_bits(self) -> None:
-        if self.quantization is not None and self.lora is None:
-            raise ValueError(
-                f"quantization={self.quantization} without lora rounds the weights and then trains all of them; "
-                "add lora: {}, or leave quantization out"
-            )
 
     @property
     def whole(self) -> str:
@@ -70,6 +54,19 @@ class Model(Frozen):
     def adapter(self) -> Path | None:
         """The folder of the adapter that is merged into it."""
         return None if self.base is None else Path(self.source)
+
+
+class Model(OtherModel):
+    """The pretrained (or built-in, untrained) model that the pipeline starts from."""
+
+    chat: Switch | None = None
+    """Wrap prompts in the tokenizer's chat template; None: if it has one."""
+    lora: Lora | None = Field(None, exclude_if=is_unset)
+    """Adapters that every stage trains in place of all weights, unless its own ``lora`` says otherwise. None: stages train
+    all weights."""
+    quantization: Literal["nf4"] | None = Field(None, exclude_if=is_unset)
+    """``nf4``: QLoRA. Linear layers but the output head are rounded to 4 bits when the model is imported, and held so beneath
+    adapters; needs ``lora`` and the package bitsandbytes. None: as they are."""
 
 
 StopString = Annotated[str, StringConstraints(pattern=r"^[^\uFFFD]+$", max_length=200)]

@@ -16,6 +16,7 @@ from schemas.recipe.inputs import (
     Generation,
     Mixture,
     Model,
+    OtherModel,
     Verifier,
 )
 from schemas.recipe.rewards import Reward
@@ -51,6 +52,11 @@ class Recipe(Frozen):
     """Seed of every stage that has none of its own."""
     model: Model
     """The model that the pipeline starts from."""
+    models: Annotated[dict[Name, OtherModel], Field(max_length=MAX_NAMED)] = Field(
+        default_factory=dict, exclude_if=lambda models: not models
+    )
+    """Other models, by name: the ``policy`` of a collection, ``candidate`` or ``baseline`` of an evaluation. Prompts are
+    wrapped as ``model.chat`` says."""
     generation: Generation = Generation()
     """Settings of sampled text, the same for all stages."""
     data: Annotated[dict[Name, Data], Field(max_length=MAX_NAMED)]

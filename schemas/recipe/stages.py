@@ -400,7 +400,7 @@ class PreferenceCollection(Stage):
 
     kind: Literal["preference_collection"]
     policy: Name
-    """The policy to sample from: a stage, or ``model``."""
+    """The policy to sample from: a stage, ``model``, or another of ``models``."""
     prompts: Name | None = None
     """The dataset of prompts."""
     demonstrations: Name | None = None

@@ -40,7 +40,6 @@ SAID = {
 
 RULES = {
     "Split._shares_leave_training_rows": "a sum of numbers",
-    "Model._only_adapters_leave_it_in_4_bits": "a field that another's value leaves without a reader",
     "Data._templates_make_text": "what a text of one field means for another",
     "Generation._stops_are_different": "equal values in different items",
     "Labels._each_means_one_thing": "equal values in different fields",

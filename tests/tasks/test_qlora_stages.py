@@ -2,9 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import pytest
 import torch
 
 from models.quantisation import SIDECAR
@@ -32,7 +30,7 @@ class Rounded(Pipeline):
         if name != "model":
             return job
         return job.model_copy(
-            update={"work": ImportModel(model=Model(source="builtin:tiny", lora=LORA, quantization="nf4"))}
+            update={"work": ImportModel(model=Model(source="builtin:tiny", quantization="nf4"))}
         )
 
 
@@ -48,9 +46,3 @@ def test_every_stage_writes_what_it_writes_with_the_same_weights_in_float32(
         mine.pop("base.json"), theirs.pop("base.json")  # whose digests are of the folders' paths in this test
         assert mine == theirs, name
         assert in_4_bits.metrics(name) == in_float.metrics(name)
-
-
-def test_the_rule_is_told(tmp_path: Path) -> None:
-    wrong: Any = {"source": "builtin:tiny", "quantization": "nf4"}
-    with pytest.raises(ValueError, match="add lora: {}, or leave quantization out"):
-        Model.model_validate(wrong)

@@ -1,0 +1,132 @@
+"""Models beside the recipe's own: the steps that import them, where they may be named, and what is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from flows.attempts.jobs import key_parts_of, work_of
+from schemas.checks.names import name_problems
+from schemas.loading.recipe_file import load_recipe, parse_recipe
+from schemas.problems import RecipeError
+from schemas.recipe.learning_rates import with_learning_rates
+from schemas.recipe.recipe import Recipe, ResolvedRecipe
+from schemas.recipe.work import ImportModel
+from schemas.records.stage_key import stage_key
+from schemas.steps import dependencies, ordered_steps
+
+DIGEST = "ab" * 32
+
+
+@pytest.fixture
+def with_other(plain: dict[str, Any]) -> dict[str, Any]:
+    """``evaluation`` compares with another model, and pairs are made of its answers."""
+    plain["models"] = {"other": {"source": "builtin:tiny"}}
+    plain["stages"]["evaluation"]["baseline"] = "other"
+    plain["stages"]["collected"] = {
+        "kind": "preference_collection", "policy": "other", "demonstrations": plain["stages"]["sft"]["data"],
+    }  # fmt: skip
+    return plain
+
+
+def loaded(plain: dict[str, Any]) -> Recipe:
+    return parse_recipe(yaml.safe_dump(plain, sort_keys=False), name="x.yaml")
+
+
+def problems_of(plain: dict[str, Any]) -> str:
+    with pytest.raises(RecipeError) as refused:
+        loaded(plain)
+    return str(refused.value)
+
+
+def test_another_model_is_a_step_that_imports_it(with_other: dict[str, Any]) -> None:
+    recipe = loaded(with_other)
+    assert name_problems(with_other) == []
+    inputs = dependencies(recipe)
+    assert inputs["models.other"] == {}
+    assert inputs["evaluation"]["baseline"] == inputs["collected"]["policy"] == "models.other"
+    order = ordered_steps(recipe)
+    assert order.index("models.other") < order.index("collected")
+    resolved = ResolvedRecipe.of(with_learning_rates(recipe, width=64))
+    work = work_of(resolved, "models.other")
+    assert isinstance(work, ImportModel) and work.model.source == "builtin:tiny"
+
+
+def test_adapters_and_4_bits_of_the_recipes_model_are_not_the_other_ones(with_other: dict[str, Any]) -> None:
+    with_other["model"] |= {"lora": {"rank": 4}, "quantization": "nf4"}
+    resolved = ResolvedRecipe.of(with_learning_rates(loaded(with_other), width=64))
+    own, other = (work_of(resolved, step) for step in ("model", "models.other"))
+    assert isinstance(own, ImportModel) and isinstance(other, ImportModel)
+    assert (own.model.quantization, other.model.quantization) == ("nf4", None)
+    assert own.model.lora is other.model.lora is None, "adapters are the stages' business"
+    assert ImportModel.model_validate_json(own.model_dump_json()) == own, "as it goes to the stage's process"
+    keys = {stage_key(key_parts_of(resolved, step, {})) for step in ("model", "models.other")}
+    assert len(keys) == 2
+
+
+def test_the_same_model_under_another_name_is_imported_once(with_other: dict[str, Any]) -> None:
+    resolved = ResolvedRecipe.of(with_learning_rates(loaded(with_other), width=64))
+    keys = {stage_key(key_parts_of(resolved, step, {})) for step in ("model", "models.other")}
+    assert len(keys) == 1
+
+
+@pytest.mark.parametrize(
+    ("stage", "field"), [("sft", "init"), ("reward", "init"), ("policy", "init"), ("policy", "reference")]
+)
+def test_no_stage_trains_it(stage: str, field: str, with_other: dict[str, Any]) -> None:
+    with_other["stages"][stage][field] = "other"
+    said = problems_of(with_other)
+    assert f"stages.{stage}.{field}" in said
+    assert "'other' is another model, which stages sample from and compare with" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("model", "'model' is the recipe's model already"), ("sft", "'sft' is a stage already")],
+)
+def test_a_name_means_one_model(name: str, message: str, with_other: dict[str, Any]) -> None:
+    with_other["models"][name] = {"source": "builtin:tiny"}
+    assert message in problems_of(with_other)
+
+
+def test_one_that_nobody_reads_is_refused(with_other: dict[str, Any]) -> None:
+    with_other["models"]["more"] = {"source": "builtin:tiny"}
+    assert "models.more: no stage reads it; name it in one, or remove it" in problems_of(with_other)
+
+
+def test_a_wrong_name_is_told_with_the_ones_that_there_are(with_other: dict[str, Any]) -> None:
+    with_other["stages"]["evaluation"]["baseline"] = "othr"
+    assert "no stage is called 'othr'" in problems_of(with_other)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ({"source": "builtin:huge"}, "there is no built-in model 'builtin:huge'"),
+        ({"source": "hub:org/name"}, "names no revision"),
+        ({"source": "nowhere"}, "there is no folder"),
+        ({"source": "builtin:tiny", "base": "builtin:tiny"}, "is what an adapter stands on, and models.other.source is none"),
+        ({"source": "builtin:tiny", "lora": {}}, "lora"),
+    ],
+)  # fmt: skip
+def test_its_source_is_checked_as_the_models_own(
+    model: dict[str, Any], message: str, with_other: dict[str, Any]
+) -> None:
+    with_other["models"]["other"] = model
+    said = problems_of(with_other)
+    assert "models.other" in said and message in said
+
+
+def test_its_path_starts_at_the_recipes_folder(with_other: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "near").mkdir()
+    (tmp_path / "near" / "config.json").write_text("{}")
+    with_other["models"]["other"]["source"] = "near"
+    file = tmp_path / "recipe.yaml"
+    file.write_text(yaml.safe_dump(with_other, sort_keys=False))
+    assert load_recipe(str(file)).models["other"].source == str((tmp_path / "near").resolve())
+
+
+def test_4_bits_without_adapters_are_refused(plain: dict[str, Any]) -> None:
+    plain["model"]["quantization"] = "nf4"
+    assert "model.quantization: nf4 without lora rounds the weights" in problems_of(plain)
