@@ -1,7 +1,7 @@
 """The estimate of a whole recipe: every stage on one layout, and the smallest layout that each fits in."""
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import Any, Literal
 
@@ -139,6 +139,8 @@ def estimate_recipe(
     """
     config = read_config(recipe.model.whole)
     shape = model_shape(config)
+    others = [f"models.{name} is counted as if it were the recipe's model" for name in recipe.models]
+    shape = replace(shape, note="; ".join(filter(None, [shape.note, *others])))
     is_builtin = isinstance(recipe.model.origin, Builtin)
     counter, counted_by = token_counter(config.folder, is_character_model=is_builtin)
     resolved = ResolvedRecipe.of(with_learning_rates(recipe, width=shape.hidden_size))

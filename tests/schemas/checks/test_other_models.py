@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from flows.attempts.jobs import key_parts_of, work_of
+from flows.estimates.recipe_estimate import estimate_recipe
 from schemas.checks.names import name_problems
 from schemas.loading.recipe_file import load_recipe, parse_recipe
 from schemas.problems import RecipeError
@@ -125,6 +126,11 @@ def test_its_path_starts_at_the_recipes_folder(with_other: dict[str, Any], tmp_p
     file = tmp_path / "recipe.yaml"
     file.write_text(yaml.safe_dump(with_other, sort_keys=False))
     assert load_recipe(str(file)).models["other"].source == str((tmp_path / "near").resolve())
+
+
+def test_an_estimate_says_whose_shape_it_counts(with_other: dict[str, Any]) -> None:
+    found = estimate_recipe(loaded(with_other), gpu="h100")
+    assert "models.other is counted as if it were the recipe's model" in found.shape.note
 
 
 def test_4_bits_without_adapters_are_refused(plain: dict[str, Any]) -> None:
