@@ -90,6 +90,16 @@ class Sequences:
         rows = zip(self.response_ids.tolist(), self.lengths.tolist(), strict=True)
         return [row[:length] for row, length in rows]
 
+    def first_equal_rows(self) -> Tensor:
+        """(B,): the first sequence with the same prompt and response; itself where there is none before it."""
+        rows = zip(self.input_ids.tolist(), self.prompt_lengths.tolist(), self.lengths.tolist(), strict=True)
+        first: dict[tuple[int, ...], int] = {}
+        found = [
+            first.setdefault((prompt, *ids[: prompt + length]), place)
+            for place, (ids, prompt, length) in enumerate(rows)
+        ]
+        return torch.tensor(found, dtype=torch.long, device=self.input_ids.device)
+
     def select(self, indices: slice | Tensor | Sequence[int]) -> "Sequences":
         """The sequences at `indices` (in that order, repeats allowed), trimmed to the width that they need; a row each."""
         if isinstance(indices, slice):

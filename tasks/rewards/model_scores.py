@@ -45,8 +45,13 @@ def scored_by(model: ScalarModel) -> TermScores:
 
 
 def _scores(model: ScalarModel, sequences: Sequences, microbatch_size: int | None) -> Tensor:
+    """Equal responses to a prompt have equal scores, bit by bit: those of the first of them.
+
+    A pass rounds a row by its padding and its place in the batch. Between equal responses the difference would look
+    like a preference: a uniform group would not be seen as one, and its advantages would be rounding divided by rounding.
+    """
     found = torch.zeros(len(sequences), device=model.device)
     for part in ranks.parts(len(sequences), microbatch_size):
         progress.phase("scoring", part.rows.start, len(sequences))
         found[part.rows] = part.weight * scores(model, sequences.select(part.rows)).float()
-    return ranks.total(found)
+    return ranks.total(found)[sequences.first_equal_rows()]

@@ -46,6 +46,13 @@ class Pairs:
         return clusters_of(self.candidate.sampled.prompts)
 
     @property
+    def are_equal(self) -> Tensor:
+        """Pairs (B,) of equal responses, which are ties: their scores may differ by the rounding of two batches."""
+        candidate, baseline = (each.sampled for each in (self.candidate, self.baseline))
+        same = [ours == theirs for ours, theirs in zip(candidate.responses, baseline.responses, strict=True)]
+        return torch.tensor(same) & (candidate.ended == baseline.ended).cpu()
+
+    @property
     def length_differences(self) -> Tensor:
         """Tokens of the candidate's response less those of the baseline's, (B,)."""
         candidate, baseline = (
@@ -59,6 +66,8 @@ def compare_judgements(pairs: Pairs) -> Estimates:
     estimates: Estimates = {}
     for place, name in enumerate(pairs.candidate.judgements):
         candidate, baseline = (each.judgements[name].double() for each in (pairs.candidate, pairs.baseline))
+        if name == "score":  # of a model; a verdict has no rounding
+            candidate = torch.where(pairs.are_equal, baseline, candidate)
         difference = candidate - baseline
         measured = {name: candidate, f"baseline_{name}": baseline, f"{name}_gain": difference}
         estimates |= {metric: clustered_mean(each, pairs.clusters) for metric, each in measured.items()}

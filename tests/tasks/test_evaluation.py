@@ -96,6 +96,19 @@ def test_gain_win_rate_and_error_by_hand() -> None:
     assert found.keys() | KL == estimated_metric_names("evaluation", has=("verifier", "samples.2"))
 
 
+def test_equal_responses_are_ties_though_their_scores_were_rounded_otherwise() -> None:
+    """Of equal texts the first pair is a tie; the second was cut off on one side alone, so that it is not equal."""
+
+    def scored(scores: list[float], ended: list[bool]) -> Judged:
+        of_verdicts = judged(scores, [2] * len(scores), ended)
+        return Judged(of_verdicts.sampled, {"score": of_verdicts.judgements["accuracy"]})
+
+    candidate = scored([0.5 + 2**-20, 1.0 + 2**-20], [True, True])
+    found = compare_judgements(Pairs(candidate, scored([0.5, 1.0], [True, False]), 2, seed=5))
+    assert (found["tied_pairs"].value, found["win_rate"].value) == (0.5, 0.75)
+    assert found["score_gain"].value == 2**-21
+
+
 def test_a_prompt_in_several_rows_of_the_test_split_is_one_prompt() -> None:
     """Rows of ``p`` and ``q`` interleaved: gains 1, 1 of ``p`` and 0, 0 of ``q``, so an error of 0.5, not √(1/12)."""
     prompts = ["p", "q", "p", "q"]
@@ -185,10 +198,10 @@ def test_each_model_is_loaded_once(pipeline: Any, tmp_path: Any, monkeypatch: py
 
         monkeypatch.setattr(module, name, count)
 
-    counting(networks, "load_stored_policy")
-    counting(model_scores, "load_scalar")
     job = pipeline.job("evaluation", folder=tmp_path, judge=Judge(reward="main"))
     inputs = {**job.inputs, "reward.main.0": pipeline.folder("reward")}
+    counting(networks, "load_stored_policy")
+    counting(model_scores, "load_scalar")
     rewards = {"main": Reward(terms=(ModelTerm(model="reward"),))}
     run(job.model_copy(update={"inputs": inputs, "rewards": rewards}))
     assert sorted(loaded) == [

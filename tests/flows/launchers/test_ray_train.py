@@ -28,8 +28,6 @@ from tests.flows.ranked_stages import STEPS
 
 pytest.importorskip("ray", reason="pip install -e '.[ray]'")
 
-pytestmark = pytest.mark.timeout(240)
-
 
 class RayCluster:
     """``tests.flows.ray_cluster`` as a child process."""
