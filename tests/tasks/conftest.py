@@ -2,7 +2,7 @@
 
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -166,9 +166,7 @@ class Pipeline:
 
     def job(self, name: str, *, folder: Path | None = None, **changes: object) -> StageJob:
         """A job of one stage in a folder of its own, its inputs made first; ``changes`` are to its configuration."""
-        inputs = {role: self.folder(source) for role, source in INPUTS.get(name, {}).items()}
-        adapters = [role for role, source in inputs.items() if (source / "adapter_config.json").is_file()]
-        inputs |= {f"{role}.base": self.folder("model") for role in adapters}
+        inputs = self.inputs(INPUTS.get(name, {}))
         of_all = self.changes if isinstance(WORK[name], Training) else {}
         folder = folder or Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self.root))
         (folder / "scratch").mkdir(parents=True, exist_ok=True)
@@ -185,10 +183,20 @@ class Pipeline:
             generation=GENERATION,
             rewards=REWARDS if name in ("value", "policy", "collected") else {},
             inputs=inputs,
-            digests={role: f"{hash(str(source)) % 16**8:064x}" for role, source in inputs.items()},
+            digests=self.digests(inputs),
             scratch=folder / "scratch",
             output=output,
         )
+
+    def inputs(self, sources: Mapping[str, str]) -> dict[str, Path]:
+        """Role → folder of the stage that makes it, and of the model beneath it where that made adapters."""
+        found = {role: self.folder(source) for role, source in sources.items()}
+        adapters = [role for role, folder in found.items() if (folder / "adapter_config.json").is_file()]
+        return found | {f"{role}.base": self.folder("model") for role in adapters}
+
+    def digests(self, inputs: Mapping[str, Path]) -> dict[str, str]:
+        """Role → what stands for the digest of its folder."""
+        return {role: f"{hash(str(folder)) % 16**8:064x}" for role, folder in inputs.items()}
 
     def folder(self, name: str) -> Path:
         """The output of a stage that has run."""

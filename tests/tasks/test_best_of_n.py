@@ -56,13 +56,13 @@ def job_in(pipeline: Any, folder: Path, *, reward: Reward = MODEL, **changes: An
     shutil.rmtree(output, ignore_errors=True)
     output.mkdir(parents=True)
     (folder / "scratch").mkdir(exist_ok=True)
-    inputs = {"init": pipeline.folder("sft"), "prompts": pipeline.folder("prompts")}
-    if reward is MODEL:
-        inputs["reward.main.0"] = pipeline.folder("reward")
+    sources = {"init": "sft", "prompts": "prompts"} | ({"reward.main.0": "reward"} if reward is MODEL else {})
+    inputs = pipeline.inputs(sources)
     changes_of_job = {
         "name": "best",
         "work": WORK.model_copy(update=changes),
         "inputs": inputs,
+        "digests": pipeline.digests(inputs),
         "rewards": {"main": reward},
         "scratch": folder / "scratch",
         "output": output,

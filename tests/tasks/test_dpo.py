@@ -48,11 +48,12 @@ def job_in(pipeline: Any, folder: Path, **changes: Any) -> StageJob:
     shutil.rmtree(output, ignore_errors=True)
     output.mkdir(parents=True)
     (folder / "scratch").mkdir(exist_ok=True)
-    inputs = {"init": "sft", "reference": "model", "data": "preferences"}
+    inputs = pipeline.inputs({"init": "sft", "reference": "model", "data": "preferences"})
     changes_of_job = {
         "name": "dpo",
         "work": WORK.model_copy(update=changes),
-        "inputs": {role: pipeline.folder(name) for role, name in inputs.items()},
+        "inputs": inputs,
+        "digests": pipeline.digests(inputs),
         "rewards": {},
         "scratch": folder / "scratch",
         "output": output,
