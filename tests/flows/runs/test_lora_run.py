@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
@@ -16,6 +17,10 @@ from models.stored_models import load_stored_policy
 from schemas.records.model_files import ModelFiles
 from tests.flows.small_chat_run import make_small_chat_run
 
+PUBLISH = (
+    "publish=[{stage: sft, registered_model: small-chat, alias: champion}, {stage: reward, registered_model: small-reward}, "
+    "{stage: sft, registered_model: small-adapters, merge: false}]"
+)
 IDS = torch.tensor([[3, 9, 20, 33]])
 
 
@@ -24,7 +29,7 @@ def lora_run(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     with pytest.MonkeyPatch.context() as patched:
         patched.delenv("MLFLOW_TRACKING_URI", raising=False)
         return make_small_chat_run(
-            tmp_path_factory.mktemp("lora-chat"), None, "model.lora.rank=4", "model.lora.alpha=8"
+            tmp_path_factory.mktemp("lora-chat"), None, "model.lora.rank=4", "model.lora.alpha=8", PUBLISH
         )
 
 
@@ -54,9 +59,11 @@ def test_the_run_has_adapters_their_base_and_what_both_are_together(lora_run: Wo
 def test_what_is_published_is_merged_and_any_library_loads_it(lora_run: Workspace) -> None:
     [record] = read_runs(lora_run)
     folders = objects(lora_run)
-    assert {copy.digest for copy in record.copies.values()} == {
-        record.stages["merged.sft"].digest,
-        record.stages["merged.reward"].digest,
+    published = {name: copy.digest for name, copy in record.copies.items()}
+    assert published.pop("small-adapters") == record.stages["sft"].digest
+    assert published == {
+        "small-chat": record.stages["merged.sft"].digest,
+        "small-reward": record.stages["merged.reward"].digest,
     }
     with torch.no_grad():
         expected = load_stored_policy(ModelFiles(folders["sft"], folders["model"]), training="nothing")(
@@ -68,6 +75,22 @@ def test_what_is_published_is_merged_and_any_library_loads_it(lora_run: Workspac
     assert torch.equal(reward.score.weight, load_file(folders["reward"] / "head.safetensors")["weight"])
     snippet = "\n".join(snippet_for(record, lora_run.storage))
     assert str(folders["merged.sft"]) in snippet and "PeftModel" not in snippet
+
+
+def test_adapters_that_are_published_as_they_are_say_what_they_stand_on(lora_run: Workspace) -> None:
+    """A registered version holds the adapters' own files, byte by byte; peft loads them on the base that they name."""
+    [record] = read_runs(lora_run)
+    folders = objects(lora_run)
+    copy = Path(record.copies["small-adapters"].location.removeprefix("file://")) / "model"
+    files = {str(path.relative_to(folders["sft"])) for path in folders["sft"].rglob("*") if path.is_file()}
+    assert {"adapter_config.json", "adapter_model.safetensors", "base.json"} <= files
+    for file in files:
+        assert (copy / file).read_bytes() == (folders["sft"] / file).read_bytes(), file
+    assert base_of(copy) == record.stages["model"].digest
+    with torch.no_grad():
+        loaded = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(folders["model"]), copy)
+        merged = AutoModelForCausalLM.from_pretrained(folders["merged.sft"])
+        torch.testing.assert_close(loaded(IDS).logits, merged(IDS).logits, atol=1e-5, rtol=1e-5)
 
 
 def test_nothing_that_adapters_need_is_collected(lora_run: Workspace) -> None:
