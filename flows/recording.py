@@ -9,19 +9,22 @@ from flows.attempts.jobs import work_of
 from flows.gates import are_closed, check_gates
 from flows.retry import Retry
 from flows.runs.record import StageRecord
+from flows.runs.registered_models import fetch_registered
 from flows.runs.run import Run, read_run
 from flows.runs.workspace import RunError
 from flows.watching import Watcher, feed, journal_entries
 from ledger.operations import Input, StageOutcome
 from ledger.remarks import remark_on
 from ledger.run_ledger import Ledger
+from schemas.recipe.sources import Registered
+from schemas.recipe.work import ImportModel
 from schemas.records.artifacts import Artifact
 from schemas.records.attempt import AttemptBegun, AttemptOutcome, AttemptRequest
 from schemas.records.metric_warnings import dropped_summary, warnings_of
 from schemas.safe_text import safe_text
 from storage.storage import Storage
 from storage.store import Locked
-from tasks.training.scratch import REPORTS
+from tasks.training.scratch import FETCHED, REPORTS
 
 
 class Recording:
@@ -214,6 +217,9 @@ class AttemptObserver:
         recording.ledger.open_stage(request.step, attempt=begun.attempt, **fields)
         recording.watcher.started(request.step, begun.attempt)
         recording.watches(request, begun)
+        if isinstance(request.work, ImportModel) and isinstance(request.work.model.origin, Registered):
+            # here, since only the process that orders the run reaches MLflow
+            fetch_registered(request.work.model.origin, recording.run.workspace, begun.scratch / FETCHED)
         self._feed = feed(request.step, begun.scratch, watcher=recording.watcher, ledger=recording.ledger)
 
     def polled(self) -> None:

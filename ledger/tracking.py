@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 MLFLOW_ENVIRONMENT = {
     "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
@@ -30,6 +30,12 @@ def set_up_client() -> None:
         os.environ.setdefault(name, value)
     # MLflow's client repeats a request whose answer was lost, and would create a run twice. We look first.
     os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"
+
+
+def is_missing_database(tracking_uri: str) -> bool:
+    """Whether it is a SQLite file that is not there, which MLflow would create."""
+    parts = urlsplit(tracking_uri)
+    return parts.scheme.startswith("sqlite") and not Path(unquote(parts.path)[1:]).is_file()
 
 
 def without_password(tracking_uri: str) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from models.adapter_check import check_adapter
 from models.folder_check import check_agreement
 from schemas.recipe.inputs import Model
-from schemas.recipe.sources import Builtin, Gguf, Hub, LocalPath, Package, model_source
+from schemas.recipe.sources import Builtin, Gguf, Hub, LocalPath, Package, Registered, model_source
 from schemas.source_files import (
     check_unchanged,
     copy_hashed,
@@ -60,6 +60,10 @@ def parse_source(source: str, *, base: Path = Path()) -> Source:
                     f"model.source={source!r}: write hub:org/name@revision; without a revision the model could change"
                 )
             return hub
+        case Registered():
+            raise ValueError(
+                f"model.source={source!r}: a registered model is no source of its own here; name it under models"
+            )
         case LocalPath(path=path):
             path = base / path.expanduser()
             if not path.is_dir():
@@ -87,9 +91,17 @@ def source_digest(source: str, *, base: Path = Path()) -> str:
 def import_digest(model: Model) -> str:
     """sha256 of what determines the import of a recipe's model: ``source_digest``, and that of an adapter's files.
 
+    Of a registered model it is the content digest that the run has pinned; MLflow is not asked.
+
     Raises:
         ValueError, UnsafeModel, SourceTooLarge: see `source_digest` and `models.adapter_check.check_adapter`.
     """
+    if isinstance(model.origin, Registered):
+        if model.origin.digest is None:
+            raise ValueError(
+                f"{model.source!r} is no version of known content yet; a run pins it when it begins"
+            )
+        return model.origin.digest
     whole = source_digest(model.whole)
     if model.adapter is None:
         return whole

@@ -1,5 +1,6 @@
 """From a recipe's `model.source` to a checked, plain Hugging Face folder."""
 
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,17 @@ def import_model(
         try_out(model, source)
         save_policy(model, tokenizer, output)
     load_tokenizer(output)
+
+
+def copy_model(folder: Path, output: Path) -> None:
+    """Copy a policy that Vantage has published as it is, so that its artifact holds the same files as the one it was.
+
+    Raises:
+        UnsafeModel: see `models.folders.check_folder`.
+    """
+    load_tokenizer(folder)
+    try_out(load_policy(folder), str(folder))
+    shutil.copytree(folder, output, dirs_exist_ok=True)
 
 
 def import_with_adapter(

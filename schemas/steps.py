@@ -100,7 +100,9 @@ def dependencies(recipe: Recipe) -> dict[str, dict[str, str]]:
         if f"{MIXTURE_PREFIX}{name}" in read
     }
     read |= {step for inputs in mixtures.values() for step in inputs.values()}
-    models = (f"{OTHER_MODEL_PREFIX}{name}" for name in recipe.models)
+    models = (
+        f"{OTHER_MODEL_PREFIX}{name}" for name in recipe.models
+    )  # one with a stand-in is read by nobody
     implicit = (MODEL, *models, *(f"data.{name}" for name in recipe.data))
     before: dict[str, dict[str, str]] = {step: {} for step in implicit if step in read}
     return {**before, **mixtures, **_verifier_steps(recipe), **stages, **_merging_steps(recipe)}
@@ -108,7 +110,9 @@ def dependencies(recipe: Recipe) -> dict[str, dict[str, str]]:
 
 def _model_step(recipe: Recipe, name: str | None) -> str | None:
     """The step that makes the model of this name: a stage, ``model``, or one that imports another model."""
-    return f"{OTHER_MODEL_PREFIX}{name}" if name in recipe.models else name
+    if name is None or name not in recipe.models:
+        return name
+    return recipe.models[name].stand_in or f"{OTHER_MODEL_PREFIX}{name}"
 
 
 def part_role(position: int) -> str:

@@ -366,10 +366,14 @@ def _measure_problem(
 
 def _restricted_to(recipe: Recipe, measured: Iterable[str]) -> Recipe:
     """The recipe reduced to these stages and all that they depend on; a sweep publishes nothing."""
-    inputs, needed = dependencies(recipe), set(measured)
-    for step in reversed(ordered_steps(recipe)):
-        if step in needed:
-            needed.update(inputs[step].values())
+    inputs, needed, found = dependencies(recipe), set[str](), list(measured)
+    stand_ins = {f"{OTHER_MODEL_PREFIX}{name}": model.otherwise for name, model in recipe.models.items()}
+    while found:
+        step = found.pop()
+        if step not in needed:
+            needed.add(step)
+            found += inputs.get(step, {}).values()  # a model that nothing else reads is no step
+            found += [other for other in [stand_ins.get(step)] if other is not None]
     stages = {name: stage for name, stage in recipe.stages.items() if name in needed}
     rewards = {reward_of(stage) for stage in stages.values()}
     return recipe.model_copy(

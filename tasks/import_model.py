@@ -4,10 +4,12 @@ import shutil
 
 from models.folders import load_tokenizer, tokenizer_digest
 from models.quantisation import round_folder
-from models.sources import import_model, import_with_adapter
+from models.sources import copy_model, import_model, import_with_adapter
 from models.template_trial import try_chat_template
+from schemas.recipe.sources import Registered
 from schemas.recipe.work import ImportModel
 from schemas.records.job import StageJob, StageResult
+from tasks.training.scratch import FETCHED
 
 
 def run(job: StageJob[ImportModel]) -> StageResult:
@@ -20,7 +22,9 @@ def run(job: StageJob[ImportModel]) -> StageResult:
     """
     model = job.work.model
     output = job.output if model.quantization is None else job.scratch / "not rounded"
-    if model.adapter is None:
+    if isinstance(model.origin, Registered):
+        copy_model(job.scratch / FETCHED, output)
+    elif model.adapter is None:
         import_model(model.source, output, seed=job.seed, planned=job.source_sha256, scratch=job.scratch)
     else:
         import_with_adapter(model, output, seed=job.seed, planned=job.source_sha256, scratch=job.scratch)

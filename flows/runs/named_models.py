@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 from pydantic import ValidationError
 
@@ -24,7 +23,7 @@ from ledger import tracking
 from schemas.kinds import KINDS, ArtifactKind
 from schemas.recipe.inputs import MODEL, Generation
 from schemas.recipe.recipe import ResolvedRecipe
-from schemas.recipe.sources import LocalPath, model_source
+from schemas.recipe.sources import LocalPath, Registered, model_source
 from schemas.records.artifacts import Artifact, StoredModel
 from schemas.steps import dependencies
 from storage.refs import DamagedRef
@@ -99,7 +98,7 @@ def open_named_model(
         DamagedModel, DamagedCopy: its files cannot be used.
     """
     path = Path(named).expanduser()
-    if not isinstance(model_source(named), LocalPath):
+    if not isinstance(model_source(named), LocalPath | Registered):
         yield NamedModel(named, "policy", None, Generation(max_response_tokens=_DEFAULT_TOKENS), source=named)
     elif path.is_dir() or named.startswith(("/", ".", "~")):
         yield _checked(_in_folder(path), named, kinds)
@@ -308,7 +307,7 @@ def _published(
     if version and not version.isdecimal():
         raise RunError(_nothing_found(workspace, named, unknown, kinds))
     address = tracking.address(None, workspace.root)
-    if _is_missing_database(address):
+    if tracking.is_missing_database(address):
         raise RunError(_nothing_found(workspace, named, unknown, kinds))
     tracking.set_up_client()
     from ledger.to_mlflow.published_models import NoSuchModel, fetch_copy, find_version  # imports MLflow
@@ -343,12 +342,6 @@ def _published(
                 parents=found.parents,
             ),
         )
-
-
-def _is_missing_database(address: str) -> bool:
-    """Whether it is a SQLite file that is not there, which MLflow would create."""
-    parts = urlsplit(address)
-    return parts.scheme.startswith("sqlite") and not Path(unquote(parts.path)[1:]).is_file()
 
 
 def _nothing_found(

@@ -18,6 +18,7 @@ from flows.attempts.jobs import (
 from flows.attempts.provenance import drift, provenance
 from flows.machine import available_cpus, num_ranks
 from flows.runs.record import RunRecord, StageRecord
+from flows.runs.registered_models import missing_models, registered_version
 from ledger.operations import Input
 from ledger.remarks import compared_with_itself, remark_on
 from schemas.checks.few_prompts import few_prompts
@@ -114,14 +115,16 @@ def plan(recipe: ResolvedRecipe, store: Storage | None, runs: Sequence[RunRecord
         earlier = _earlier_record(recipe, name, runs)
         read = {role: steps[step] for role, step in inputs[name].items()}
         step = _plan_step(recipe, name, read, store, earlier, present)
+        step = replace(step, reasons=(*registered_version(recipe, name), *step.reasons))
         steps[name] = replace(step, pool=pool_of(recipe, name), nodes=resources_of(recipe, name).nodes)
     return list(steps.values())
 
 
 def plan_warnings(recipe: ResolvedRecipe, steps: Sequence[PlannedStep]) -> list[str]:
-    """Warnings about the recipe, and about gates with too few held-out prompts, where their number is known."""
+    """Warnings about the recipe: models that MLflow does not have yet, and gates with too few held-out prompts, where their
+    number is known."""
     counted = {step.name: step.artifact.metrics for step in steps if step.artifact is not None}
-    return [*warnings(recipe), *few_prompts(recipe, counted)]
+    return [*missing_models(recipe), *warnings(recipe), *few_prompts(recipe, counted)]
 
 
 def check_drift(steps: Sequence[PlannedStep]) -> None:

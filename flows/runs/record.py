@@ -78,8 +78,9 @@ class RunRecord(Frozen):
     run_id: str
     number: int
     recipe_digest: str
+    """Of the resolved recipe before registered models were pinned: the same command finds its unfinished run by it."""
     recipe: ResolvedRecipe
-    """The resolved recipe: defaults filled in, overrides applied."""
+    """The resolved recipe: defaults filled in, overrides applied, and registered models pinned to a version."""
     source: str
     """The recipe as given on the command line."""
     overrides: tuple[str, ...] = ()

@@ -26,6 +26,7 @@ from flows.runs.record import (
     RunRecord,
     StageRecord,
 )
+from flows.runs.registered_models import pinned
 from flows.runs.run_records import RunLock
 from flows.runs.workspace import RunError, Workspace
 from ledger.operations import RunOutcome
@@ -134,7 +135,7 @@ def acquire_run(
     """The newest unfinished, inactive run of this recipe, or a new one.
 
     If another process executes the unfinished run, a new run is created: each stage is then computed by the process
-    that locks its key first, and reused by the other.
+    that locks its key first, and reused by the other. A new run pins the registered models that it reads.
     """
     digest = recipe_digest(recipe)
     with workspace.records.creation_lock():
@@ -237,6 +238,17 @@ def is_active(workspace: Workspace, run_id: str) -> bool:
     return workspace.records.is_active(run_id)
 
 
+def recipe_of_next_run(workspace: Workspace, recipe: ResolvedRecipe) -> ResolvedRecipe:
+    """The recipe as ``acquire_run`` would run it: as its unfinished run has pinned it, or pinned now; writes nothing."""
+    digest = recipe_digest(recipe)
+    unfinished = (
+        record.recipe
+        for record in read_runs(workspace)
+        if record.recipe_digest == digest and record.status in UNFINISHED
+    )
+    return next(unfinished, None) or pinned(recipe, workspace)
+
+
 def _acquire_unfinished(workspace: Workspace, digest: str) -> Run | None:
     for record in read_runs(workspace):
         if record.recipe_digest == digest and record.status in UNFINISHED:
@@ -257,7 +269,7 @@ def _create(
         run_id=run_id,
         number=number,
         recipe_digest=digest,
-        recipe=recipe,
+        recipe=pinned(recipe, workspace),
         source=source,
         overrides=overrides,
         started=time.strftime("%Y-%m-%d %H:%M:%S"),

@@ -17,6 +17,7 @@ from flows.commands.console import Screen
 from flows.machine import Machine, this_machine
 from flows.runs.execution import ordering
 from flows.runs.planning import check_drift, needs_work, plan
+from flows.runs.registered_models import pinned
 from flows.runs.resolving import resolve_sweep
 from flows.runs.run import read_runs
 from flows.runs.workspace import Workspace
@@ -51,7 +52,10 @@ def run_sweep(
         flows.runs.planning.DriftError: ``strict``, and an artifact to reuse was made with other code or libraries.
         flows.prefect_server.server.ServerUnavailable: the Prefect server does not answer.
     """
-    swept = resolve_sweep(written)
+    resolved = resolve_sweep(written)
+    # once for all runs of a sweep, which so compare with the same version
+    recipes = {arm: pinned(recipe, workspace) for arm, recipe in resolved.recipes.items()}
+    swept = SweepPlan(resolved.sweep, recipes)
     machine, cells, store = this_machine(), swept.cells(), workspace.storage
     at_once = cells_at_once(machine, swept)
     sweep_id = f"{swept.sweep.sweep}-{swept.digest[:6]}"

@@ -1,7 +1,9 @@
 """Versions of registered models, found by name, and their copies, fetched and compared with what was published."""
 
 import json
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,12 +13,22 @@ from mlflow.tracking import MlflowClient
 
 from ledger.published_copies import WEIGHTS, problems_in
 from ledger.to_mlflow.logged_models import model_in
+from ledger.tracking import without_login, without_password
+from storage.sealed_folders import MANIFEST, read_manifest
 
 _PARENT = "vantage.parent."
 
 
 class NoSuchModel(ValueError):
     """MLflow has no such registered model, version or alias."""
+
+
+class UnusableVersion(NoSuchModel):
+    """There is such a version, but Vantage has not published it, or it is no whole policy."""
+
+
+class RegistryUnavailable(ConnectionError):
+    """MLflow does not answer."""
 
 
 class DamagedCopy(OSError):
@@ -60,12 +72,12 @@ def find_version(
     found = _find(client, name, version, alias)
     tags = found.tags
     if "vantage.digest" not in tags or found.source is None:
-        raise NoSuchModel(
+        raise UnusableVersion(
             f"version {found.version} of {name} was not published by Vantage; load it with MLflow, and give its folder"
         )
     model_id = model_in(f"{found.source}/")
     if model_id is None:
-        raise NoSuchModel(f"version {found.version} of {name} has no logged model; publish it again")
+        raise UnusableVersion(f"version {found.version} of {name} has no logged model; publish it again")
     model = client.get_logged_model(model_id)
     parents = {
         tag.removeprefix(_PARENT): value for tag, value in model.tags.items() if tag.startswith(_PARENT)
@@ -81,6 +93,85 @@ def find_version(
         parents=parents,
         params=_recipe(client, found.run_id),
     )
+
+
+def find_policy(
+    tracking_uri: str, name: str, *, version: str | None = None, alias: str | None = None
+) -> PublishedVersion | None:
+    """A version that holds a whole policy; None: MLflow has no such model, version or alias. Only descriptions are fetched.
+
+    Raises:
+        UnusableVersion: it was not published by Vantage, or holds adapters alone or a reward model.
+        DamagedCopy: its manifest is not the published one.
+        RegistryUnavailable: MLflow does not answer.
+    """
+    with _answering(tracking_uri):
+        try:
+            found = find_version(tracking_uri, name, version=version, alias=alias)
+        except UnusableVersion:
+            raise
+        except NoSuchModel:
+            return None
+        copy = get_artifact_repository(found.location, tracking_uri=tracking_uri)
+        with tempfile.TemporaryDirectory(prefix="vantage-version-") as temporary:
+            weights = Path(temporary) / WEIGHTS
+            copy.download_artifacts(f"{WEIGHTS}/{MANIFEST}", dst_path=temporary)
+            try:
+                files = read_manifest(weights, digest=found.digest)
+            except ValueError as error:
+                raise DamagedCopy(
+                    f"MLflow's copy of {name} version {found.version} is damaged: {error}"
+                ) from None
+            if "config.json" in files:
+                copy.download_artifacts(f"{WEIGHTS}/config.json", dst_path=temporary)
+            _require_policy(found, weights, files)
+    return found
+
+
+def fetch_policy(tracking_uri: str, name: str, *, version: str, digest: str, target: Path) -> Path:
+    """The folder of a version whose content digest is known, fetched into ``target``; every byte is compared.
+
+    Raises:
+        UnusableVersion: there is no such version any longer, or it holds something else.
+        DamagedCopy: its files are not those that were published.
+        RegistryUnavailable: MLflow does not answer.
+    """
+    with _answering(tracking_uri):
+        try:
+            found = find_version(tracking_uri, name, version=version)
+        except UnusableVersion:
+            raise
+        except NoSuchModel as error:
+            raise UnusableVersion(f"the run compares with version {version} of {name}, and {error}") from None
+        if found.digest != digest:
+            raise UnusableVersion(
+                f"version {version} of {name} holds {found.digest[:12]}, and the run compares with {digest[:12]}: the "
+                "registered model was made anew; start a new run"
+            )
+        return fetch_copy(found, tracking_uri=tracking_uri, target=target)
+
+
+@contextmanager
+def _answering(tracking_uri: str) -> Iterator[None]:
+    """RegistryUnavailable for every way in which MLflow gives no answer."""
+    try:
+        yield
+    except DamagedCopy:
+        raise
+    except (MlflowException, OSError) as error:
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise RegistryUnavailable(
+            f"MLflow at {without_password(tracking_uri)} does not answer ({without_login(first, tracking_uri)})"
+        ) from error
+
+
+def _require_policy(found: PublishedVersion, weights: Path, files: Mapping[str, Any]) -> None:
+    what = f"version {found.version} of {found.name}"
+    if "adapter_config.json" in files:
+        raise UnusableVersion(f"{what} holds adapters alone; publish the whole model, with merge: true")
+    architectures = json.loads((weights / "config.json").read_bytes()).get("architectures") or [""]
+    if str(architectures[0]).endswith("ForSequenceClassification"):
+        raise UnusableVersion(f"{what} is a reward model; name one that a policy was published as")
 
 
 def fetch_copy(found: PublishedVersion, *, tracking_uri: str, target: Path) -> Path:

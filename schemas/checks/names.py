@@ -47,6 +47,7 @@ def name_problems(plain: Plain) -> list[Problem]:
         _reserved_names(plain),
         _stage_references(plain),
         _unread_models(plain),
+        _stand_ins(plain),
         _reward_references(plain),
         _data_references(plain),
         _verifiers(plain),
@@ -159,6 +160,13 @@ def _unread_models(plain: Plain) -> Iterator[Problem]:
     for name in _mapping(plain.get("models")):
         if name not in read and name not in (MODEL, *_stages(plain)):
             yield Problem(("models", name), "no stage reads it", "name it in one, or remove it")
+
+
+def _stand_ins(plain: Plain) -> Iterator[Problem]:
+    """Stages that stand in for registered models: each makes a policy."""
+    for name, model in _mapping(plain.get("models")).items():
+        target = _mapping(model).get("otherwise")
+        yield from _stage_named(plain, ("models", name, "otherwise"), target, kinds_making(("policy",)))
 
 
 def _stage_named(plain: Plain, path: Path, target: Any, allowed: tuple[str, ...]) -> Iterator[Problem]:
@@ -453,13 +461,19 @@ def _cycles(plain: Plain) -> Iterator[Problem]:
 
 def _dependencies(plain: Plain) -> dict[str, list[tuple[Path, str]]]:
     """Stage → (path of a field, stage that it names). A stage that names itself is refused elsewhere."""
-    stages, data = _stages(plain), _datasets(plain)
+    stages, data, models = _stages(plain), _datasets(plain), _mapping(plain.get("models"))
     waits: dict[str, list[tuple[Path, str]]] = {name: [] for name in stages}
     for name, kind in _kinds(plain).items():
         collectable = [field for field, content in STAGES[kind].data.items() if kinds_collecting(content)]
         collected = [field for field in collectable if not _is_in(data, stages[name].get(field))]
         fields: list[tuple[Path, Any]] = [
             (("stages", name, field), stages[name].get(field)) for field in (*STAGES[kind].reads, *collected)
+        ]
+        others = [stages[name].get(field) for field in STAGES[kind].other_models]
+        fields += [  # a stage that stands in for it would have to end first
+            (("models", other, "otherwise"), _mapping(models[other]).get("otherwise"))
+            for other in others
+            if isinstance(other, str) and other in models
         ]
         waits[name] += [
             (path, to) for path, to in fields if isinstance(to, str) and to in stages and to != name

@@ -23,6 +23,7 @@ from schemas.recipe.sources import (
     Hub,
     LocalPath,
     Package,
+    Registered,
     file_source,
     model_source,
 )
@@ -190,6 +191,8 @@ def _model_source(path: Path, source: str, start: File) -> tuple[str, list[Probl
         case Package() as named:
             problem = Problem(path, f"{quote(source)} is not the name of a package", "write package:NAME")
             return source, [] if named.is_well_formed else [problem]
+        case Registered() as named:
+            return source, _problems_of_registered(path, source, named)
         case Gguf(path=file):
             file = absolute(file, start)
             problem = Problem(path, f"there is no file {file}", "name a .gguf file")
@@ -197,6 +200,17 @@ def _model_source(path: Path, source: str, start: File) -> tuple[str, list[Probl
         case LocalPath(path=folder):
             folder = absolute(folder, start)
             return str(folder), _problems_of_folder(path, folder)
+
+
+def _problems_of_registered(path: Path, source: str, named: Registered) -> list[Problem]:
+    if path[0] != "models" or path[-1] != "source":
+        message = f"{quote(source)} is a registered model, which stages sample from and compare with"
+        remedy = "name it under models; or take its folder, which `vantage export` writes"
+        return [Problem(path, message, remedy)]
+    if not named.is_well_formed:
+        remedy = "write models:/NAME@ALIAS or models:/NAME/VERSION"
+        return [Problem(path, f"{quote(source)} names no version of a registered model", remedy)]
+    return []
 
 
 def _problems_of_folder(path: Path, folder: File) -> list[Problem]:

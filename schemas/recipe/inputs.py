@@ -20,7 +20,7 @@ from schemas.recipe.fields import (
     is_unset,
 )
 from schemas.recipe.lora import Lora
-from schemas.recipe.sources import Builtin, FileSource, ModelSource, file_source, model_source
+from schemas.recipe.sources import Builtin, FileSource, ModelSource, Registered, file_source, model_source
 
 MODEL = "model"
 """The name by which a stage refers to the recipe's model."""
@@ -31,8 +31,8 @@ Content = Literal["demonstrations", "preferences", "rankings", "prompts"]
 """What the rows of a dataset are."""
 
 
-class OtherModel(Frozen):
-    """A model beside the recipe's own: stages sample from it, and compare with it; none trains it."""
+class SourcedModel(Frozen):
+    """Where a model comes from."""
 
     source: str
     """``builtin:tiny``, a Hugging Face folder, ``gguf:FILE``, ``package:NAME`` or ``hub:org/name@revision``."""
@@ -56,7 +56,32 @@ class OtherModel(Frozen):
         return None if self.base is None else Path(self.source)
 
 
-class Model(OtherModel):
+class OtherModel(SourcedModel):
+    """A model beside the recipe's own: stages sample from it, and compare with it; none trains it."""
+
+    source: str
+    """``builtin:tiny``, a Hugging Face folder, ``gguf:FILE``, ``package:NAME``, ``hub:org/name@revision``, or a policy that
+    Vantage has published in MLflow: ``models:/NAME@ALIAS`` or ``models:/NAME/VERSION``. A run asks MLflow once, when it
+    begins, which version that is, and keeps to it."""
+    otherwise: Name | None = Field(None, exclude_if=is_unset)
+    """The stage that makes the policy which stands in for it (or ``model``) as long as MLflow has no such version. None: the
+    run is refused then."""
+
+    @rule
+    def _only_a_registered_model_may_be_missing(self) -> None:
+        if self.otherwise is not None and not isinstance(self.origin, Registered):
+            raise ValueError(
+                f"otherwise={self.otherwise} stands in for a registered model that MLflow does not have, and "
+                f"source={self.source!r} is none; leave it out, or write source: models:/NAME@ALIAS"
+            )
+
+    @property
+    def stand_in(self) -> str | None:
+        """The stage that stands in for it, if MLflow had no such version when the run began."""
+        return self.otherwise if isinstance(self.origin, Registered) and self.origin.is_absent else None
+
+
+class Model(SourcedModel):
     """The pretrained (or built-in, untrained) model that the pipeline starts from."""
 
     chat: Switch | None = None

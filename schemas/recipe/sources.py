@@ -1,12 +1,14 @@
 """Parsed sources: the text of a ``source`` field as a value.
 
-``builtin:NAME`` and ``builtin:NAME/KIND``, ``hub:ORGANISATION/NAME@REVISION``, ``package:NAME``, ``gguf:FILE``, or a
-path. Only a model can come from the hub, a package or a GGUF file; data and verifiers are built in or paths.
+``builtin:NAME`` and ``builtin:NAME/KIND``, ``hub:ORGANISATION/NAME@REVISION``, ``package:NAME``, ``gguf:FILE``,
+``models:/NAME@ALIAS`` or ``models:/NAME/VERSION``, or a path. Only a model can come from the hub, a package, a GGUF file or
+MLflow; data and verifiers are built in or paths.
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,51 @@ class Gguf:
         return f"gguf:{self.path}"
 
 
+_ABSENT = "none"
+
+
+@dataclass(frozen=True)
+class Registered:
+    """A policy that a run has published: a registered model of MLflow, by alias or by version.
+
+    A run pins it when it begins: ``models:/NAME/VERSION#DIGEST``, or ``models:/NAME@ALIAS#none`` where there is none yet.
+    """
+
+    name: str
+    alias: str | None = None
+    version: str | None = None
+    pin: str | None = None
+    """Content digest of the published artifact, or ``none``; None: MLflow has not been asked."""
+
+    PATTERN = (
+        r"models:/[A-Za-z0-9][A-Za-z0-9._-]{0,127}(@[A-Za-z][A-Za-z0-9_-]{0,62}|/[1-9][0-9]*(#[0-9a-f]{64})?)"
+    )
+
+    @property
+    def is_well_formed(self) -> bool:
+        """Whether it names a version of a registered model, by number or alias."""
+        return re.fullmatch(self.PATTERN, str(self)) is not None
+
+    @property
+    def digest(self) -> str | None:
+        """Content digest of what it holds, if it is pinned and there is such a version."""
+        return None if self.is_absent else self.pin
+
+    @property
+    def is_absent(self) -> bool:
+        """Whether MLflow had no such version when the run began."""
+        return self.pin == _ABSENT
+
+    def as_absent(self) -> Self:
+        """Pinned, without a version."""
+        return replace(self, pin=_ABSENT)
+
+    def __str__(self) -> str:
+        place = "" if self.alias is None else f"@{self.alias}"
+        place += "" if self.version is None else f"/{self.version}"
+        return f"models:/{self.name}{place}" + ("" if self.pin is None else f"#{self.pin}")
+
+
 @dataclass(frozen=True)
 class LocalPath:
     """A path: a model's folder, or a file of data or Python."""
@@ -77,7 +124,7 @@ class LocalPath:
 
 FileSource = Builtin | LocalPath
 """Source of data or of a verifier."""
-ModelSource = Builtin | Hub | Package | Gguf | LocalPath
+ModelSource = Builtin | Hub | Package | Gguf | Registered | LocalPath
 
 
 def file_source(text: str) -> FileSource:
@@ -102,5 +149,20 @@ def model_source(text: str) -> ModelSource:
             return Package(rest)
         case "gguf":
             return Gguf(Path(rest))
+        case "models" if rest.startswith("/"):
+            return _registered(rest[1:])
         case _:
             return LocalPath(Path(text))
+
+
+def _registered(text: str) -> Registered:
+    """``NAME@ALIAS``, ``NAME/VERSION`` or ``NAME``, with or without ``#PIN``."""
+    place, has_pin, pin = text.partition("#")
+    name, has_alias, alias = place.partition("@")
+    name, has_version, version = (name, "", "") if has_alias else name.partition("/")
+    return Registered(
+        name,
+        alias=alias if has_alias else None,
+        version=version if has_version else None,
+        pin=pin if has_pin else None,
+    )

@@ -15,7 +15,7 @@ from schemas.canonical_json import canonical_json
 from schemas.kinds import KINDS
 from schemas.recipe.inputs import Generation
 from schemas.recipe.rewards import Reward
-from schemas.recipe.sources import Builtin, Gguf, Hub, LocalPath, ModelSource, Package
+from schemas.recipe.sources import Builtin, Gguf, Hub, LocalPath, ModelSource, Package, Registered
 from schemas.recipe.terms import row_of
 from schemas.recipe.work import ImportModel, ImportVerifier, MixData, Work
 from schemas.source_files import data_format
@@ -196,6 +196,8 @@ def _form(origin: ModelSource, *, is_folder: bool) -> str:
             return "gguf"
         case Package():
             return "package"
+        case Registered():
+            return "registered"
         case LocalPath(path=path):
             return "folder" if is_folder else data_format(path) or path.suffix.lower()
 

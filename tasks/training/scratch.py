@@ -13,6 +13,8 @@ BATCHES = "batches"
 JOURNAL = "journal.jsonl"
 PROGRESS = "progress.json"
 _COMMITTED = "committed.json"
+FETCHED = "fetched"
+"""The folder of a registered model, which whoever orders the run has fetched for the step that imports it."""
 
 REPORTS = (PROGRESS, JOURNAL, _COMMITTED)
 """What those who watch an attempt read."""

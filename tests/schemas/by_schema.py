@@ -46,6 +46,7 @@ RULES = {
     "PolicyEvaluation._judges_of_two_kinds": "equal kinds of value in two fields",
     "Verifier._one_group": "the groups of a regular expression",
     "ModelTerm._wrong_needs_a_verifier": "a field that is read in another kind of term alone",
+    "OtherModel._only_a_registered_model_may_be_missing": "what the text of one field means for another",
     "Verifier._fields_fit_the_source": "a field that another's value leaves without a reader",
     "Reward._term_names_are_unique": "equal values in different items",
     "Resources._one_gpu_for_each_rank": "one number equals another",

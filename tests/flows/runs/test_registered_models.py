@@ -1,0 +1,274 @@
+"""A verdict against a registered model of MLflow: real stages at reduced size, and a real MLflow."""
+
+import io
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+from rich.console import Console
+from typer.testing import CliRunner
+
+from flows.commands.console import show_plan
+from flows.commands.main import app
+from flows.exit_codes import ExitCode
+from flows.runs.planning import plan, plan_warnings
+from flows.runs.publishing import publish
+from flows.runs.record import RunRecord
+from flows.runs.registered_models import fetch_registered, pinned
+from flows.runs.resolving import load_resolved
+from flows.runs.run import read_runs, recipe_of_next_run
+from flows.runs.workspace import RunError, Workspace
+from ledger.to_mlflow.published_models import RegistryUnavailable, find_version
+from models.folders import load_policy, load_tokenizer
+from schemas.recipe.sources import Registered
+from schemas.records.artifacts import is_same
+from schemas.records.attempt import RUN_STAGE
+from storage.sealed_folders import read_manifest
+from tests.flows.orchestrated import attempt_all, orchestrated
+
+pytestmark = pytest.mark.timeout(600)
+
+RECIPE = """\
+recipe: challenger
+seed: 3
+model: {source: "builtin:tiny"}
+models:
+  champion: {source: "models:/judged@champion", otherwise: model}
+generation: {max_prompt_tokens: 48, max_response_tokens: 8}
+data:
+  demonstrations: {source: "builtin:arithmetic/demonstrations", rows: 64}
+  prompts: {source: "builtin:arithmetic/prompts", rows: 32, split: {validation: 8, test: 8}}
+stages:
+  sft: {kind: sft, data: demonstrations, epochs: 0.5, batch_size: 8, learning_rate: 1.0e-3}
+  evaluation:
+    kind: evaluation
+    candidate: sft
+    baseline: champion
+    judge: {verifier: arithmetic}
+    prompts: prompts
+    gate: {metric: accuracy_gain, at_least: -1.0}
+publish:
+  - {stage: sft, registered_model: judged, alias: champion, after: evaluation}
+"""
+
+
+def run_it(workspace: Workspace, recipe: Path, *overrides: str, until: str | None = None) -> RunRecord:
+    """A run, up to and without the step ``until``: as if the process had died there."""
+    with orchestrated(workspace, recipe, *overrides, stage_function=RUN_STAGE) as orchestrator:
+        attempt_all(orchestrator, until=until)
+        if until is None:
+            for publication in orchestrator.recipe.publish:
+                publish(publication, orchestrator)
+            orchestrator.end()
+        return orchestrator.run.record
+
+
+class Life:
+    """What the tests read: three runs, one of which was resumed after the alias had moved."""
+
+    def __init__(self, folder: Path) -> None:
+        self.workspace = Workspace(folder / "workspace")
+        self.recipe = folder / "challenger.yaml"
+        self.recipe.write_text(RECIPE)
+        self.address = f"sqlite:///{self.workspace.root / 'mlflow.db'}"
+        plain, _ = load_resolved(self.recipe)
+        self.planned_first = recipe_of_next_run(self.workspace, plain)
+        self.made_a_database = (self.workspace.root / "mlflow.db").exists()
+        self.first = run_it(self.workspace, self.recipe)
+        self.interrupted = run_it(self.workspace, self.recipe, "seed=4", until="evaluation")
+        self.third = run_it(self.workspace, self.recipe, "seed=5")
+        self.resumed = run_it(self.workspace, self.recipe, "seed=4")
+
+    @property
+    def client(self) -> MlflowClient:
+        return MlflowClient(tracking_uri=self.address)
+
+    def version_with_alias(self) -> str:
+        return str(self.client.get_model_version_by_alias("judged", "champion").version)
+
+
+@pytest.fixture(scope="module")
+def life(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Life]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
+        patch.setenv("OMP_NUM_THREADS", "1")
+        (folder := tmp_path_factory.mktemp("challenger") / "here").mkdir()
+        yield Life(folder)
+
+
+def test_without_a_champion_the_named_stage_stands_in_for_it(life: Life) -> None:
+    assert not life.made_a_database, "a plan makes none"
+    champion = life.first.recipe.models["champion"]
+    assert (champion.source, champion.stand_in) == ("models:/judged@champion#none", "model")
+    assert life.planned_first == life.first.recipe
+    assert {each.status for each in (life.first, life.third, life.resumed)} == {"completed"}
+    assert "models.champion" not in life.first.stages
+    parents = life.first.stages["evaluation"].key_parts["inputs"]
+    assert parents["baseline"] == life.first.stages["model"].digest
+    assert plan_warnings(life.first.recipe, [])[0] == (
+        "models.champion: MLflow has no registered model judged with the alias champion yet; model stands in for it in "
+        "this run"
+    )
+
+
+def test_the_second_run_compares_with_what_the_first_has_published(life: Life) -> None:
+    stage = life.interrupted.stages["models.champion"]
+    storage, published = life.workspace.storage, life.first.stages["sft"]
+    assert life.interrupted.recipe.models["champion"].source == f"models:/judged/1#{published.digest}"
+    assert stage.digest is not None and stage.stage_key is not None and published.stage_key is not None
+    imported, made = (storage.find(str(key)) for key in (stage.stage_key, published.stage_key))
+    assert imported is not None and made is not None
+    assert is_same(imported.artifact, made.artifact), "the same files"
+    assert set(read_manifest(storage.folder(imported.artifact), digest=stage.digest)) == set(
+        read_manifest(storage.folder(made.artifact), digest=str(published.digest))
+    )
+    folder = storage.folder(imported.artifact)
+    assert load_policy(folder).num_parameters() > 0 and load_tokenizer(folder).eos_token
+
+
+def test_a_resumed_run_compares_with_the_same_version_although_the_alias_has_moved(life: Life) -> None:
+    first, third = (each.stages["sft"].digest for each in (life.first, life.third))
+    assert first != third
+    assert life.third.recipe.models["champion"].source == f"models:/judged/1#{first}"
+    assert life.resumed.run_id == life.interrupted.run_id
+    assert life.resumed.recipe == life.interrupted.recipe, "pinned once"
+    ref = life.workspace.storage.find(str(life.resumed.stages["evaluation"].stage_key))
+    assert ref is not None
+    assert ref.artifact.parents["baseline"] == life.interrupted.stages["models.champion"].digest
+    # 1: the first run's, 2: the third's, 3: the resumed one's, which ended last
+    assert life.version_with_alias() == "3"
+    assert find_version(life.address, "judged", version="2").digest == third
+
+
+def test_the_key_follows_the_content_and_not_the_alias_or_its_version(life: Life) -> None:
+    with_alias, _ = load_resolved(life.recipe, ["seed=9"])
+    by_version, _ = load_resolved(life.recipe, ["seed=9", "models.champion.source=models:/judged/3"])
+    keys = [
+        {step.name: step.stage_key for step in plan(pinned(each, life.workspace), life.workspace.storage, [])}
+        for each in (with_alias, by_version)
+    ]
+    assert keys[0] == keys[1]
+    older, _ = load_resolved(life.recipe, ["models.champion.source=models:/judged/1"])
+    steps = plan(pinned(older, life.workspace), life.workspace.storage, [])
+    other = {step.name: step for step in steps}["models.champion"]
+    assert other.stage_key != keys[0]["models.champion"]
+    assert (other.action, other.reasons[0]) == ("reuse", "judged version 1")
+
+
+def test_a_plan_says_with_which_version_it_compares_and_writes_nothing(life: Life) -> None:
+    database = life.workspace.root / "mlflow.db"
+    before = (database.read_bytes(), [each.run_id for each in read_runs(life.workspace)])
+    arguments = ["plan", str(life.recipe), "--set", "seed=6", "--workspace", life.workspace.address]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    assert "judged version 3" in " ".join(done.output.split())
+    assert before == (database.read_bytes(), [each.run_id for each in read_runs(life.workspace)])
+    plain, _ = load_resolved(life.recipe, ["seed=6"])
+    printed = io.StringIO()
+    steps = plan(recipe_of_next_run(life.workspace, plain), life.workspace.storage, [])
+    show_plan(Console(file=printed, width=160), steps, heading="", warnings=[])
+    assert "judged version 3" in printed.getvalue()
+
+
+def test_a_model_that_is_the_champion_is_compared_with_itself_and_no_alias_moves(life: Life) -> None:
+    """The gate is closed, as wherever a model is compared with itself."""
+    again = run_it(life.workspace, life.recipe, "seed=4")
+    assert again.status == "gate_closed"
+    assert again.run_id != life.resumed.run_id, "a finished run is not resumed"
+    assert again.recipe.models["champion"].source.startswith("models:/judged/3#")
+    assert again.stages["evaluation"].remark == (
+        "sft holds the weights of models.champion: a model is compared with itself"
+    )
+    assert life.version_with_alias() == "3"
+
+
+# What is refused
+
+
+def refused(life: Life, *overrides: str) -> str:
+    recipe, _ = load_resolved(life.recipe, overrides)
+    before = len(read_runs(life.workspace))
+    with (
+        pytest.raises((RunError, RegistryUnavailable)) as error,
+        orchestrated(life.workspace, life.recipe, *overrides),
+    ):
+        pass
+    assert len(read_runs(life.workspace)) == before, "no run has begun"
+    with pytest.raises(type(error.value), match=re.escape(str(error.value))):
+        recipe_of_next_run(life.workspace, recipe)
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("source", "what"),
+    [
+        ("models:/judged@runner-up", "MLflow has no registered model judged with the alias runner-up"),
+        ("models:/nobody@champion", "MLflow has no registered model nobody with the alias champion"),
+        ("models:/judged/77", "MLflow has no version 77 of a registered model judged"),
+    ],
+)
+def test_what_mlflow_does_not_have_is_refused_unless_a_stage_stands_in(
+    source: str, what: str, life: Life
+) -> None:
+    assert refused(life, f"models.champion={{source: '{source}'}}") == (
+        f"models.champion.source='{source}': {what}; publish one first, or name the stage that stands in for it as "
+        "`otherwise`"
+    )
+    recipe, _ = load_resolved(life.recipe, [f"models.champion.source={source}"])
+    assert pinned(recipe, life.workspace).models["champion"].stand_in == "model"
+
+
+def test_a_version_that_is_not_of_vantage_is_refused(life: Life, tmp_path: Path) -> None:
+    life.client.create_registered_model("foreign")
+    life.client.create_model_version("foreign", str(tmp_path))
+    assert refused(life, "models.champion.source=models:/foreign/1") == (
+        "models.champion.source='models:/foreign/1': version 1 of foreign was not published by Vantage; load it with "
+        "MLflow, and give its folder"
+    )
+
+
+def test_mlflow_that_does_not_answer_is_told_and_nobody_stands_in(
+    life: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    said = refused(life, "seed=8")
+    assert said.startswith(
+        "models.champion.source='models:/judged@champion': MLflow at http://127.0.0.1:9 does not answer ("
+    )
+    assert said.endswith("; start it, or set MLFLOW_TRACKING_URI")
+    program = [sys.executable, "-c", "from flows.commands.main import main; main()"]
+    command = [*program, "plan", str(life.recipe), "--set", "seed=8", "--workspace", life.workspace.address]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == ExitCode.UNAVAILABLE, done
+    assert "vantage: models.champion.source='models:/judged@champion': MLflow at" in done.stderr
+
+
+def test_a_copy_that_is_not_what_the_run_has_pinned_fails_the_step_alone(life: Life, tmp_path: Path) -> None:
+    changed = Registered("judged", version="2", pin="0" * 64)
+    with pytest.raises(RunError, match=r"version 2 of judged holds .* the run compares with 000000000000"):
+        fetch_registered(changed, life.workspace, tmp_path / "fetched")
+    with pytest.raises(RunError, match=r"the run compares with version 88 of judged, and MLflow has no"):
+        fetch_registered(
+            Registered("judged", version="88", pin="0" * 64), life.workspace, tmp_path / "fetched"
+        )
+    assert list(tmp_path.iterdir()) == [], "nothing half-fetched is left"
+
+
+def test_a_damaged_copy_is_refused(life: Life, tmp_path: Path) -> None:
+    found = find_version(life.address, "judged", version="2")
+    weights = Path(found.location.removeprefix("file://")) / "model" / "model.safetensors"
+    intact = weights.read_bytes()
+    weights.write_bytes(intact[:-1] + bytes([intact[-1] ^ 1]))
+    try:
+        with pytest.raises(
+            RunError, match=r"MLflow's copy of judged version 2 is damaged: model: .*safetensors"
+        ):
+            fetch_registered(
+                Registered("judged", version="2", pin=found.digest), life.workspace, tmp_path / "fetched"
+            )
+    finally:
+        weights.write_bytes(intact)
