@@ -1,7 +1,7 @@
 """Rules for rows of training data, and a report of the rows that break them.
 
 ``vantage data inspect`` and the preparation of data both use them, so a row that one counts as usable is kept by the other.
-A table is checked in Arrow batches; memory holds one batch and a hash for each usable row. The rules are Arrow masks,
+A table is checked in Arrow batches; memory holds one batch and about 20 bytes for each usable row, by which repeats are found. The rules are Arrow masks,
 because a mask says which rows break one. ``schemas.tables`` makes pandera schemas of them; stages run without pandera.
 """
 
@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from schemas.digest_set import DigestSet
 from schemas.steps import CONTENT_COLUMNS, OPTIONAL_COLUMNS
 
 Mask: TypeAlias = Any
@@ -45,6 +46,7 @@ SLICE_ROWS = 10_000
 """Rows checked together; bounds memory."""
 SHOWN_ROWS = 10
 _SHOWN_CHARACTERS = 60
+_DIGEST_BYTES = 16
 
 
 class UnusableTable(ValueError):
@@ -245,7 +247,7 @@ class RowCheck:
             allow_repeats: do not drop rows that are equal in all required columns; otherwise only the first is kept.
         """
         self._content = content
-        self._seen: set[bytes] | None = None if allow_repeats else set()
+        self._seen = None if allow_repeats else DigestSet(_DIGEST_BYTES)
         self._num_rows = 0
         self._dropped: Counter[str] = Counter()
         self._first: list[BadRow] = []
@@ -287,11 +289,8 @@ class RowCheck:
         assert self._seen is not None
         # No text holds a NUL, and a row has as many ranks as responses, so different rows give different texts.
         parts = [str(part) for value in values for part in (value if isinstance(value, list) else [value])]
-        digest = hashlib.blake2b("\0".join(parts).encode(), digest_size=16).digest()
-        if digest in self._seen:
-            return True
-        self._seen.add(digest)
-        return False
+        digest = hashlib.blake2b("\0".join(parts).encode(), digest_size=_DIGEST_BYTES).digest()
+        return not self._seen.add(digest)
 
     def _count(self, bad: BadRow) -> None:
         self._dropped[bad.reason] += 1

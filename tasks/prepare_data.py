@@ -5,7 +5,7 @@ What it writes is all that later stages read, so neither they nor an audit depen
 
 import json
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
@@ -13,6 +13,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from schemas.conversations import first_words
@@ -36,7 +37,7 @@ from tasks.data import arithmetic
 from tasks.data.formats import Format
 from tasks.data.near_duplicates import near_duplicates
 from tasks.data.row_reader import RowReader, reader_of
-from tasks.data.rows import Row, spool, write_marked
+from tasks.data.rows import Row, SpooledRows, spool, write_marked
 from tasks.data.source_rows import SourceRow, UnreadableFile, read_rows_of
 from tasks.data.splits import (
     SPLITS,
@@ -67,22 +68,24 @@ def run(job: StageJob[PrepareData]) -> StageResult:
 
     # 1. Map the source's rows to our columns, and leave out what cannot be used
     if isinstance(data.origin, Builtin):
-        table, report = keep_usable(builtin_batches(work), work, job.scratch)
-        found = None
+        rows, report = keep_usable(builtin_batches(work), work, job.scratch)
+        columns, found = rows.schema.names, None
     else:
         with read_file(data, content, job) as (reader, batches):
-            table, report = keep_usable(batches, work, job.scratch)
-            table, found = table.drop_columns(reader.absent()), reader.format
+            rows, report = keep_usable(batches, work, job.scratch)
+            absent, found = reader.absent(), reader.format
+        columns = [column for column in rows.schema.names if column not in absent]
     refuse_if_too_many_dropped(report, name=job.name, max_dropped=data.max_dropped)
     progress.update(1, phase="splitting")
 
     # 2. Set rows apart, by prompt
-    sides = sides_of(table, work)
-    near = leave_out_near_duplicates(table, sides, data.near_duplicates, name=job.name)
+    asked = partial(asked_texts, rows, columns)
+    sides = sides_of(asked(), work)
+    near = leave_out_near_duplicates(asked, sides, data.near_duplicates, name=job.name)
     progress.update(2, phase="writing")
 
     # 3. Write
-    counts = write_splits(table, sides, job.output, train_rows=data.rows)
+    counts = write_splits(rows, columns, sides, job.output, train_rows=data.rows)
     (job.output / "report.json").write_text(
         json.dumps({**described(counts, report, found), **near}, indent=2) + "\n"
     )
@@ -99,8 +102,8 @@ def run(job: StageJob[PrepareData]) -> StageResult:
     )
 
 
-def keep_usable(batches: Iterator[pa.Table], work: PrepareData, scratch: Path) -> tuple[pa.Table, Report]:
-    """The usable rows as a table on disk, and a report of the others."""
+def keep_usable(batches: Iterator[pa.Table], work: PrepareData, scratch: Path) -> tuple[SpooledRows, Report]:
+    """The usable rows on disk, and a report of the others."""
     repeats = isinstance(work.data.origin, Builtin)
     kept, report_of = usable_rows(batches, content=work.content, allow_repeats=repeats)
     return spool(kept, scratch / "kept.arrow"), report_of()
@@ -242,28 +245,27 @@ def refuse_if_too_many_dropped(report: Report, *, name: str, max_dropped: float)
     )
 
 
-def sides_of(table: pa.Table, work: PrepareData) -> list[str | None]:
+def sides_of(asked: Iterable[str], work: PrepareData) -> list[str | None]:
     """The side of every row; None for a row that is on none: of a held-out side, beyond the number asked for."""
     assign = split_alone if work.alone and not isinstance(work.data.origin, Builtin) else split_by_shares
-    return list(assign(positions_of(table), work.data.split, work.shares))
+    return list(assign(positions_of(asked), work.data.split, work.shares))
 
 
-def positions_of(table: pa.Table) -> Sequence[float]:
+def positions_of(asked: Iterable[str]) -> Sequence[float]:
     """What decides the side of every row: the position of its prompt; of a conversation, of what the user said first."""
-    return array("d", map(prompt_position, asked_texts(table)))
+    return array("d", map(prompt_position, asked))
 
 
-def asked_texts(table: pa.Table) -> Iterator[str]:
+def asked_texts(rows: SpooledRows, columns: Sequence[str]) -> Iterator[str]:
     """The prompt of every row; of a conversation, what the user said first."""
-    columns = [column for column in ("prompt", "messages") if column in table.column_names]
-    for batch in table.select(columns).to_batches():
+    for batch in rows.batches([column for column in ("prompt", "messages") if column in columns]):
         for row in batch.to_pylist():
             turns = row.get("messages")
             yield row["prompt"] if turns is None else first_words(turns)
 
 
 def leave_out_near_duplicates(
-    table: pa.Table, sides: list[str | None], asked: NearDuplicates | None, *, name: str
+    texts: Callable[[], Iterable[str]], sides: list[str | None], asked: NearDuplicates | None, *, name: str
 ) -> dict[str, Any]:
     """Take rows for training that are nearly a held-out prompt off their side; returns what ``report.json`` says of them.
 
@@ -273,7 +275,7 @@ def leave_out_near_duplicates(
     if asked is None:
         return {}
     found = []
-    for pair in near_duplicates(lambda: asked_texts(table), sides, similarity=asked.similarity):
+    for pair in near_duplicates(texts, sides, similarity=asked.similarity):
         sides[pair.row] = None
         found.append(pair)
     num_train = sides.count(TRAIN) + len(found)
@@ -292,7 +294,12 @@ def leave_out_near_duplicates(
 
 
 def write_splits(
-    table: pa.Table, sides: Sequence[str | None], output: Path, *, train_rows: int | None
+    rows: SpooledRows,
+    columns: Sequence[str],
+    sides: Sequence[str | None],
+    output: Path,
+    *,
+    train_rows: int | None,
 ) -> dict[str, int]:
     """Write one file a side; returns how many rows each has.
 
@@ -301,8 +308,9 @@ def write_splits(
     """
     counts = {}
     for side in SPLITS:
-        numbers = (number for number, name in enumerate(sides) if name == side)
-        chosen = set(islice(numbers, train_rows if side == TRAIN else None))
-        write_marked(output, side, table, [number in chosen for number in range(len(sides))])
-        counts[f"{side}_rows"] = len(chosen)
+        chosen = np.fromiter((name == side for name in sides), dtype=np.bool_, count=len(sides))
+        if side == TRAIN and train_rows is not None:
+            chosen[np.flatnonzero(chosen)[train_rows:]] = False
+        write_marked(output, side, rows, columns, chosen)
+        counts[f"{side}_rows"] = int(chosen.sum())
     return counts

@@ -24,8 +24,28 @@ def write_rows(folder: Path, split: str, rows: Sequence[Mapping[str, Any]]) -> N
     pq.write_table(table, folder / f"{split}.parquet", compression="zstd", row_group_size=ROW_GROUP)
 
 
-def spool(batches: Iterable[pa.RecordBatch], path: Path) -> pa.Table:
-    """The batches, one at least, as a table that is mapped into memory from a file, which nobody else sees again."""
+class SpooledRows:
+    """Rows in a file that nobody else sees: memory holds the batch that is read."""
+
+    def __init__(self, path: Path) -> None:
+        """
+        Args:
+            path: an Arrow file; its name is removed.
+        """
+        self._file = pa.OSFile(str(path))
+        path.unlink()
+        self.schema: pa.Schema = pa.ipc.open_file(self._file).schema
+
+    def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """All rows, of these columns."""
+        fields = [self.schema.get_field_index(column) for column in columns]
+        reader = pa.ipc.open_file(self._file, options=pa.ipc.IpcReadOptions(included_fields=fields))
+        for number in range(reader.num_record_batches):
+            yield reader.get_batch(number).select(list(columns))
+
+
+def spool(batches: Iterable[pa.RecordBatch], path: Path) -> SpooledRows:
+    """Write the batches, one at least, to a file."""
     writer = None
     try:
         for batch in batches:
@@ -34,22 +54,26 @@ def spool(batches: Iterable[pa.RecordBatch], path: Path) -> pa.Table:
     finally:
         if writer is not None:
             writer.close()
-    table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
-    path.unlink()
-    return table
+    return SpooledRows(path)
 
 
-def write_marked(folder: Path, split: str, table: pa.Table, marks: Sequence[bool]) -> None:
-    """Write the marked rows of a table as one split, a row group at a time; the bytes are those of ``write_rows``."""
-    with pq.ParquetWriter(folder / f"{split}.parquet", table.schema, compression="zstd") as writer:
-        for group in _row_groups(table, marks):
+def write_marked(folder: Path, split: str, rows: SpooledRows, columns: Sequence[str], marks: Any) -> None:
+    """Write the marked rows as one split, a row group at a time; the bytes are those of ``write_rows``.
+
+    Args:
+        columns: those that are written.
+        marks: (N,) booleans.
+    """
+    schema = pa.schema([rows.schema.field(column) for column in columns], rows.schema.metadata)
+    with pq.ParquetWriter(folder / f"{split}.parquet", schema, compression="zstd") as writer:
+        for group in _row_groups(rows.batches(columns), marks):
             writer.write_table(group, row_group_size=ROW_GROUP)
 
 
-def _row_groups(table: pa.Table, marks: Sequence[bool]) -> Iterator[pa.Table]:
+def _row_groups(batches: Iterable[pa.RecordBatch], marks: Any) -> Iterator[pa.Table]:
     waiting: list[pa.Table] = []
     num_waiting = begin = 0
-    for batch in table.to_batches():
+    for batch in batches:
         part = pa.Table.from_batches([batch]).filter(pa.array(marks[begin : begin + batch.num_rows]))
         begin += batch.num_rows
         while num_waiting + part.num_rows >= ROW_GROUP:

@@ -1,8 +1,10 @@
 """Which rows are set apart: decided by a hash of the prompt, so that no prompt stands on two sides."""
 
 import hashlib
-from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
 
 from schemas.recipe.inputs import Shares, Split
 
@@ -51,13 +53,15 @@ def split_by_shares(positions: Sequence[float], split: Split, shares: Shares) ->
     ):
         if not isinstance(size, int):
             continue
-        rows_at = Counter(position for position, of in zip(positions, sides, strict=True) if of == side)
-        if rows_at.total() < size:
+        held_out = np.fromiter(
+            (p for p, of in zip(positions, sides, strict=True) if of == side), dtype=np.float64
+        )
+        if len(held_out) < size:
             raise TooFewRows(
-                f"split.{side}={size} is more than the {rows_at.total()} rows of {len(positions)} that the {side} share of "
+                f"split.{side}={size} is more than the {len(held_out)} rows of {len(positions)} that the {side} share of "
                 f"{share:g} holds; ask for fewer, or name a larger share as split.{side} of one of the datasets"
             )
-        end = _end_of(size, start=0.0, ordered=sorted(rows_at), rows_at=rows_at)
+        end = _end_of(size, start=0.0, ordered=np.sort(held_out))
         sides = [
             None if of == side and position >= end else of
             for position, of in zip(positions, sides, strict=True)
@@ -76,10 +80,9 @@ def split_alone(positions: Sequence[float], split: Split, shares: Shares) -> lis
         TooFewRows: a side, or training, would be left without rows.
     """
     sizes = {TEST: split.test or shares.test, VALIDATION: split.validation or shares.validation}
-    rows_at = Counter(positions)
-    ordered = sorted(rows_at)
-    test_end = _end_of(sizes[TEST], start=0.0, ordered=ordered, rows_at=rows_at)
-    validation_end = _end_of(sizes[VALIDATION], start=test_end, ordered=ordered, rows_at=rows_at)
+    ordered = np.sort(np.asarray(positions))
+    test_end = _end_of(sizes[TEST], start=0.0, ordered=ordered)
+    validation_end = _end_of(sizes[VALIDATION], start=test_end, ordered=ordered)
 
     sides = [TEST if p < test_end else VALIDATION if p < validation_end else TRAIN for p in positions]
     _refuse_empty_sides(sides, positions, sizes)
@@ -97,14 +100,16 @@ def _refuse_empty_sides(
             )
 
 
-def _end_of(size: int | float, *, start: float, ordered: Sequence[float], rows_at: Counter[float]) -> float:
+def _end_of(size: int | float, *, start: float, ordered: Any) -> float:
+    """Where a side ends that begins at ``start``: with a number of rows, behind the last row of its last prompt.
+
+    Args:
+        ordered: (N,) the positions of all rows, in ascending order.
+    """
     if isinstance(size, float):
         return start + size
-    taken = 0
-    for position in ordered:
-        if position < start:
-            continue
-        if taken >= size:
-            return position
-        taken += rows_at[position]
-    return 1.0
+    last = np.searchsorted(ordered, start) + size - 1
+    if last >= len(ordered):
+        return 1.0
+    end = np.searchsorted(ordered, ordered[last], side="right")
+    return 1.0 if end == len(ordered) else float(ordered[end])

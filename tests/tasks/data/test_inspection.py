@@ -41,8 +41,8 @@ def prepared(source: Path, content: Content, scratch: Path) -> tuple[Report, lis
         output=scratch,
     )
     with read_file(data, content, job) as (_, batches):
-        table, report = keep_usable(batches, job.work, scratch)
-    return report, table.to_pylist()
+        rows, report = keep_usable(batches, job.work, scratch)
+    return report, [row for batch in rows.batches(rows.schema.names) for row in batch.to_pylist()]
 
 
 def alike(found: FileInspection, report: Report, kept: list[dict[str, Any]]) -> None:

@@ -57,6 +57,27 @@ def test_prompts_alike_but_for_case_and_space_never_stand_on_two_sides(prompts: 
         assert seen.setdefault(prompt.strip().lower(), side) == side
 
 
+# By hand: the positions in order are .1 .1 .2 .3 .3 .3 .6 .9
+@pytest.mark.parametrize(
+    ("test", "validation", "expected"),
+    [
+        (1, 1, "ttvrrrrr"),  # the one row that was asked for stands beside its like
+        (3, 2, "tttvvvrr"),
+        (2, 5, "ttvvvvvr"),
+        (2, 0.25, "ttvvvvrr"),  # [.2, .45)
+        (0.15, 2, "ttvvvvrr"),
+        (0.4, 0.3, "ttttttvr"),
+    ],
+)
+def test_whole_prompts_are_taken_in_the_order_of_their_positions(
+    test: int | float, validation: int | float, expected: str
+) -> None:
+    positions = [0.3, 0.1, 0.9, 0.3, 0.2, 0.6, 0.1, 0.3]
+    sides = split_alone(positions, Split(test=test, validation=validation), Shares())
+    letter = {"test": "t", "validation": "v", "train": "r"}
+    assert "".join(letter[side] for _, side in sorted(zip(positions, sides, strict=True))) == expected
+
+
 @pytest.mark.parametrize("assign", [split_alone, split_by_shares])
 def test_the_order_of_rows_changes_nothing(assign: Any) -> None:
     split, shares = Split(validation=50, test=50), Shares(validation=0.1, test=0.1)
