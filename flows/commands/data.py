@@ -145,6 +145,8 @@ def _plain(number: int, row: Mapping[str, Any]) -> "ShownRow":
 def _show(console: "Console", file: Path, found: "FileInspection") -> None:
     from rich.text import Text
 
+    from schemas.safe_text import safe_text
+
     also = f" (can be read as {' and '.join(found.also)}, too)" if found.also else ""
     console.print(
         Text.assemble((str(file), "bold"), f": {found.content}: {found.format}{also}"), soft_wrap=True
@@ -164,6 +166,8 @@ def _show(console: "Console", file: Path, found: "FileInspection") -> None:
         console.print(Text(line), soft_wrap=True)
     for problem in found.first_problems:
         console.print(Text(f"    {problem}", style="yellow"), soft_wrap=True)
+    if found.unread:
+        console.print(Text(f"not read  {', '.join(map(safe_text, found.unread))}"), soft_wrap=True)
     console.print(Text("\nFor a recipe:", style="bold"))
     console.print(Text(found.recipe.rstrip()), soft_wrap=True)
 

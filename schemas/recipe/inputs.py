@@ -223,9 +223,10 @@ class Data(Frozen):
 
     Conversations (lists of messages, HH transcripts) are read from ``conversation``, which ends with the response of a
     demonstration, or from ``prompt``, ``chosen`` and ``rejected``; two conversations without a prompt have it in common.
-    ``history`` holds earlier rounds, ``system`` a system message, ``tools`` the tools that a chat template shows. Judgments are ``response_a`` and ``response_b``, or
-    two ``responses``, with a ``label`` or a list of annotators' labels, whose majority counts; ties rank nothing and are
-    left out. ``scores`` rank ``responses``, the highest first. ``a.*.b`` is the list of ``b`` in all items of ``a``."""
+    ``history`` holds earlier rounds, ``system`` a system message, ``tools`` the tools that a chat template shows.
+    Judgments are ``response_a`` and ``response_b``, or two ``responses``, with a ``label`` or a list of annotators' labels, whose majority counts; ties rank nothing and are
+    left out. ``scores`` rank ``responses``, the highest first. ``a.*.b`` is the list of ``b`` in all items of ``a``, and
+    ``score_[0-9]`` that of all columns of such a name, in the order of their names."""
     labels: Labels | None = Field(default=None, exclude_if=lambda labels: labels is None)
     """What ``label`` says; None: ``A``, ``B``, ``tie`` and the like (``response_a``, ``model_b``, ``first`` …)."""
     system: str | None = Field(default=None, exclude_if=lambda text: text is None)

@@ -40,6 +40,8 @@ class FileInspection(Frozen):
     """Reason → number of rows."""
     first_problems: tuple[str, ...]
     """The first ten rows with a problem, with their numbers."""
+    unread: tuple[str, ...]
+    """Columns of the file that nothing is read from."""
     num_conversations: int
     """Usable rows whose prompt has several turns."""
     num_prompts: int

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
 from schemas.conversations import Message
@@ -154,6 +155,7 @@ def _paths(spec: str) -> list[str]:
 def _follow(row: Row, path: str, ours: str) -> Any:
     """The value at ``a.b.0``: keys of mappings, indices of lists; ``a.*.b`` is the list of all items' ``b``.
 
+    ``a_[0-9]`` or ``a_*`` in place of a key is the list of what stands under all such keys, in the order of their names.
     A column's own name may hold dots.
     """
     if path in row:
@@ -163,9 +165,10 @@ def _follow(row: Row, path: str, ours: str) -> Any:
     for number, part in enumerate(parts):
         if value is None:
             return None
-        if part == "*" and isinstance(value, list):
+        items = _items(value, part)
+        if items is not None:
             rest = ".".join(parts[number + 1 :])
-            return [_follow({"": item}, f".{rest}" if rest else "", ours) for item in value]
+            return [_follow({"": item}, f".{rest}" if rest else "", ours) for item in items]
         if isinstance(value, Mapping) and part in value:
             value = value[part]
         elif (
@@ -178,6 +181,21 @@ def _follow(row: Row, path: str, ours: str) -> Any:
                 f"it has: {', '.join(map(str, _keys(value)))}{_hint(ours)}"
             )
     return value
+
+
+def _items(value: Any, part: str) -> list[Any] | None:
+    """All items of a list, for ``*``, or what stands under the keys that a pattern matches; None: ``part`` is one key."""
+    if part == "*" and isinstance(value, list):
+        return value
+    if not is_pattern(part) or not isinstance(value, Mapping) or part in value:
+        return None
+    keys = [key for key in value if fnmatchcase(str(key), part)]
+    return [value[key] for key in sorted(keys, key=lambda key: (len(key), key))] or None
+
+
+def is_pattern(part: str) -> bool:
+    """Whether a part of a path stands for several keys."""
+    return any(character in part for character in "*?[")
 
 
 def short(row: Row) -> str:

@@ -2,12 +2,13 @@
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from itertools import product
 from typing import Any
 
 from schemas.steps import CONTENT_COLUMNS, OPTIONAL_COLUMNS
 from tasks.data.assembly import Assembly
-from tasks.data.columns import MissingColumn, RowMapper, WrongValue
+from tasks.data.columns import MissingColumn, RowMapper, WrongValue, is_pattern
 from tasks.data.judgments import Undecided
 
 SAMPLE_ROWS = 1000
@@ -26,14 +27,32 @@ _PROMPTS = (
     "{instruction}\n{context}",
     "instruction",
     "question",
+    "question.full_text",
     "query",
     "problem",
     "info.post",
     "input",
 )
 _RESPONSES = ("response", "output", "completion", "answer", "solution", "reply", "target")
-_CONVERSATIONS = ("messages", "conversations", "conversation", "dialogue", "dialog", "turns", "text")
-_CHOSEN = (("chosen", "rejected"), ("chosen_response", "rejected_response"), ("preferred", "dispreferred"))
+_CONVERSATIONS = (
+    "messages",
+    "conversations",
+    "conversation",
+    "dialogue",
+    "dialog",
+    "turns",
+    "text",
+    "input.messages",
+)
+_CHOSEN = (
+    ("chosen", "rejected"),
+    ("chosen_response", "rejected_response"),
+    ("response_chosen", "response_rejected"),
+    ("preferred", "dispreferred"),
+    ("preferred_output", "non_preferred_output"),
+    ("better_response", "worse_response"),
+    ("pos_resp", "neg_resp"),
+)
 _SIDES = tuple(
     (first.format(noun), second.format(noun))
     for noun in ("response", "answer", "output", "completion", "conversation")
@@ -43,6 +62,7 @@ _SIDES = tuple(
         ("{}_1", "{}_2"),
         ("{}_A", "{}_B"),
         ("{}_j", "{}_k"),
+        ("{}1", "{}2"),
     )
 )
 _LABELS = (
@@ -57,12 +77,32 @@ _LABELS = (
     "judgement",
     "annotations",
     "verdict",
+    "votes",
+    *(
+        f"{several}.{inside}"
+        for several in ("annotations.*", "annotators.*", "votes.*")
+        for inside in ("label", "winner", "preference", "choice")
+    ),
+    "annotators.*",
+    *(
+        f"{one}_{which}"
+        for one in ("annotator", "annotation", "rater", "label")
+        for which in ("[0-9]*", "[a-z]")
+    ),
 )
-_LISTS = ("responses", "completions", "answers", "candidates", "outputs", "summaries")
+_LISTS = ("responses", "completions", "answers", "candidates", "outputs", "summaries", "generations")
 _IN_LISTS = ("", ".*.response", ".*.text", ".*.content", ".*.answer")
 _SCORES = ("scores", "ratings", "rewards", "grades")
 _IN_SCORES = (".*.score", ".*.overall_score", ".*.rating", ".*.fine-grained_score")
 _ANSWERS = ("answer", "solution", "final_answer", "reference", "ground_truth", "target", "label")
+_RANKS = ("ranks", "ranking", "rank")
+_COLUMNS_EACH = tuple(
+    f"{noun}_{which}"
+    for noun in ("response", "answer", "output", "completion")
+    for which in ("[0-9]", "[ab]")
+)
+"""Responses that stand in columns of their own."""
+_SIGNED = {"first": ("-3", "-2", "-1"), "second": ("1", "2", "3"), "tie": ("0",)}
 _NUMBERS = ({"first": ("0",), "second": ("1",)}, {"first": ("1",), "second": ("2",)})
 
 
@@ -133,6 +173,10 @@ def optional_columns(content: str) -> tuple[str, ...]:
 
 
 def _candidates(content: str) -> Iterator[Format]:
+    if content == "prompts":  # whose prompt is called like ours, and the answer is not
+        yield Format(
+            "prompts with answers (verl)", {"prompt": "prompt", "answer": "reward_model.ground_truth"}
+        )
     yield own_format(content)
     yield from {
         "demonstrations": _demonstrations,
@@ -178,6 +222,7 @@ def _preferences() -> Iterator[Format]:
         for column in _CONVERSATIONS:
             yield Format("judgments of two answers", {"conversation": column, **sides})
         yield Format("judgments of two conversations", sides)
+    yield from _published_judgments()
     for prompt, responses, label in product(_PROMPTS, _response_lists(), _LABELS):
         yield Format(
             "judgments of two answers in a list", {"prompt": prompt, "responses": responses, "label": label}
@@ -186,8 +231,24 @@ def _preferences() -> Iterator[Format]:
         yield Format("graded answers: the best against the worst", form.columns)
 
 
+def _published_judgments() -> Iterator[Format]:
+    """Judgments whose numbers mean something of their own."""
+    yield Format(
+        "judgments of two comments (SHP)",
+        {"prompt": "history", "response_a": "human_ref_A", "response_b": "human_ref_B", "label": "labels"},
+        {"first": ("1",), "second": ("0",)},
+    )
+    sides = {"response_a": "response1", "response_b": "response2", "label": "overall_preference"}
+    yield Format("judgments from -3 to 3 (HelpSteer3)", {"conversation": "context", **sides}, _SIGNED)
+    yield Format("judgments from -3 to 3 (HelpSteer3)", {"prompt": "prompt", **sides}, _SIGNED)
+
+
 def _rankings() -> Iterator[Format]:
-    for prompt, responses, ranks in product(_PROMPTS, _response_lists(), ("ranks", "ranking", "rank")):
+    for responses in _response_lists():
+        base = responses.partition(".")[0]
+        for prompt in ({"conversation": "prompt"}, *({"prompt": name} for name in _PROMPTS)):
+            yield Format("ranked answers", {**prompt, "responses": responses, "ranks": f"{base}.*.rank"})
+    for prompt, responses, ranks in product(_PROMPTS, _response_lists(), _RANKS):
         yield Format("ranked answers", {"prompt": prompt, "responses": responses, "ranks": ranks})
     yield from _graded()
 
@@ -197,6 +258,12 @@ def _graded() -> Iterator[Format]:
         base = responses.partition(".")[0]
         for scores in (*(f"{base}{inside}" for inside in _IN_SCORES), *_SCORES):
             yield Format("graded answers", {"prompt": prompt, "responses": responses, "scores": scores})
+    for prompt, responses in product(_PROMPTS, _COLUMNS_EACH):
+        for scores in ("score", "rating"):
+            which = responses.rpartition("_")[2]
+            yield Format(
+                "graded answers", {"prompt": prompt, "responses": responses, "scores": f"{scores}_{which}"}
+            )
 
 
 def _response_lists() -> Iterable[str]:
@@ -214,9 +281,9 @@ def _prompts() -> Iterator[Format]:
 
 
 def _labels(candidate: Format, rows: Sequence[Mapping[str, Any]]) -> Iterator[Labels]:
-    """The readings of a label to try: words, and where both numbers stand in the rows, those."""
-    yield {}
-    if "label" not in candidate.columns:
+    """The readings of a label to try: the format's own; else words, and where both numbers stand in the rows, those."""
+    yield candidate.labels
+    if "label" not in candidate.columns or candidate.labels:
         return
     mapper = RowMapper({"label": candidate.columns["label"]})
     found: set[str] = set()
@@ -235,7 +302,12 @@ def _labels(candidate: Format, rows: Sequence[Mapping[str, Any]]) -> Iterator[La
 
 def _has(names: Collection[str], path: str) -> bool:
     """Whether rows with these names may have something at the path; only its first name is asked for."""
-    return path in names or path.partition(".")[0] in names
+    first = path.partition(".")[0]
+    return (
+        path in names
+        or first in names
+        or (is_pattern(first) and any(fnmatchcase(name, first) for name in names))
+    )
 
 
 def _paths(columns: Columns) -> Iterator[str]:

@@ -116,6 +116,11 @@ def _inspect(
         num_usable=tally.num_usable,
         problems=dict(Counter(report.dropped).most_common()),
         first_problems=tuple(map(str, report.first)),
+        unread=tuple(
+            reader.unread(
+                dict.fromkeys(str(name) for row in first if not isinstance(row, Fault) for name in row)
+            )
+        ),
         num_conversations=tally.num_conversations,
         num_prompts=len(tally.prompts),
         prompt_characters=quantiles(tally.prompt_lengths),

@@ -1,8 +1,9 @@
 """Rows of a user's file as rows of one content: recognised or mapped, read, and with the reason where they cannot be."""
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict
+from fnmatch import fnmatchcase
 from itertools import chain, islice
 from typing import Any
 
@@ -69,6 +70,11 @@ class RowReader:
         """
         for error in self._mapper.never_found():
             raise error
+
+    def unread(self, names: Collection[str]) -> list[str]:
+        """Those of the file's columns that nothing is read from."""
+        read = [path if path in names else path.partition(".")[0] for path in self._mapper.paths()]
+        return [name for name in names if not any(name == each or fnmatchcase(name, each) for each in read)]
 
     def absent(self) -> list[str]:
         """The optional columns that no row had."""

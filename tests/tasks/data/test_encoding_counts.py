@@ -112,7 +112,7 @@ def test_of_ranked_responses_that_are_alike_the_best_ranked_stays(codec: Codec, 
         [codec.tokenizer.decode(ids).removesuffix("</s>") for ids in row] for row in rankings.response_ids
     ]
     assert decoded == [["long", "x"], ["y", "long", "long"], ["y", "x"]]
-    assert rankings.ranks == [[0, 1], [0, 1, 1], [1, 0]]
+    assert list(rankings.ranks) == [[0, 1], [0, 1, 1], [1, 0]]
     assert rankings.counts.num_alike == 2  # the first and the second
     write_rows(tmp_path, "test", rows[1:2])
     with pytest.raises(NothingLeft, match="each of the 1 rows"):

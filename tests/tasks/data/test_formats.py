@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from schemas.recipe.inputs import Data, Labels
+from tasks.data.columns import MissingColumn, map_row
 from tasks.data.row_reader import reader_of
 from tasks.data.source_rows import Fault, SourceRow
 
@@ -51,6 +52,16 @@ PREFERENCES: list[dict[str, Any]] = [
     {"conversation_a": answered(BAD), "conversation_b": answered(GOOD), "winner": "model_b"},
     {"prompt": Q, "responses": [GOOD, BAD], "label": ["A", "B", "A", "tie"]},
     {"instruction": Q, "completions": [{"response": BAD, "overall_score": 2}, {"response": GOOD, "overall_score": 4.5}]},
+    {"prompt": Q, "response_a": GOOD, "response_b": BAD, "annotator_1": "A", "annotator_2": "B", "annotator_3": "A"},
+    {"prompt": Q, "response_a": BAD, "response_b": GOOD, "annotators": {"ann": "B", "bob": "tie"}},
+    {"prompt": Q, "response_a": GOOD, "response_b": BAD, "annotations": [{"by": 7, "winner": "A"}, {"by": 8, "winner": None}]},
+    {"history": Q, "human_ref_A": GOOD, "human_ref_B": BAD, "labels": 1, "score_A": 9, "score_B": 2},
+    {"context": ASKED, "response1": BAD, "response2": GOOD, "overall_preference": 2},
+    {"context": ASKED, "response1": GOOD, "response2": BAD, "overall_preference": -1},
+    {"question": {"full_text": Q, "id": "x"}, "answer_0": BAD, "answer_1": GOOD, "score_0": -0.25, "score_1": 0.25},
+    {"input": {"messages": ASKED}, "preferred_output": answered(GOOD)[1:], "non_preferred_output": answered(BAD)[1:]},
+    {"prompt": Q, "pos_resp": GOOD, "neg_resp": BAD},
+    {"instruction": Q, "generations": [BAD, GOOD], "ratings": [1.0, 5.0]},
 ]  # fmt: skip
 
 
@@ -92,6 +103,35 @@ def test_graded_answers_are_ranked_the_best_first() -> None:
     )
     made = read([row] * 3, "preferences")[1]
     assert (made["chosen"], made["rejected"]) == (GOOD, BAD)
+
+
+def test_ranks_beside_each_answer_and_a_prompt_that_is_a_transcript() -> None:
+    answers = [{"answer": BAD, "rank": 2.0}, {"answer": GOOD, "rank": 1.0}, {"answer": "4", "rank": 2.0}]
+    row = {"prompt": f"\n\nHuman: {Q}\n\nAssistant: ", "answers": answers}
+    assert read([row] * 3, "rankings") == (
+        "ranked answers",
+        {"prompt": Q, "responses": [BAD, GOOD, "4"], "ranks": [2.0, 1.0, 2.0], "messages": None},
+    )
+
+
+def test_the_reference_answer_of_verls_prompts_is_read() -> None:
+    row = {"data_source": "maths", "prompt": ASKED, "reward_model": {"ground_truth": "4", "style": "rule"}}
+    assert read([row] * 3, "prompts")[1] == {"prompt": Q, "answer": "4", "messages": None}
+
+
+def test_a_pattern_names_several_columns_in_the_order_of_their_names() -> None:
+    row = {"prompt": Q, "score_10": 0, "score_9": 5, "answer_10": BAD, "answer_9": GOOD, "score_mean": 2}
+    columns = {"prompt": "prompt", "responses": "answer_[0-9]*", "scores": "score_[0-9]*"}
+    made = read([row] * 3, "rankings", columns=columns)[1]
+    assert (made["responses"], made["ranks"]) == ([GOOD, BAD], [-5.0, 0.0])
+    with pytest.raises(MissingColumn, match=r"columns\.label='judge_\*': there is no 'judge_\*' in the data"):
+        map_row(row, {"label": "judge_*"})
+
+
+def test_columns_that_nothing_is_read_from_are_known() -> None:
+    rows = [{"prompt": Q, "completion": GOOD, "label": False, "a.b": 1}]
+    reader, _ = reader_of(Data(source="rows.jsonl"), "demonstrations", iter(rows))
+    assert reader.unread(list(rows[0])) == ["label", "a.b"]
 
 
 def test_prompts_with_answers_and_prompts_of_conversations() -> None:
