@@ -246,8 +246,8 @@ def _published_judgments() -> Iterator[Format]:
 def _rankings() -> Iterator[Format]:
     for responses in _response_lists():
         base = responses.partition(".")[0]
-        for prompt in ({"conversation": "prompt"}, *({"prompt": name} for name in _PROMPTS)):
-            yield Format("ranked answers", {**prompt, "responses": responses, "ranks": f"{base}.*.rank"})
+        for asked in ({"conversation": "prompt"}, *({"prompt": name} for name in _PROMPTS)):
+            yield Format("ranked answers", {**asked, "responses": responses, "ranks": f"{base}.*.rank"})
     for prompt, responses, ranks in product(_PROMPTS, _response_lists(), _RANKS):
         yield Format("ranked answers", {"prompt": prompt, "responses": responses, "ranks": ranks})
     yield from _graded()
