@@ -14,6 +14,7 @@ from pydantic import BeforeValidator, Field
 
 from schemas.metric_names import (
     CHOSEN_POLICY,
+    COMPARED_BY_JUDGE,
     CRITIC_SLICES,
     DISTINCT,
     LENGTH_GROUPS,
@@ -410,7 +411,9 @@ _TABLE = (
         estimates=(
             *judge_metrics("accuracy"),
             *judge_metrics("score"),
-            *("win_rate", "tied_pairs", "length_controlled_win_rate"),
+            *COMPARED_BY_JUDGE,
+            *(f"preference_{metric}" for metric in COMPARED_BY_JUDGE),
+            "order_disagreement",
             *compared(f"pass_at_{k}" for k in PASS_AT),
             *compared(("truncated_share", "mean_response_length")),
             *compared(f"distinct_{n}" for n in DISTINCT),

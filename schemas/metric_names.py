@@ -36,11 +36,17 @@ LENGTH_GROUPS = (
 """Groups of pairs by the difference in length, of which a reward model's accuracy is reported."""
 
 
+JUDGED = {"verifier": "accuracy", "reward": "score", "model": "preference"}
+"""Kind of judge → what it says of responses, by which its metrics are named."""
+COMPARED_BY_JUDGE = ("win_rate", "tied_pairs", "length_controlled_win_rate")
+"""Metrics of pairs by a judge of any kind; of the second judge with its name before them."""
+
+
 def judge_metrics(name: str) -> tuple[str, ...]:
     """Metrics of an evaluation, named by its kind of judge; each has an uncertainty."""
     return (
         *(name, f"baseline_{name}", f"{name}_gain", f"greedy_{name}", f"baseline_greedy_{name}"),
-        *(f"{name}_win_rate", f"{name}_tied_pairs", f"{name}_length_controlled_win_rate"),
+        *(f"{name}_{metric}" for metric in COMPARED_BY_JUDGE),
     )
 
 

@@ -186,6 +186,8 @@ def _inputs(recipe: Recipe, stage: Stage) -> dict[str, str]:
         for i, term in enumerate(recipe.rewards[reward].terms):
             if term.stage is not None:
                 inputs[f"reward.{reward}.{i}"] = term.stage
+    judges = {role: _model_step(recipe, judge.model) for role, judge in judges_of(stage).items()}
+    inputs |= {role: step for role, step in judges.items() if step is not None}
     own = {role: name for role, name in verifiers_of(recipe, stage).items() if name in recipe.verifiers}
     return inputs | {role: f"verifiers.{name}" for role, name in own.items()}
 

@@ -1,15 +1,18 @@
 """Evaluation: a candidate against a baseline on the test prompts, which nothing was trained or selected on."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from algorithms.swapped_verdicts import SwappedVerdicts
 from algorithms.uncertainty import Estimate
 from models.folders import tokenizer_digest
 from models.policy import PolicyModel
 from models.sequences import Sequences
+from schemas.metric_names import JUDGED
 from schemas.recipe.evaluations import PolicyEvaluation
+from schemas.recipe.rewards import Judge
 from schemas.records.job import StageJob, StageResult
 from tasks.data.encoding_counts import encoding_metrics
 from tasks.data.examples import Codec, Completions, Prompts, codec_of, read_completions, read_prompts
@@ -25,10 +28,12 @@ from tasks.rollout.comparison import (
     compare_texts,
     divergence,
     greedy_means,
+    order_disagreement,
     undefined,
 )
 from tasks.rollout.engine import RolloutEngine, load_engine
 from tasks.rollout.judging import Judgement, load_judge
+from tasks.rollout.prompted_judge import judge_pairs, load_prompted_judge
 from tasks.rollout.rollouts import per_token, sample_responses
 from tasks.training.likelihood import MeasuredLikelihood, measure_likelihood
 from tasks.training.measured import defined, uncertainty_of, values_of
@@ -64,7 +69,8 @@ class Measured:
 
     prompts: Prompts
     sampled: Judged
-    greedy: Judged
+    greedy: Judged | None
+    """None: no judge says anything of one response."""
     likelihood: MeasuredLikelihood | None
     """Of the demonstrations, if the stage has any."""
 
@@ -76,19 +82,18 @@ def run(job: StageJob[PolicyEvaluation]) -> StageResult:
     logprobs: dict[str, Tensor] = {}
 
     # 1. The same prompts, sampled and judged for both; the same demonstrations and responses read by both
-    progress = Progress(job.scratch / PROGRESS, total=4, phase=RUNNING)
-    progress.update(0)
     judges = load_judges(job)
-    name = next(iter(judges))
+    kinds = (False, True) if judges else (False,)  # sampled, greedy
+    progress = Progress(job.scratch / PROGRESS, total=len(ROLES) * len(kinds), phase=RUNNING)
+    progress.update(0)
     for number, role in enumerate(ROLES):
         sampler = load_sampler(job, role)
         responses = []
-        for step, greedy in enumerate((False, True), start=1 + 2 * number):
+        for step, greedy in enumerate(kinds, start=1 + len(kinds) * number):
             with within(f"{role}, greedy" if greedy else role):
                 responses.append(respond(job, sampler, judges, greedy=greedy))
-            headline = f"{role} {name}"
-            value = responses[-1].judgements[name].mean().item()
-            progress.update(step, metrics={headline: value}, headline=headline)
+            means = {f"{role} {each}": said.mean().item() for each, said in responses[-1].judgements.items()}
+            progress.update(step, metrics=means, headline=next(iter(means), None))
         with within(role):
             measured[role] = finish_reading(job, sampler, *responses)
             if share_a_tokenizer(job):
@@ -98,13 +103,22 @@ def run(job: StageJob[PolicyEvaluation]) -> StageResult:
     candidate, baseline = (measured[role] for role in ROLES)
     refuse_different_prompts(job, candidate, baseline)
 
-    # 2. Compare
+    # 2. Ask the model that judges pairs, if there is one
+    verdicts = ask_model(job, candidate, baseline)
+
+    # 3. Compare
     seed = derive_seed(stage_seed(job), "resamples")
-    pairs = Pairs(candidate.sampled, baseline.sampled, work.samples_per_prompt, seed)
+    pairs = Pairs(
+        with_verdicts(work, candidate.sampled, None if verdicts is None else verdicts.wins),
+        with_verdicts(work, baseline.sampled, None if verdicts is None else 1 - verdicts.wins),
+        work.samples_per_prompt,
+        seed,
+    )
     estimates: dict[str, Estimate] = {
         **compare_judgements(pairs),
+        **({} if verdicts is None else order_disagreement(pairs, verdicts)),
         **compare_texts(pairs),
-        **greedy_means({role: each.greedy for role, each in measured.items()}),
+        **greedy_means({role: each.greedy for role, each in measured.items() if each.greedy is not None}),
         **kl_to_baseline(candidate, logprobs),
         **perplexities(candidate, baseline, is_comparable=bool(logprobs), seed=seed),
     }
@@ -114,21 +128,26 @@ def run(job: StageJob[PolicyEvaluation]) -> StageResult:
             f"{each}_gain_standard_error": defined(estimates[f"{each}_gain"].standard_error)
             for each in judges
         },
-        "reward_spread": reward_spread(pairs, name),
+        "reward_spread": reward_spread(pairs),
         **encoding_metrics(job, "prompts", [candidate.prompts]),
     }
 
-    # 3. Keep every response
-    for role, each in measured.items():
-        write_rows(job.output, role, response_rows(each.sampled))
+    # 4. Keep every response
+    for role, judged in zip(ROLES, (pairs.candidate, pairs.baseline), strict=True):
+        write_rows(job.output, role, response_rows(judged))
     return StageResult(metrics=metrics, uncertainty=uncertainty_of(estimates), samples=shown(pairs))
+
+
+def judges_of(work: PolicyEvaluation) -> dict[str, Judge]:
+    """Field → judge, the stage's ``judge`` first."""
+    judges = {"judge": work.judge, "also": work.also}
+    return {role: judge for role, judge in judges.items() if judge is not None}
 
 
 def load_judges(job: StageJob[PolicyEvaluation]) -> dict[str, Judgement]:
     """``accuracy`` (a verifier's) or ``score`` (a reward's) → the judge, the stage's ``judge`` first."""
-    judges = {"judge": job.work.judge, "also": job.work.also}
     return {
-        "accuracy" if judge.verifier is not None else "score": load_judge(
+        JUDGED[judge.kind]: load_judge(
             job,
             judge,
             role=role,
@@ -136,9 +155,29 @@ def load_judges(job: StageJob[PolicyEvaluation]) -> dict[str, Judgement]:
             device=training_device(),
             microbatch_size=job.work.microbatch_size,
         )
-        for role, judge in judges.items()
-        if judge is not None
+        for role, judge in judges_of(job.work).items()
+        if judge.kind != "model"
     }
+
+
+def ask_model(
+    job: StageJob[PolicyEvaluation], candidate: Measured, baseline: Measured
+) -> SwappedVerdicts | None:
+    """The verdicts of the judge that is a model, which is loaded when both others are done; None: there is none."""
+    for role, judge in judges_of(job.work).items():
+        if judge.kind == "model":
+            device, size = training_device(), job.work.microbatch_size
+            asked = load_prompted_judge(job, judge, role=role, device=device, microbatch_size=size)
+            with within("judging pairs"):
+                return judge_pairs(asked, candidate.sampled.sampled, baseline.sampled.sampled)
+    return None
+
+
+def with_verdicts(work: PolicyEvaluation, judged: Judged, preference: Tensor | None) -> Judged:
+    """One model's responses, with what its pairs say (B,) among the judgements, which are in the order of the judges."""
+    said = judged.judgements if preference is None else {**judged.judgements, "preference": preference}
+    names = [JUDGED[judge.kind] for judge in judges_of(work).values()]
+    return replace(judged, judgements={name: said[name] for name in names})
 
 
 def load_sampler(job: StageJob[PolicyEvaluation], role: str) -> Sampler:
@@ -178,7 +217,7 @@ def respond(
 
 
 def finish_reading(
-    job: StageJob[PolicyEvaluation], sampler: Sampler, sampled: Judged, greedy: Judged
+    job: StageJob[PolicyEvaluation], sampler: Sampler, sampled: Judged, greedy: Judged | None = None
 ) -> Measured:
     """All that is kept of a model, with the likelihood of the demonstrations."""
     likelihood, demonstrations = None, sampler.demonstrations
@@ -238,9 +277,11 @@ def perplexities(candidate: Measured, baseline: Measured, *, is_comparable: bool
     return estimates
 
 
-def reward_spread(pairs: Pairs, name: str) -> float:
-    """Highest less lowest judgement of all sampled responses; 0 where all are equal."""
-    judgements = torch.cat([each.judgements[name] for each in (pairs.candidate, pairs.baseline)])
+def reward_spread(pairs: Pairs) -> float:
+    """Highest less lowest judgement of all sampled responses by the first judge; 0 where all are equal."""
+    judgements = torch.cat(
+        [next(iter(each.judgements.values())) for each in (pairs.candidate, pairs.baseline)]
+    )
     return (judgements.max() - judgements.min()).item()
 
 

@@ -31,6 +31,7 @@ from schemas.recipe.resolved import (
     ResolvedSupervisedFineTuning,
     ResolvedValuePretraining,
 )
+from schemas.steps import judges_of
 
 CENTRE_ROWS = 1024
 """``tasks.reward_model.CENTRE_ROWS``."""
@@ -333,11 +334,21 @@ def _evaluation(subject: Subject) -> Workload:
             subject.data_of(work.demonstrations), held_out, micro, grouped=False, columns=1, with_logits=1.0
         )
         passes.append(forward("policy", 2, rows))
+    kinds = {judge.kind: judge for judge in judges_of(work).values()}
+    if (
+        "model" in kinds
+    ):  # in the place of the policies, which are gone when it is loaded; its size is counted as theirs
+        passes.append(forward("policy", 1, rollouts.asked(sampled, kinds["model"].template)))
+    samplings = [rollouts.sampling("policy", 2, sampled)]
+    if kinds.keys() - {"model"}:
+        samplings.append(rollouts.sampling("policy", 2, tests))
+    else:
+        tests = 0
     return whole_workload(
         subject,
         networks=[language_model(subject, "policy"), *reward_networks(subject)],  # one of the two at a time
         passes=passes,
-        samplings=[rollouts.sampling("policy", 2, sampled), rollouts.sampling("policy", 2, tests)],
+        samplings=samplings,
         at_once=work.microbatch_size or sampled,
         counts={"responses": 2 * (sampled + tests)},
         data=[work.prompts, *([work.demonstrations] if work.demonstrations is not None else [])],

@@ -34,6 +34,12 @@ class Subject:
         return self.recipe.stages[self.name]
 
 
+QUESTIONS_AT_ONCE = 64
+"""``tasks.rollout.prompted_judge.READ_AT_ONCE``."""
+_CHARACTERS_OF_A_TOKEN = 4.0
+"""Of English, about: the template is not counted by a tokenizer."""
+
+
 @dataclass(frozen=True)
 class Responses:
     """Responses to the prompts of one dataset: how they are sampled and what goes through the networks then."""
@@ -68,6 +74,19 @@ class Responses:
             tokens=min(longest, prompt.mean + response.longest_of(micro)),
             longest=longest,
             logit_tokens=logits * response.mean,
+        )
+
+    def asked(self, pairs: float, template: str) -> Sequences:
+        """What a model reads that judges pairs of responses: both orders, each with both answers."""
+        prompt, response = self.subject.data_of(self.prompts).prompt, self.subject.sampled
+        micro = min(4 * pairs, self.microbatch_size or QUESTIONS_AT_ONCE)
+        around = len(template) / _CHARACTERS_OF_A_TOKEN
+        return Sequences(
+            count=4 * pairs,
+            at_once=micro,
+            tokens=around + prompt.mean + 2 * response.longest_of(micro),
+            longest=around + prompt.longest + 2 * response.longest,
+            logit_tokens=1.0,
         )
 
     def trained(self, work: Rollouts, *, logits: float) -> Sequences:

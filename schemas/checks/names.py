@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from schemas.kinds import PUBLISHED, STAGES, kinds_collecting, kinds_making
+from schemas.metric_names import JUDGED
 from schemas.problems import (
     MAX_PROBLEMS,
     Path,
@@ -48,6 +49,7 @@ def name_problems(plain: Plain) -> list[Problem]:
         _stage_references(plain),
         _unread_models(plain),
         _stand_ins(plain),
+        _judges(plain),
         _reward_references(plain),
         _data_references(plain),
         _verifiers(plain),
@@ -153,13 +155,32 @@ def _stage_references(plain: Plain) -> Iterator[Problem]:
 
 def _unread_models(plain: Plain) -> Iterator[Problem]:
     read = [
-        stages.get(field)
-        for stages, kind in ((_stages(plain)[name], kind) for name, kind in _kinds(plain).items())
-        for field in STAGES[kind].other_models
+        target for name, kind in _kinds(plain).items() for target in _other_models(_stages(plain)[name], kind)
     ]
     for name in _mapping(plain.get("models")):
         if name not in read and name not in (MODEL, *_stages(plain)):
             yield Problem(("models", name), "no stage reads it", "name it in one, or remove it")
+
+
+def _other_models(stage: Plain, kind: str) -> list[Any]:
+    """What a stage names where another model may stand."""
+    judges = [model for _, model in _judging_models("", stage, kind)]
+    return [*(stage.get(field) for field in STAGES[kind].other_models), *judges]
+
+
+def _judging_models(name: str, stage: Plain, kind: str) -> Iterator[tuple[Path, Any]]:
+    """(Path, model) for each judge of a stage that is a model."""
+    for field in JUDGES:
+        if field in STAGES[kind].work.model_fields and _mapping(stage.get(field)).get("model") is not None:
+            yield ("stages", name, field, "model"), _mapping(stage[field])["model"]
+
+
+def _judges(plain: Plain) -> Iterator[Problem]:
+    """Models that judge responses: policies, or other models."""
+    for name, kind in _kinds(plain).items():
+        for path, target in _judging_models(name, _stages(plain)[name], kind):
+            if not _is_in(_mapping(plain.get("models")), target):
+                yield from _stage_named(plain, path, target, kinds_making(("policy",)))
 
 
 def _stand_ins(plain: Plain) -> Iterator[Problem]:
@@ -396,7 +417,7 @@ def _gates(plain: Plain) -> Iterator[Problem]:
 def _unmeasured(path: Path, metric: str, kind: str, stage: Plain, measured: list[str]) -> Problem:
     """A gate on a metric that the kind of stage does not report, or not with the stage's settings."""
     has = settings_of(stage) or ()
-    judges = [judge for judge in ("verifier", "reward") if judge in has and f"also.{judge}" not in has]
+    judges = [judge for judge in JUDGED if judge in has and f"also.{judge}" not in has]
     by = _with_article(kind) + "".join(f" with a {judge} as judge" for judge in judges)
     instead = suggest(metric, measured, listed=one_of_each_family(measured))
     if has and metric in headline_metric_names(kind):
@@ -469,7 +490,8 @@ def _dependencies(plain: Plain) -> dict[str, list[tuple[Path, str]]]:
         fields: list[tuple[Path, Any]] = [
             (("stages", name, field), stages[name].get(field)) for field in (*STAGES[kind].reads, *collected)
         ]
-        others = [stages[name].get(field) for field in STAGES[kind].other_models]
+        fields += _judging_models(name, stages[name], kind)
+        others = _other_models(stages[name], kind)
         fields += [  # a stage that stands in for it would have to end first
             (("models", other, "otherwise"), _mapping(models[other]).get("otherwise"))
             for other in others

@@ -33,15 +33,15 @@ Schema = dict[str, Any]
 DRAFT = "http://json-schema.org/draft-07/schema#"
 """The draft that most editors support for YAML."""
 
-EXACTLY_ONE: dict[type[Frozen], tuple[str, str]] = {
+EXACTLY_ONE: dict[type[Frozen], tuple[str, ...]] = {
     MissingEos: ("subtract", "replace"),
     Gate: ("at_least", "at_most"),
     RewardModelling: ("data", "rankings"),
     DirectPreferenceOptimization: ("data", "rollouts"),
-    Judge: ("verifier", "reward"),
+    Judge: ("verifier", "reward", "model"),
     PreferenceCollection: ("prompts", "demonstrations"),
 }
-"""Class → two fields, exactly one of which is given; ``null`` counts as not given."""
+"""Class → fields, exactly one of which is given; ``null`` counts as not given."""
 REQUIRES: tuple[tuple[type[Frozen], str, str], ...] = (
     (Publication, "after", "alias"),
     (PreferenceCollection, "prompts", "judge"),
@@ -59,8 +59,8 @@ def recipe_schema() -> Schema:
     algorithm = definitions["Algorithm"]
     names = {**algorithm["properties"]["preset"], "description": "A preset as it is."}
     definitions["Algorithm"] = {"description": algorithm["description"], "anyOf": [names, algorithm]}
-    for model, (one, other) in EXACTLY_ONE.items():
-        _add_constraint(definitions[model.__name__], {"oneOf": [_is_given(one), _is_given(other)]})
+    for model, fields in EXACTLY_ONE.items():
+        _add_constraint(definitions[model.__name__], {"oneOf": [_is_given(field) for field in fields]})
     for model, one, other in REQUIRES:
         _add_constraint(definitions[model.__name__], {"anyOf": [{"not": _is_given(one)}, _is_given(other)]})
     for model, builtin, patterns in (

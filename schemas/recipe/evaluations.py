@@ -21,7 +21,7 @@ class PolicyEvaluation(Stage):
     judge: Judge
     """The judge of the responses."""
     also: Judge | None = Field(None, exclude_if=is_unset)
-    """A second judge of the same responses: a reward beside a verifier, or a verifier beside a reward."""
+    """A second judge of the same responses, of another kind than ``judge``: a verifier, a reward, or a model."""
     prompts: Name
     """The dataset whose test prompts are used."""
     demonstrations: Name | None = Field(None, exclude_if=is_unset)
@@ -35,11 +35,10 @@ class PolicyEvaluation(Stage):
     def _judges_of_two_kinds(self) -> None:
         if self.also is None:
             return
-        if (self.judge.verifier is None) == (self.also.verifier is None):
-            kind = "rewards" if self.judge.verifier is None else "verifiers"
+        if self.judge.kind == self.also.kind:
             raise ValueError(
-                f"judge and also are both {kind}, whose metrics would have the same names; "
-                "name a verifier in one and a reward in the other, or add a second evaluation stage"
+                f"judge and also are both {self.judge.kind}s, whose metrics would have the same names; "
+                "name two of different kinds (a verifier, a reward, a model), or add a second evaluation stage"
             )
 
 

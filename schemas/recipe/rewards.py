@@ -1,8 +1,8 @@
 """Rewards and judges of responses."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, StringConstraints
 
 from schemas.frozen import Frozen, rule
 from schemas.recipe.fields import (
@@ -10,8 +10,12 @@ from schemas.recipe.fields import (
     Name,
     Number,
     Positive,
+    is_default,
+    is_unset,
 )
 from schemas.recipe.terms import AnyTerm
+
+AnswerText = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 
 
 class MissingEos(Frozen):
@@ -44,15 +48,65 @@ class Reward(Frozen):
             raise ValueError(f"terms name {twice!r} twice; add up their weights in one term")
 
 
+PAIR_TEMPLATE = """Below are a prompt and two responses to it. Which response is better?
+
+[Prompt]
+{prompt}
+
+[Response A]
+{first}
+
+[Response B]
+{second}
+
+Answer with one letter, A or B.
+Answer: """
+PAIR_FIELDS = ("{prompt}", "{first}", "{second}")
+"""What a template of two responses has a place for."""
+
+
 class Judge(Frozen):
-    """The judge of responses: a verifier (right or wrong) or a named reward (the higher score wins)."""
+    """The judge of responses: a verifier (right or wrong), a named reward (the higher score wins), or, in an evaluation, a
+    language model that is asked which of two responses is better."""
 
     verifier: str | None = None
     """One of the recipe's verifiers, or a built-in one: right or wrong."""
     reward: Name | None = None
     """One of the recipe's rewards: which of two responses scores higher."""
 
+    model: Name | None = Field(None, exclude_if=is_unset)
+    """A policy that is asked which of two responses is better, in both orders: a stage, ``model``, or another of ``models``. Its
+    verdict is the likelier of the two ``answers``; where the orders disagree, the pair is a tie."""
+    template: str = Field(PAIR_TEMPLATE, exclude_if=is_default(PAIR_TEMPLATE))
+    """What the model is asked: a text with ``{prompt}``, ``{first}`` and ``{second}``. It is the user's turn where the model has a
+    chat template."""
+    answers: tuple[AnswerText, ...] = Field(
+        ("A", "B"), min_length=2, max_length=2, exclude_if=is_default(("A", "B"))
+    )
+    """What the model says if the first response is better, and if the second is: their log-probabilities as the beginning of
+    its answer are compared."""
+
+    @property
+    def kind(self) -> Literal["verifier", "reward", "model"]:
+        """The field that names it."""
+        if self.verifier is not None:
+            return "verifier"
+        return "reward" if self.reward is not None else "model"
+
     @rule
-    def _one_of_two(self) -> None:
-        if (self.verifier is None) == (self.reward is None):
-            raise ValueError("a judge is either a verifier or a reward; give exactly one of them")
+    def _of_one_kind(self) -> None:
+        if [self.verifier, self.reward, self.model].count(None) != 2:
+            raise ValueError("a judge is a verifier, a reward or a model; give exactly one of them")
+
+    @rule
+    def _a_model_is_asked_about_both_responses(self) -> None:
+        asked = (self.template, self.answers) != (PAIR_TEMPLATE, ("A", "B"))
+        if self.model is None and asked:
+            raise ValueError(
+                "template and answers are of a judge that is a model; leave them out, or name a model"
+            )
+        missing = [field for field in PAIR_FIELDS if field not in self.template]
+        if missing:
+            raise ValueError(f"template has no {' and no '.join(missing)}; write where they stand")
+        if self.answers[0] == self.answers[1]:
+            raise ValueError(f"answers are {self.answers[0]!r} twice; give the two responses different ones")

@@ -423,5 +423,10 @@ class PreferenceCollection(Stage):
                 "a judge chooses among responses to prompts, and is not asked about demonstrations; "
                 + ("add judge" if self.judge is None else "remove judge")
             )
+        if self.judge is not None and self.judge.kind == "model":
+            raise ValueError(
+                f"judge.model={self.judge.model} compares two responses, and pairs are chosen by scores; name a verifier or "
+                "a reward"
+            )
         if self.judge is not None and self.samples_per_prompt == 1:
             raise ValueError("samples_per_prompt=1 leaves a judge nothing to choose among; use 2 or more")

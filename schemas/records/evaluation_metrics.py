@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Literal
 
-from schemas.metric_names import DISTINCT, LENGTH_GROUPS, PASS_AT
+from schemas.metric_names import COMPARED_BY_JUDGE, DISTINCT, LENGTH_GROUPS, PASS_AT
 from schemas.records.metric import Metric
 
 
@@ -18,7 +18,12 @@ def _of_judge(name: str, unit: str, meaning: str, judge: Literal["verifier", "re
         f"baseline_greedy_{name}": "The same of the baseline.",
     }
     yield from (Metric(each, unit, text, needs=(judge,)) for each, text in meanings.items())
-    for metric in ("win_rate", "tied_pairs", "length_controlled_win_rate"):
+    yield from _of_second_judge(name, judge)
+
+
+def _of_second_judge(name: str, judge: str) -> Iterator[Metric]:
+    """What pairs say by the judge of the field ``also``."""
+    for metric in COMPARED_BY_JUDGE:
         yield Metric(f"{name}_{metric}", "1", f"{metric} by the second judge.", needs=(f"also.{judge}",))
 
 
@@ -99,6 +104,13 @@ EVALUATION_METRICS: tuple[Metric, ...] = (
     ),
     *_of_judge("accuracy", "1", "Share of sampled responses to test prompts that the verifier accepts", "verifier"),
     *_of_judge("score", "reward", "Mean score of sampled responses to test prompts", "reward"),
+    *_of_second_judge("preference", "model"),
+    Metric(
+        "order_disagreement", "1",
+        "Share of pairs of different responses that the model prefers otherwise when they are shown in the other order: its "
+        "position bias. Such pairs are ties. Undefined where all pairs are equal.",
+        needs=("model",),
+    ),
     *_pass_at(),
     *_beside("truncated_share", "1"),
     *_beside("mean_response_length", "tokens"),

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from schemas.metric_names import PASS_AT
+from schemas.metric_names import JUDGED, PASS_AT
 
 Settings = Collection[str]
 """Names in ``NEEDS``: what a stage has."""
@@ -23,6 +23,8 @@ class Need:
 NEEDS: Mapping[str, Need] = {
     "verifier": Need("With a verifier as `judge` or `also`.", "name a verifier as judge or also"),
     "reward": Need("With a reward as `judge` or `also`.", "name a reward as judge or also"),
+    "model": Need("With a model as `judge` or `also`.", "name a model as judge or also"),
+    "also.model": Need("With a model as `also`.", "name a model as also"),
     "also.verifier": Need("With a verifier as `also`.", "name a verifier as also"),
     "also.reward": Need("With a reward as `also`.", "name a reward as also"),
     "demonstrations": Need("With `demonstrations`.", "name a dataset as demonstrations"),
@@ -63,5 +65,5 @@ def settings_of(stage: Mapping[str, Any]) -> Settings | None:
 
 def _kind_of_judge(judge: Any) -> str | None:
     named = judge if isinstance(judge, Mapping) else {}
-    kinds = [kind for kind in ("verifier", "reward") if named.get(kind) is not None]
+    kinds = [kind for kind in JUDGED if named.get(kind) is not None]
     return kinds[0] if len(kinds) == 1 else None

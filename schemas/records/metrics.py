@@ -377,7 +377,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "reward_spread", "reward",
         "Highest − lowest score of the responses to the test prompts, of the kept policy, or of both models of an "
-        "evaluation (a verifier scores 1 and 0); 0 if all are equal.",
+        "evaluation (a verifier scores 1 and 0, a model as judge 1, ½ and 0); 0 if all are equal.",
     ),
     # -- evaluation
     Metric(

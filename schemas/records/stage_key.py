@@ -90,6 +90,9 @@ def key_parts(
     ):
         if configuration.get(place):
             _verifier_by_content(configuration[place], field, digests, role, kind)
+    for field in JUDGES:
+        if configuration.get(field) and configuration[field].get("model"):
+            configuration[field]["model"] = _take(digests, field, kind)
     if row.imports is not None:
         named |= _source_by_content(work, configuration[row.imports], digests)
     unread = [*sorted(digests), *sorted(set(rewards) - set(reward_names.values()))]

@@ -10,13 +10,16 @@ from typing import Annotated
 from pydantic import Field
 
 from schemas.frozen import Frozen
-from schemas.metric_names import DISTINCT, LENGTH_GROUPS, PASS_AT
+from schemas.metric_names import DISTINCT, JUDGED, LENGTH_GROUPS, PASS_AT
 
+_JUDGES = ("", *(f"{name}_" for name in JUDGED.values()))
+"""Before the metrics of the first judge, and of the second one by its kind."""
 _RATES = ("win_rate", "length_controlled_win_rate")
 
 SHARES = frozenset(
     {"pair_accuracy", "validation_pair_accuracy", "truncated_share", "baseline_truncated_share"}
-    | {f"{judge}{share}" for judge in ("", "accuracy_", "score_") for share in ("win_rate", "tied_pairs")}
+    | {"order_disagreement"}
+    | {f"{judge}{share}" for judge in _JUDGES for share in ("win_rate", "tied_pairs")}
     | {f"{side}{greedy}accuracy" for side in ("", "baseline_") for greedy in ("", "greedy_")}
     | {f"pair_accuracy_{group}" for group in LENGTH_GROUPS}
     | {f"{side}pass_at_{k}" for side in ("", "baseline_") for k in PASS_AT}
@@ -31,7 +34,7 @@ _SHARE_DIFFERENCES = frozenset(
 COMPARISONS = frozenset(
     {"accuracy_gain", "score_gain", "perplexity_ratio", "response_nll_difference"}
     | {"truncated_share_difference", "mean_response_length_difference"}
-    | {f"{judge}{rate}" for judge in ("", "accuracy_", "score_") for rate in _RATES}
+    | {f"{judge}{rate}" for judge in _JUDGES for rate in _RATES}
     | {f"pass_at_{k}_difference" for k in PASS_AT}
     | {f"distinct_{n}_difference" for n in DISTINCT}
 )

@@ -10,6 +10,7 @@ from torch import Tensor
 from algorithms.kl import kl_estimate
 from algorithms.length_control import length_controlled_win_rate
 from algorithms.response_statistics import distinct_ngrams, pass_at_k
+from algorithms.swapped_verdicts import SwappedVerdicts
 from algorithms.uncertainty import Estimate, clustered_mean, clustered_ratio
 from schemas.metric_names import DISTINCT, PASS_AT
 from tasks.rollout.rollouts import Sampled
@@ -27,7 +28,8 @@ class Judged:
 
     sampled: Sampled
     judgements: dict[str, Tensor]
-    """``accuracy`` (right, 1 or 0) or ``score`` → (B,), on the CPU; the stage's ``judge`` first, then ``also``."""
+    """``accuracy`` (right, 1 or 0), ``score`` or ``preference`` (1 where this response wins, ½ in a tie, else 0) → (B,), on the
+    CPU; the stage's ``judge`` first, then ``also``."""
 
 
 @dataclass(frozen=True)
@@ -69,12 +71,23 @@ def compare_judgements(pairs: Pairs) -> Estimates:
         if name == "score":  # of a model; a verdict has no rounding
             candidate = torch.where(pairs.are_equal, baseline, candidate)
         difference = candidate - baseline
-        measured = {name: candidate, f"baseline_{name}": baseline, f"{name}_gain": difference}
-        estimates |= {metric: clustered_mean(each, pairs.clusters) for metric, each in measured.items()}
+        if name != "preference":  # which says nothing of a response by itself
+            measured = {name: candidate, f"baseline_{name}": baseline, f"{name}_gain": difference}
+            estimates |= {metric: clustered_mean(each, pairs.clusters) for metric, each in measured.items()}
         estimates |= _win_rates(pairs, difference, prefix=f"{name}_" if place else "")
         if name == "accuracy":
             estimates |= _pass_at(pairs, candidate, baseline)
     return estimates
+
+
+def order_disagreement(pairs: Pairs, verdicts: SwappedVerdicts) -> Estimates:
+    """The share of pairs of different responses on which a judge says something else in the other order.
+
+    Of two equal responses each order prefers the same place, if any, and so disagrees with the other.
+    """
+    differ = ~pairs.are_equal
+    disagree = torch.where(differ, verdicts.disagree.double(), torch.nan)
+    return {"order_disagreement": _mean_of_defined(disagree, pairs.clusters)}
 
 
 def _win_rates(pairs: Pairs, difference: Tensor, *, prefix: str) -> Estimates:
@@ -177,9 +190,11 @@ def undefined(metrics: Iterable[str], prompts: Sequence[Hashable]) -> Estimates:
 
 
 def greedy_means(judged: dict[str, Judged]) -> Estimates:
-    """Means of the judgements of greedy responses, by role; ``greedy_accuracy`` and so on."""
+    """Means of the judgements of greedy responses, by role; ``greedy_accuracy`` and so on. Empty, if there are none."""
     estimates: Estimates = {}
     for role, prefix in (("candidate", ""), ("baseline", "baseline_")):
+        if role not in judged:
+            continue
         clusters = clusters_of(judged[role].sampled.prompts)
         for name, judgements in judged[role].judgements.items():
             estimates[f"{prefix}greedy_{name}"] = clustered_mean(judgements, clusters)

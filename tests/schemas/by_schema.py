@@ -32,7 +32,7 @@ SAID = {
     "Gate._one_bound",
     "RewardModelling._pairs_or_rankings",
     "DirectPreferenceOptimization._pairs_or_responses",
-    "Judge._one_of_two",
+    "Judge._of_one_kind",
     "PreferenceCollection._prompts_with_judge_or_demonstrations",
     "Publication._after_needs_an_alias",
 }
@@ -46,6 +46,7 @@ RULES = {
     "PolicyEvaluation._judges_of_two_kinds": "equal kinds of value in two fields",
     "Verifier._one_group": "the groups of a regular expression",
     "ModelTerm._wrong_needs_a_verifier": "a field that is read in another kind of term alone",
+    "Judge._a_model_is_asked_about_both_responses": "what stands in a text, and equal values in a list",
     "OtherModel._only_a_registered_model_may_be_missing": "what the text of one field means for another",
     "Verifier._fields_fit_the_source": "a field that another's value leaves without a reader",
     "Reward._term_names_are_unique": "equal values in different items",

@@ -179,3 +179,74 @@ def test_one_that_is_not_pinned_yet_has_no_key(with_other: dict[str, Any]) -> No
     with_other["models"]["other"] = {"source": f"models:/x/7#{DIGEST}"}
     resolved = ResolvedRecipe.of(with_learning_rates(loaded(with_other), width=64))
     assert key_parts_of(resolved, "models.other", {})["inputs"] == {"source": DIGEST}
+
+
+# A model that judges
+
+
+@pytest.fixture
+def with_judge(plain: dict[str, Any]) -> dict[str, Any]:
+    plain["models"] = {"grader": {"source": "builtin:tiny"}}
+    plain["stages"]["evaluation"]["judge"] = {"model": "grader"}
+    plain["stages"]["evaluation"]["gate"] = {"metric": "win_rate", "at_least": 0.5}
+    return plain
+
+
+def test_a_model_that_judges_is_read_like_any_other(with_judge: dict[str, Any]) -> None:
+    recipe = loaded(with_judge)
+    assert dependencies(recipe)["evaluation"]["judge"] == "models.grader"
+    resolved = ResolvedRecipe.of(with_learning_rates(recipe, width=64))
+    inputs = dict.fromkeys(dependencies(recipe)["evaluation"], DIGEST)
+    keys = {
+        stage_key(key_parts_of(resolved, "evaluation", inputs | {"judge": judge}))
+        for judge in (DIGEST, "cd" * 32)
+    }
+    assert len(keys) == 2, "of other weights, another verdict"
+    assert key_parts_of(resolved, "evaluation", inputs)["configuration"]["judge"]["model"] == DIGEST
+
+
+def test_a_judge_may_be_the_recipes_model_or_a_policy_beside_a_verifier(with_judge: dict[str, Any]) -> None:
+    del with_judge["models"]
+    for named in ("model", "sft"):
+        with_judge["stages"]["evaluation"] |= {"judge": {"verifier": "arithmetic"}, "also": {"model": named}}
+        with_judge["stages"]["evaluation"]["gate"] = {"metric": "preference_win_rate", "at_least": 0.5}
+        assert dependencies(loaded(with_judge))["evaluation"]["also"] == named
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"judge": {"model": "nobody"}}, "stages.evaluation.judge.model: no stage is called 'nobody'"),
+        ({"judge": {"model": "reward"}}, "stages.evaluation.judge.model: 'reward' is a reward_model stage"),
+        ({"judge": {"model": "evaluation"}}, "stages.evaluation.judge.model: 'evaluation' is this stage itself"),
+        ({"judge": {"model": "grader", "verifier": "arithmetic"}}, "a judge is a verifier, a reward or a model"),
+        ({"judge": {"verifier": "arithmetic", "template": "{prompt}"}}, "template and answers are of a judge that is a model"),
+        ({"judge": {"model": "grader", "template": "{prompt} {first}"}}, "template has no {second}; write where they stand"),
+        ({"judge": {"model": "grader", "answers": ["A", "A"]}}, "answers are 'A' twice"),
+        ({"judge": {"model": "grader", "answers": ["A", ""]}}, "answers"),
+        ({"also": {"model": "model"}}, "judge and also are both models, whose metrics would have the same names"),
+        ({"gate": {"metric": "accuracy_gain", "at_least": 0.0}}, "an evaluation stage with a model as judge does not measure 'accuracy_gain'"),
+        ({"judge": {"verifier": "arithmetic"}, "gate": {"metric": "order_disagreement", "at_most": 0.2}}, "name a model as judge or also"),
+    ],
+)  # fmt: skip
+def test_what_a_judge_cannot_be(changes: dict[str, Any], message: str, with_judge: dict[str, Any]) -> None:
+    with_judge["stages"]["evaluation"] |= changes
+    assert message in problems_of(with_judge)
+
+
+def test_pairs_are_collected_by_scores(with_judge: dict[str, Any]) -> None:
+    prompts = with_judge["stages"]["evaluation"]["prompts"]
+    with_judge["stages"]["collected"] = {
+        "kind": "preference_collection", "policy": "sft", "prompts": prompts, "judge": {"model": "grader"},
+    }  # fmt: skip
+    assert "judge.model=grader compares two responses, and pairs are chosen by scores" in problems_of(
+        with_judge
+    )
+
+
+def test_a_judge_that_waits_for_its_own_evaluation_is_a_ring(with_judge: dict[str, Any]) -> None:
+    with_judge["models"]["grader"] = {"source": "models:/x@y", "otherwise": "policy"}
+    with_judge["stages"]["policy"] |= {"init": "sft"}
+    loaded(with_judge)
+    estimated = estimate_recipe(loaded(with_judge), gpu="h100")
+    assert any(stage.name == "evaluation" for stage in estimated.stages)

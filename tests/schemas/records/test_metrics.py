@@ -88,9 +88,13 @@ def test_an_evaluation_measures_what_its_judge_can_tell() -> None:
     assert {"accuracy", "baseline_accuracy", "accuracy_gain", "greedy_accuracy"} <= verified - scored
     assert {"score", "baseline_score", "score_gain", "greedy_score"} <= scored - verified
     assert {"win_rate", "mean_response_length", "truncated_share"} <= verified & scored
-    second = {f"{name}_{rate}" for name in ("accuracy", "score") for rate in BY_THE_SECOND_JUDGE}
-    assert headline_metric_names("evaluation") == verified | scored | second
-    assert not (verified | scored) & second
+    asked = headline_metric_names("evaluation", has=("model", *others))
+    assert asked - scored == {"order_disagreement"}
+    assert {name for name in asked if "score" in name or "accuracy" in name or "greedy" in name} == set()
+    named = ("accuracy", "score", "preference")
+    second = {f"{name}_{rate}" for name in named for rate in BY_THE_SECOND_JUDGE}
+    assert headline_metric_names("evaluation") == verified | scored | asked | second
+    assert not (verified | scored | asked) & second
 
 
 def test_what_an_evaluation_measures_by_its_settings() -> None:
@@ -105,6 +109,8 @@ def test_what_an_evaluation_measures_by_its_settings() -> None:
         "score_length_controlled_win_rate",
     }
     assert settings_of({"kind": "evaluation", "judge": {"verifier": "x", "reward": "y"}}) is None
+    asked = headline_metric_names("evaluation", has=settings_of(stage | {"also": {"model": "sft"}}))
+    assert asked - names == {"order_disagreement", *(f"preference_{rate}" for rate in BY_THE_SECOND_JUDGE)}
     assert settings_of({"kind": "sft"}) is None
 
 

@@ -1,0 +1,140 @@
+"""A judge that is a language model: it is asked which of two responses to a prompt is better, in both orders."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from algorithms.swapped_verdicts import SwappedVerdicts, swapped_verdicts
+from models.folders import load_tokenizer
+from models.policy import PolicyModel
+from models.prompts import encode_prompts, encode_responses
+from models.sequences import Sequences, collate
+from schemas.recipe.rewards import PAIR_FIELDS, Judge
+from schemas.records.job import StageJob
+from tasks.rollout.rollouts import Sampled, per_token, sequence_sums
+from tasks.training.networks import fixed_policy
+
+READ_AT_ONCE = 64
+"""Questions with an answer in one forward pass without ``microbatch_size``; each pair has four."""
+_LONGEST_ANSWER = 200
+_FIELD = re.compile("|".join(map(re.escape, PAIR_FIELDS)))
+
+
+class UnusableJudge(ValueError):
+    """A model that cannot be asked: its tokenizer cannot tell the answers apart, or a question does not fit."""
+
+
+@dataclass(frozen=True)
+class PromptedJudge:
+    """A judge, loaded."""
+
+    policy: PolicyModel
+    tokenizer: PreTrainedTokenizerBase
+    """The judge's own."""
+    template: str
+    answers: tuple[list[int], list[int]]
+    """Ids of the answers that prefer the first and the second response."""
+    name: str
+    microbatch_size: int | None
+
+
+def load_prompted_judge(
+    job: StageJob, judge: Judge, *, role: str, device: torch.device, microbatch_size: int | None
+) -> PromptedJudge:
+    """The model in ``role``, with the recipe's template and answers.
+
+    Raises:
+        UnusableJudge: its tokenizer reads one answer as the beginning of the other.
+    """
+    assert judge.model is not None
+    tokenizer = load_tokenizer(job.inputs[role])
+    first, second = answer_ids(tokenizer, judge.answers, field=f"{role}.answers")
+    return PromptedJudge(
+        policy=fixed_policy(job, role, device),
+        tokenizer=tokenizer,
+        template=judge.template,
+        answers=(first, second),
+        name=f"{role}.model={judge.model!r}",
+        microbatch_size=microbatch_size,
+    )
+
+
+def answer_ids(
+    tokenizer: PreTrainedTokenizerBase, answers: Sequence[str], *, field: str
+) -> tuple[list[int], list[int]]:
+    """Ids of the answers as the beginning of what the model says, without the token that ends it.
+
+    Raises:
+        UnusableJudge: one is the beginning of the other, or equal to it: then it is never the less likely one.
+    """
+    encoded = encode_responses(tokenizer, answers, max_tokens=_LONGEST_ANSWER + 1, chat=None)
+    first, second = (ids[:-1] if ended else ids for ids, ended in encoded)
+    shorter = min(len(first), len(second))
+    if first[:shorter] == second[:shorter]:
+        raise UnusableJudge(
+            f"{field}: the judge's tokenizer reads {answers[0]!r} as {first} and {answers[1]!r} as {second}, of which one "
+            "begins like the other; name answers that it tells apart"
+        )
+    return first, second
+
+
+def judge_pairs(judge: PromptedJudge, candidate: Sampled, baseline: Sampled) -> SwappedVerdicts:
+    """The verdicts on the i-th response of the candidate beside the i-th of the baseline."""
+    prompts, ours, theirs = candidate.prompts, candidate.responses, baseline.responses
+    return swapped_verdicts(
+        candidate_first=preferences(judge, prompts, ours, theirs),
+        baseline_first=preferences(judge, prompts, theirs, ours),
+    )
+
+
+def preferences(
+    judge: PromptedJudge, prompts: Sequence[str], firsts: Sequence[str], seconds: Sequence[str]
+) -> Tensor:
+    """(B,), on the CPU: log-probability of the answer for the first response less that for the second, at temperature 1.
+
+    Raises:
+        UnusableJudge: a question with its answer is longer than the model reads.
+    """
+    questions = [question(judge.template, *shown) for shown in zip(prompts, firsts, seconds, strict=True)]
+    rows = encode_prompts(judge.tokenizer, questions, chat=None)
+    _refuse_too_long(judge, rows)
+    # both answers to a question in neighbouring rows, which so have the same padding
+    sequences = collate(
+        [row for row in rows for _ in judge.answers],
+        [ids for _ in rows for ids in judge.answers],
+        pad_token_id=int(judge.tokenizer.pad_token_id),
+    ).to(judge.policy.device)
+    size = judge.microbatch_size or READ_AT_ONCE
+
+    def compute(micro: Sequences) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = judge.policy(micro, temperature=1.0)
+        return found
+
+    of_tokens = per_token(
+        compute,
+        sequences,
+        microbatch_size=size + size % 2,  # both answers in one pass
+        computes="asking the judge",
+    )
+    sums = sequence_sums(of_tokens["logprobs"].double(), sequences.response_mask).cpu().view(-1, 2)
+    return sums[:, 0] - sums[:, 1]
+
+
+def question(template: str, prompt: str, first: str, second: str) -> str:
+    """The template with the prompt and both responses; what looks like a field in these stays as it is."""
+    texts = dict(zip(PAIR_FIELDS, (prompt, first, second), strict=True))
+    return _FIELD.sub(lambda field: texts[field[0]], template)
+
+
+def _refuse_too_long(judge: PromptedJudge, rows: Sequence[Sequence[int]]) -> None:
+    limit = getattr(judge.policy.causal_lm.config, "max_position_embeddings", None)
+    longest = max(map(len, rows), default=0) + max(map(len, judge.answers))
+    if limit is not None and longest > limit:
+        raise UnusableJudge(
+            f"{judge.name} reads {limit} tokens, and its longest question has {longest} with its answer; shorten template, or "
+            "lower generation.max_response_tokens or max_prompt_tokens, or name a model that reads more"
+        )
