@@ -252,7 +252,7 @@ def refuse_different_prompts(
     """TokenizersDiffer where the two models did not answer the same prompts, or read the same demonstrations."""
     work, limit = job.work, job.generation.max_prompt_tokens
     read = [None if each.likelihood is None else len(each.likelihood.nll) for each in (candidate, baseline)]
-    if candidate.prompts.texts != baseline.prompts.texts or read[0] != read[1]:
+    if list(candidate.prompts.texts) != list(baseline.prompts.texts) or read[0] != read[1]:
         raise TokenizersDiffer(
             f"candidate={work.candidate!r} and baseline={work.baseline!r} do not fit the same prompts into "
             f"generation.max_prompt_tokens={limit}; raise it"

@@ -23,8 +23,8 @@ from schemas.recipe.stages import TrainOn
 from schemas.records.job import StageJob
 from tasks.data.encoding_counts import NOT_COUNTED, EncodingCounts, count_tokens
 from tasks.data.rows import Row, column_names, row_batches
-from tasks.data.token_rows import GroupedRows, TokenRowsWriter
-from tasks.training.measured import clusters_of
+from tasks.data.token_rows import GroupedRows, JsonRowsWriter, TokenRowsWriter
+from tasks.training.measured import clusters_of_ids
 
 log = logging.getLogger(__name__)
 
@@ -88,14 +88,14 @@ def codec_of(job: StageJob, role: str) -> Codec:
 class Prompts:
     """Prompts that fit ``generation.max_prompt_tokens``, as text and as ids."""
 
-    texts: list[str]
+    texts: Sequence[str]
     ids: Sequence[list[int]]
-    answers: list[str | None]
+    answers: Sequence[str | None]
     """What a verifier may compare a response with; None where the row has none."""
     num_too_long: int
     """Prompts that did not fit and were left out."""
     counts: EncodingCounts = NOT_COUNTED
-    conversations: list[list[Message] | None] | None = None
+    conversations: Sequence[list[Message] | None] | None = None
     """The turns of prompts that are a conversation; None: there are no such prompts."""
 
     def __len__(self) -> int:
@@ -123,14 +123,14 @@ class Completions:
     def __len__(self) -> int:
         return len(self.prompt_ids)
 
-    def lengths(self) -> tuple[int, ...]:
+    def lengths(self) -> Sequence[int]:
         """Tokens of each prompt with its longest response."""
         longest = (max(map(len, responses)) for responses in zip(*self.response_ids.values(), strict=True))
-        return tuple(len(prompt) + length for prompt, length in zip(self.prompt_ids, longest, strict=True))
+        return array("i", (len(ids) + length for ids, length in zip(self.prompt_ids, longest, strict=True)))
 
     def clusters(self) -> Tensor:
         """The number of each row's prompt, (N,): rows of one prompt are not independent."""
-        return clusters_of(list(map(tuple, self.prompt_ids)))
+        return clusters_of_ids(self.prompt_ids)
 
     def num_learnt(self) -> list[int]:
         """Tokens of each demonstration that are learnt."""
@@ -184,16 +184,14 @@ class Rankings:
     def __len__(self) -> int:
         return len(self.prompt_ids)
 
-    def lengths(self) -> tuple[int, ...]:
+    def lengths(self) -> Sequence[int]:
         """Tokens of each prompt with its longest response."""
-        return tuple(
-            len(prompt) + max(map(len, responses))
-            for prompt, responses in zip(self.prompt_ids, self.response_ids, strict=True)
-        )
+        of_both = zip(self.prompt_ids, self.response_ids, strict=True)
+        return array("i", (len(prompt) + max(map(len, responses)) for prompt, responses in of_both))
 
     def clusters(self) -> Tensor:
         """The number of each row's prompt, (N,): rows of one prompt are not independent."""
-        return clusters_of(list(map(tuple, self.prompt_ids)))
+        return clusters_of_ids(self.prompt_ids)
 
     def batch(self, indices: Sequence[int]) -> RankedBatch:
         """All completions of the prompts at ``indices``, prompt by prompt."""
@@ -216,26 +214,24 @@ def read_prompts(folder: Path, split: str, codec: Codec) -> Prompts:
     """The prompts of one split of a dataset as ids; those longer than the recipe's limit are left out."""
     has_turns = "messages" in column_names(folder, split)
     ids = TokenRowsWriter(codec.scratch)
-    texts: list[str] = []
-    answers: list[str | None] = []
-    conversations: list[list[Message] | None] = []
+    texts, answers, conversations = (JsonRowsWriter(codec.scratch) for _ in range(3))
     counts, num_too_long = NOT_COUNTED, 0
     for rows in row_batches(folder, split, _ROWS_AT_ONCE):
         encoded, fits = _encode_prompts(rows, codec)
         ids.extend(encoded[i] for i in fits)
-        texts += [rows[i]["prompt"] for i in fits]
-        answers += [rows[i].get("answer") for i in fits]
-        conversations += [rows[i]["messages"] for i in fits if has_turns]
+        texts.extend(rows[i]["prompt"] for i in fits)
+        answers.extend(rows[i].get("answer") for i in fits)
+        conversations.extend(rows[i]["messages"] for i in fits if has_turns)
         counts, num_too_long = counts + _count(codec, encoded, []), num_too_long + len(rows) - len(fits)
     _refuse_no_fit(counts.num_rows, num_too_long, counts.shortest_prompt, codec)
     log.info("%s: %s rows, %s of them with a prompt that is too long", split, counts.num_rows, num_too_long)
     return Prompts(
-        texts=texts,
+        texts=texts.rows(),
         ids=ids.rows(),
-        answers=answers,
+        answers=answers.rows(),
         num_too_long=num_too_long,
         counts=counts,
-        conversations=conversations if has_turns else None,
+        conversations=conversations.rows() if has_turns else None,
     )
 
 
@@ -262,6 +258,7 @@ def read_completions(
     learnt = TokenRowsWriter(codec.scratch)
     margins = array("d")
     subgroups: list[str | None] = []
+    names: dict[str | None, str | None] = {}  # so that each name is in memory once
     counts, num_too_long = NOT_COUNTED, 0
     for rows in row_batches(folder, split, _ROWS_AT_ONCE):
         part = _encode_completions(rows, columns, codec)
@@ -272,7 +269,9 @@ def read_completions(
             responses[column].extend(part.response_ids[column])
         learnt.extend(part.learnt)
         margins.extend(row["margin"] or 0.0 for row in part.rows if has_margins)
-        subgroups += [row["subgroup"] for row in part.rows if has_subgroups]
+        subgroups += [
+            names.setdefault(row["subgroup"], row["subgroup"]) for row in part.rows if has_subgroups
+        ]
         counts, num_too_long = counts + part.counts, num_too_long + len(rows) - part.num_fitting
     log.info("%s: %s rows, %s of them with a prompt that is too long", split, counts.num_rows, num_too_long)
     _refuse_no_fit(counts.num_rows, num_too_long, counts.shortest_prompt, codec)
@@ -284,7 +283,7 @@ def read_completions(
         pad_token_id=codec.pad_token_id,
         num_too_long=num_too_long,
         counts=counts,
-        margins=margins.tolist() if has_margins else None,
+        margins=margins if has_margins else None,
         learnt=learnt.rows() if has_turns and train_on == "all_responses" else None,
         subgroups=subgroups if has_subgroups else None,
     )

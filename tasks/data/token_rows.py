@@ -1,15 +1,16 @@
-"""Token ids of many rows in little memory: four bytes a token, in a file that the system may drop from memory."""
+"""Token ids and texts of many rows in little memory: in a file that the system may drop from memory, and 8 bytes a row."""
 
+import json
 import tempfile
 from array import array
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, Literal, overload
 
 import numpy as np
 
 _IN_MEMORY = 1 << 26
-"""Bytes of tokens from which on they are kept in a file."""
+"""Bytes from which on rows are kept in a file."""
 
 
 class TokenRows(Sequence[list[int]]):
@@ -18,7 +19,7 @@ class TokenRows(Sequence[list[int]]):
     def __init__(self, values: Any, ends: Any) -> None:
         """
         Args:
-            values: (N,) int32, the rows one after the other.
+            values: (N,) integers, the rows one after the other.
             ends: (R,) int64, where each row ends.
         """
         self._values, self._ends = values, ends
@@ -33,10 +34,13 @@ class TokenRows(Sequence[list[int]]):
     def __getitem__(self, index: int | slice) -> list[int] | list[list[int]]:
         if isinstance(index, slice):
             return [self[each] for each in range(len(self))[index]]
-        row = range(len(self))[index]  # raises IndexError
-        begin = self._ends[row - 1] if row else 0
-        values: list[int] = self._values[begin : self._ends[row]].tolist()
+        values: list[int] = self.array(index).tolist()
         return values
+
+    def array(self, index: int) -> Any:
+        """One row, (L,)."""
+        row = range(len(self))[index]  # raises IndexError
+        return self._values[self._ends[row - 1] if row else 0 : self._ends[row]]
 
     def lengths(self) -> Any:
         """(R,) int64."""
@@ -71,13 +75,14 @@ class GroupedRows(Sequence[list[list[int]]]):
 class TokenRowsWriter:
     """Takes rows one after the other."""
 
-    def __init__(self, folder: Path | None) -> None:
+    def __init__(self, folder: Path | None, *, typecode: Literal["i", "B"] = "i") -> None:
         """
         Args:
             folder: takes the file, which has no name there; None: the rows stay in memory.
+            typecode: of an integer, as in ``array``: 32 bits, or a byte.
         """
-        self._folder = folder
-        self._waiting, self._ends = array("i"), array("q")
+        self._folder, self._typecode = folder, typecode
+        self._waiting, self._ends = array(typecode), array("q")
         self._file: Any = None
         self._num_values = 0
 
@@ -93,15 +98,58 @@ class TokenRowsWriter:
     def rows(self) -> TokenRows:
         """All rows; nothing may be added afterwards."""
         ends = np.frombuffer(self._ends, dtype=np.int64) if self._ends else np.zeros(0, dtype=np.int64)
+        kind = np.dtype(self._typecode)
         if self._file is None:
-            values = np.frombuffer(self._waiting, dtype=np.int32) if self._waiting else np.zeros(0, np.int32)
+            values = np.frombuffer(self._waiting, dtype=kind) if self._waiting else np.zeros(0, kind)
             return TokenRows(values, ends)
         self._write()
         self._file.flush()
-        return TokenRows(np.memmap(self._file, dtype=np.int32, mode="r"), ends)
+        return TokenRows(np.memmap(self._file, dtype=kind, mode="r"), ends)
 
     def _write(self) -> None:
         if self._file is None:
             self._file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115 (lives as long as the rows)
         self._waiting.tofile(self._file)
-        self._waiting = array("i")
+        self._waiting = array(self._typecode)
+
+
+class JsonRows(Sequence[Any]):
+    """Texts, or what else JSON can say, read where they lie; each comes out anew."""
+
+    def __init__(self, rows: TokenRows) -> None:
+        """
+        Args:
+            rows: the bytes of each.
+        """
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @overload
+    def __getitem__(self, index: int) -> Any: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Any]: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        if isinstance(index, slice):
+            return [self[each] for each in range(len(self))[index]]
+        return json.loads(self._rows.array(index).tobytes())
+
+
+class JsonRowsWriter:
+    """Takes texts, or what else JSON can say, one after the other."""
+
+    def __init__(self, folder: Path | None) -> None:
+        """
+        Args:
+            folder: as in ``TokenRowsWriter``.
+        """
+        self._rows = TokenRowsWriter(folder, typecode="B")
+
+    def extend(self, values: Iterable[Any]) -> None:
+        """Add values."""
+        self._rows.extend(json.dumps(value, ensure_ascii=False).encode() for value in values)
+
+    def rows(self) -> JsonRows:
+        """All values; nothing may be added afterwards."""
+        return JsonRows(self._rows.rows())

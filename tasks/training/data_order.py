@@ -1,5 +1,6 @@
 """Which example comes when: a pure function of (seed, epoch, position), so that any position can be resumed."""
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -19,7 +20,7 @@ class Examples(Protocol):
 
     def __len__(self) -> int: ...
 
-    def lengths(self) -> tuple[int, ...]:
+    def lengths(self) -> Sequence[int]:
         """Tokens of each example's longest sequence."""
 
 
@@ -30,7 +31,7 @@ class DataOrder:
     num_examples: int
     batch_size: int
     seed: int
-    lengths: tuple[int, ...] | None = field(default=None, hash=False)
+    lengths: Sequence[int] | None = field(default=None, hash=False)
     """Of the examples, in tokens: batches are then of like length. None: plainly shuffled."""
 
     def batch(self, number: int) -> list[int]:
@@ -62,18 +63,19 @@ def order_of(
 
 # By value, so that an order that is made anew finds its epoch; two, for a batch that runs on into the next
 @lru_cache(maxsize=2)
-def _epoch(order: DataOrder, epoch: int) -> tuple[int, ...]:
+def _epoch(order: DataOrder, epoch: int) -> Sequence[int]:
     draw = generator(order.seed, "order", epoch)
-    shuffled = torch.randperm(order.num_examples, generator=draw).tolist()
+    # An array, since two lists of ten million integers take 800 MB
+    shuffled = array("q", torch.randperm(order.num_examples, generator=draw).numpy().tobytes())
     if order.lengths is None:
-        return tuple(shuffled)
-    grouped: list[int] = []
+        return shuffled
+    grouped = array("q")
     window = WINDOW_BATCHES * order.batch_size
     for start in range(0, order.num_examples, window):
         alike = sorted(shuffled[start : start + window], key=order.lengths.__getitem__)
         batches = [alike[cut : cut + order.batch_size] for cut in range(0, len(alike), order.batch_size)]
-        grouped += [index for batch in _shuffled(batches, draw) for index in batch]
-    return tuple(grouped)
+        grouped.extend(index for batch in _shuffled(batches, draw) for index in batch)
+    return grouped
 
 
 def _shuffled(batches: Sequence[list[int]], draw: torch.Generator) -> list[list[int]]:

@@ -1,19 +1,34 @@
 """What a stage measured on held-out rows, with how sure each number is: the two halves of a ``StageResult``."""
 
+import hashlib
+from array import array
 from collections.abc import Hashable, Mapping, Sequence
 from math import isfinite
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from algorithms.uncertainty import Estimate
 from schemas.records.uncertainty import Uncertainty
 
+_DIGEST_BYTES = 16
+
 
 def clusters_of(prompts: Sequence[Hashable]) -> Tensor:
     """The number of each row's prompt, (N,): rows of equal prompts are one cluster, wherever they stand."""
     numbers: dict[Hashable, int] = {}
     return torch.tensor([numbers.setdefault(prompt, len(numbers)) for prompt in prompts], dtype=torch.int64)
+
+
+def clusters_of_ids(prompts: Sequence[Sequence[int]]) -> Tensor:
+    """The same of prompts as token ids, whose digests stand for them: held-out rows may be very many."""
+    digests = np.empty(len(prompts), dtype=f"S{_DIGEST_BYTES}")
+    for row, prompt in enumerate(prompts):
+        digests[row] = hashlib.blake2b(array("q", prompt).tobytes(), digest_size=_DIGEST_BYTES).digest()
+    _, first, cluster = np.unique(digests, return_index=True, return_inverse=True)
+    number = np.argsort(np.argsort(first))  # of each different prompt, in the order in which they first stand
+    return torch.from_numpy(number[cluster])
 
 
 def values_of(estimates: Mapping[str, Estimate]) -> dict[str, float | None]:

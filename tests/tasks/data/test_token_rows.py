@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from tasks.data import token_rows
-from tasks.data.token_rows import GroupedRows, TokenRowsWriter
+from tasks.data.token_rows import GroupedRows, JsonRowsWriter, TokenRowsWriter
 
 ROWS = [[5, 2**31 - 1], [], [-7], [1, 2, 3]]
 
@@ -39,3 +39,23 @@ def test_groups_of_rows_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert read[-1] == groups[2] and read[1:] == groups[1:]
     with pytest.raises(IndexError):
         read[3]
+
+
+@pytest.mark.parametrize("in_a_file", [False, True])
+def test_texts_come_back_as_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_a_file: bool
+) -> None:
+    monkeypatch.setattr(token_rows, "_IN_MEMORY", 8)
+    values = ["", None, 'größer 翻译 🙂\n"', [{"role": "user", "content": "إدخال", "extra": None}], "null"]
+    writer = JsonRowsWriter(tmp_path if in_a_file else None)
+    writer.extend(values[:2])
+    writer.extend(iter(values[2:]))
+    rows = writer.rows()
+    assert list(rows) == values and len(rows) == 5
+    assert (rows[-1], rows[1:3]) == ("null", values[1:3])
+    with pytest.raises(IndexError):
+        rows[5]
+
+
+def test_there_may_be_no_texts() -> None:
+    assert list(JsonRowsWriter(None).rows()) == []
