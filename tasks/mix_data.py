@@ -19,7 +19,7 @@ from schemas.recipe.work import MixData
 from schemas.records.job import StageJob, StageResult
 from schemas.row_rules import known_columns
 from schemas.steps import part_role
-from tasks.data.rows import ROW_GROUP
+from tasks.data.rows import ROW_GROUP, open_parquet
 from tasks.data.splits import SPLITS, TRAIN, TooFewRows
 from tasks.training.progress import Progress
 from tasks.training.scratch import PROGRESS
@@ -122,7 +122,7 @@ class _Stream:
         rounds, rest = divmod(self.count, self.size)
         for mask in [*[np.ones(self.size, dtype=bool)] * rounds, *([self._some(rest)] if rest else [])]:
             begin = 0
-            with pq.ParquetFile(self.path) as file:
+            with open_parquet(self.path) as file:
                 there = [column for column in columns if column in file.schema_arrow.names]
                 for batch in file.iter_batches(_READ_ROWS, columns=there):
                     table = pa.Table.from_batches([batch])

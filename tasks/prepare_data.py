@@ -29,12 +29,12 @@ from schemas.source_files import (
     data_format,
     data_limit,
     digest_of_files,
-    files_of,
 )
 from schemas.steps import CONTENT_COLUMNS
 from schemas.tables import usable_rows
 from tasks.data import arithmetic
 from tasks.data.formats import Format
+from tasks.data.hub_files import UnreachableHub, source_files
 from tasks.data.near_duplicates import near_duplicates
 from tasks.data.row_reader import RowReader, reader_of
 from tasks.data.rows import Row, SpooledRows, spool, write_marked
@@ -195,6 +195,8 @@ def read_file(data: Data, content: str, job: StageJob) -> Iterator[tuple[RowRead
         yield reader, batches_of(reader, rows)
     except UnreadableFile as error:
         raise UnusableData(f"source={data.source!r} cannot be read as {ending}: {error}") from error
+    except UnreachableHub as error:
+        raise UnusableData(str(error)) from error
     finally:
         for copy in copies:
             copy.unlink(missing_ok=True)
@@ -218,7 +220,7 @@ def copy_sources(source: str, ending: str, scratch: Path, copies: list[Path], *,
         copies: takes the copies, also of those that were made before an error.
     """
     digests = []
-    for number, file in enumerate(files_of(source)):
+    for number, file in enumerate(source_files(source)):
         if not file.is_file():
             raise UnusableData(f"source={source!r} is not a file here; check the path")
         copies.append(scratch / f"source-{number}{ending}")

@@ -25,14 +25,14 @@ def check_dataset(folder: Path, content: str, *, step: str) -> None:
         schemas.row_rules.UnusableTable: a row breaks a rule; with the split, numbers, reasons and first rows.
         FileNotFoundError: a split's file is missing.
     """
-    import pyarrow.parquet as pq  # both take a second to import, and few runs collect pairs
-
+    # These take a second to import, and few runs collect pairs
     from schemas.row_rules import UnusableTable
     from schemas.tables import usable_rows
+    from tasks.data.rows import open_parquet
 
     for split in SPLITS:
         path = folder / f"{split}.parquet"
-        with pq.ParquetFile(path) as file:
+        with open_parquet(path) as file:
             try:
                 kept, report_of = usable_rows(
                     file.iter_batches(BATCH_ROWS), content=content, allow_repeats=True

@@ -31,7 +31,7 @@ def inspect(
         Path,
         typer.Argument(
             metavar="FILE",
-            help="JSON, JSON lines, CSV, Parquet or Arrow; texts also packed (.gz, .bz2, .xz, .zst).",
+            help="JSON, JSON lines, CSV, Parquet or Arrow; texts also packed (.gz, .bz2, .xz, .zst); or hub:ORGANISATION/NAME@COMMIT/FILE.",
         ),
     ],
     content: Annotated[

@@ -23,7 +23,7 @@ from schemas.recipe.inputs import (
 )
 from schemas.recipe.recipe import Publication, Recipe
 from schemas.recipe.rewards import Judge, MissingEos
-from schemas.recipe.sources import Hub, Package
+from schemas.recipe.sources import Hub, HubFiles, Package
 from schemas.recipe.stage import Gate
 from schemas.recipe.stages import DirectPreferenceOptimization, PreferenceCollection, RewardModelling
 from schemas.sweep import Sweep
@@ -65,7 +65,7 @@ def recipe_schema() -> Schema:
         _add_constraint(definitions[model.__name__], {"anyOf": [{"not": _is_given(one)}, _is_given(other)]})
     for model, builtin, patterns in (
         (Model, BUILTIN_MODELS, {"hub": Hub.PATTERN, "package": Package.PATTERN}),
-        (Data, BUILTIN_DATA, {}),
+        (Data, BUILTIN_DATA, {"hub": HubFiles.PATTERN}),
         (Verifier, (EXACT_MATCH,), {}),
     ):
         _add_constraint(

@@ -21,9 +21,11 @@ from schemas.recipe.sources import (
     Builtin,
     Gguf,
     Hub,
+    HubFiles,
     LocalPath,
     Package,
     Registered,
+    data_source,
     file_source,
     model_source,
 )
@@ -229,7 +231,9 @@ def _problems_of_folder(path: Path, folder: File) -> list[Problem]:
 
 
 def _data_source(path: Path, source: str, start: File) -> tuple[str, list[Problem]]:
-    named = file_source(source)
+    named = data_source(source)
+    if isinstance(named, HubFiles):
+        return source, _problems_of_hub_files(path, source, named)
     if isinstance(named, Builtin):
         problem = Problem(path, f"there is no built-in data {quote(source)}", suggest(source, BUILTIN_DATA))
         return source, [] if source in BUILTIN_DATA else [problem]
@@ -242,6 +246,16 @@ def _data_source(path: Path, source: str, start: File) -> tuple[str, list[Proble
     if not files_of(file):
         return str(file), [Problem(path, f"{_NO_FILE} that {file} matches", "correct the pattern")]
     return str(file), _missing(path, files_of(file)[0])
+
+
+def _problems_of_hub_files(path: Path, source: str, named: HubFiles) -> list[Problem]:
+    if not named.is_well_formed:
+        remedy = "write hub:ORGANISATION/NAME@COMMIT/FILE with the 40 digits of a commit; a branch or a tag could change"
+        return [Problem(path, f"{quote(source)} names no file at a commit", remedy)]
+    if data_format(named.files) is None:
+        remedy = f"name {', '.join(PLAIN_FORMATS)} files of the repository; loading scripts are never run"
+        return [Problem(path, f"{quote(source)} is not in a known format", remedy)]
+    return []
 
 
 def _verifier_source(path: Path, source: str, start: File) -> tuple[str, list[Problem]]:

@@ -20,7 +20,16 @@ from schemas.recipe.fields import (
     is_unset,
 )
 from schemas.recipe.lora import Lora
-from schemas.recipe.sources import Builtin, FileSource, ModelSource, Registered, file_source, model_source
+from schemas.recipe.sources import (
+    Builtin,
+    DataSource,
+    FileSource,
+    ModelSource,
+    Registered,
+    data_source,
+    file_source,
+    model_source,
+)
 
 MODEL = "model"
 """The name by which a stage refers to the recipe's model."""
@@ -213,7 +222,8 @@ class Data(Frozen):
     """``builtin:NAME/KIND``, or a ``.json``, ``.jsonl``, ``.csv``, ``.parquet`` or ``.arrow`` file (relative to the recipe's
     folder); the first three also packed, if the name ends with ``.gz``, ``.bz2``, ``.xz`` or ``.zst``. At most 16 GiB,
     packed and unpacked, or ``VANTAGE_MAX_DATA_GIB``. ``*`` and ``?`` in its last part name several files of one format,
-    whose rows are read in the order of the files' names."""
+    whose rows are read in the order of the files' names. ``hub:ORGANISATION/NAME@COMMIT/FILE`` names such files of a dataset's
+    repository on the Hugging Face hub."""
     columns: dict[Column, str] = Field(default_factory=dict)
     """Our column → a column of the file (``chosen.value`` is a field inside it) or a template
     ``"{instruction} {input}"``. A verifier gets ``answer`` with the prompt. ``reward_evaluation`` measures each ``subgroup`` of
@@ -244,9 +254,9 @@ class Data(Frozen):
     truncation. Repeated rows are dropped and reported, and do not count."""
 
     @property
-    def origin(self) -> FileSource:
+    def origin(self) -> DataSource:
         """What ``source`` names."""
-        return file_source(self.source)
+        return data_source(self.source)
 
     @rule
     def _templates_make_text(self) -> None:

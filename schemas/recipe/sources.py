@@ -1,8 +1,8 @@
 """Parsed sources: the text of a ``source`` field as a value.
 
 ``builtin:NAME`` and ``builtin:NAME/KIND``, ``hub:ORGANISATION/NAME@REVISION``, ``package:NAME``, ``gguf:FILE``,
-``models:/NAME@ALIAS`` or ``models:/NAME/VERSION``, or a path. Only a model can come from the hub, a package, a GGUF file or
-MLflow; data and verifiers are built in or paths.
+``models:/NAME@ALIAS`` or ``models:/NAME/VERSION``, or a path. Only a model can come from a package, a GGUF file or MLflow;
+data may be files of the hub, ``hub:ORGANISATION/NAME@COMMIT/FILE``; verifiers are built in or paths.
 """
 
 import re
@@ -38,6 +38,31 @@ class Hub:
 
     def __str__(self) -> str:
         return f"hub:{self.repository}@{self.revision}"
+
+
+@dataclass(frozen=True)
+class HubFiles:
+    """Files of a dataset's repository on the Hugging Face hub at a commit."""
+
+    repository: str
+    revision: str
+    files: str
+    """A file's path in the repository; ``*`` and ``?`` in its last part match several."""
+
+    PATTERN = r"hub:[A-Za-z0-9._-]+/[A-Za-z0-9._-]+@[0-9a-f]{40}(/(?!\.\.(/|$))[^/\\:]+)+"
+
+    @property
+    def is_well_formed(self) -> bool:
+        """Whether it is a valid name on the hub, with a commit and a path that stays in the repository."""
+        return re.fullmatch(self.PATTERN, str(self)) is not None
+
+    @property
+    def has_wildcards(self) -> bool:
+        """Whether it may match several files."""
+        return bool(set("*?") & set(self.files.rpartition("/")[2]))
+
+    def __str__(self) -> str:
+        return f"hub:{self.repository}@{self.revision}" + (f"/{self.files}" if self.files else "")
 
 
 @dataclass(frozen=True)
@@ -123,17 +148,28 @@ class LocalPath:
 
 
 FileSource = Builtin | LocalPath
-"""Source of data or of a verifier."""
+"""Source of a verifier."""
+DataSource = Builtin | HubFiles | LocalPath
 ModelSource = Builtin | Hub | Package | Gguf | Registered | LocalPath
 
 
 def file_source(text: str) -> FileSource:
-    """Parse the ``source`` of data or of a verifier; nothing is looked up."""
+    """Parse the ``source`` of a verifier; nothing is looked up."""
     scheme, colon, rest = text.partition(":")
     if not colon or scheme != "builtin":
         return LocalPath(Path(text))
     name, slash, kind = rest.partition("/")
     return Builtin(name, kind if slash else None)
+
+
+def data_source(text: str) -> DataSource:
+    """Parse the ``source`` of data; nothing is looked up."""
+    scheme, colon, rest = text.partition(":")
+    if not colon or scheme != "hub":
+        return file_source(text)
+    repository, _, named = rest.partition("@")
+    revision, _, files = named.partition("/")
+    return HubFiles(repository, revision, files)
 
 
 def model_source(text: str) -> ModelSource:

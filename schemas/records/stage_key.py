@@ -15,7 +15,17 @@ from schemas.canonical_json import canonical_json
 from schemas.kinds import KINDS
 from schemas.recipe.inputs import Generation
 from schemas.recipe.rewards import Reward
-from schemas.recipe.sources import Builtin, Gguf, Hub, LocalPath, ModelSource, Package, Registered
+from schemas.recipe.sources import (
+    Builtin,
+    DataSource,
+    Gguf,
+    Hub,
+    HubFiles,
+    LocalPath,
+    ModelSource,
+    Package,
+    Registered,
+)
 from schemas.recipe.terms import row_of
 from schemas.recipe.work import ImportModel, ImportVerifier, MixData, Work
 from schemas.source_files import data_format
@@ -173,11 +183,11 @@ def _reward_by_content(
 
 def _source_by_content(work: Work, imported: dict[str, Any], digests: dict[str, str]) -> dict[str, str]:
     """``source`` → its digest, unless its text says what it holds; in ``imported`` only how it is read is left."""
-    origin: ModelSource = getattr(work, KINDS[work.kind].imports or "").origin
+    origin: ModelSource | DataSource = getattr(work, KINDS[work.kind].imports or "").origin
     imported["source"] = _form(origin, is_folder=isinstance(work, ImportModel))
     if imported.pop("base", None) is not None:  # its content is in the digest of the source
         imported["adapter"] = True
-    if "source" not in digests and isinstance(origin, Builtin | Hub):
+    if "source" not in digests and isinstance(origin, Builtin | Hub | HubFiles):
         return {}
     return {"source": _take(digests, "source", work.kind)}
 
@@ -190,10 +200,10 @@ def _verifier_by_content(
         named[field] = _take(digests, role, kind)
 
 
-def _form(origin: ModelSource, *, is_folder: bool) -> str:
+def _form(origin: ModelSource | DataSource, *, is_folder: bool) -> str:
     """The part of a source that decides how its content is read: its text without the path."""
     match origin:
-        case Builtin() | Hub():
+        case Builtin() | Hub() | HubFiles():
             return str(origin)
         case Gguf():
             return "gguf"

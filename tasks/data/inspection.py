@@ -16,8 +16,9 @@ from schemas.digest_set import DigestSet
 from schemas.recipe.inputs import Content, Data
 from schemas.records.inspection import FileInspection, Quantiles
 from schemas.row_rules import SLICE_ROWS, RowCheck
-from schemas.source_files import PLAIN_FORMATS, data_format, data_limit, files_of
+from schemas.source_files import PLAIN_FORMATS, data_format, data_limit
 from tasks.data.formats import SAMPLE_ROWS, Format, recognise
+from tasks.data.hub_files import UnreachableHub, source_files
 from tasks.data.row_reader import RowReader
 from tasks.data.source_rows import Fault, SourceRow, UnreadableFile, read_rows_of
 
@@ -39,7 +40,7 @@ def inspect_file(path: Path, content: Content | None) -> tuple[FileInspection, l
     Memory holds a batch of rows, their lengths, and a digest of each usable row and of each different prompt: about 50 bytes a row.
 
     Args:
-        path: a file, or a pattern of files' names, in one of ``schemas.source_files.DATA_FORMATS``.
+        path: a file, a pattern of files' names, or ``hub:ORGANISATION/NAME@COMMIT/FILE``, in one of ``schemas.source_files.DATA_FORMATS``.
         content: what its rows are to be read as; None: found out.
 
     Raises:
@@ -50,7 +51,7 @@ def inspect_file(path: Path, content: Content | None) -> tuple[FileInspection, l
     if ending is None:
         raise UnknownData(f"{path} has none of the suffixes {', '.join(PLAIN_FORMATS)}; rename or convert it")
     try:
-        files = files_of(path)
+        files = source_files(str(path))
         if not files:
             raise UnknownData(f"no file is called {path}; check the pattern")
         rows = chain.from_iterable(read_rows_of(file, ending, data_limit()) for file in files)
@@ -62,6 +63,8 @@ def inspect_file(path: Path, content: Content | None) -> tuple[FileInspection, l
         return _inspect(path, chosen, found, first, chain(first, rows))
     except UnreadableFile as error:
         raise UnknownData(f"{path} cannot be read as {ending}: {error}") from error
+    except UnreachableHub as error:
+        raise UnknownData(str(error)) from error
 
 
 def known_formats(rows: Sequence[Row], ending: str) -> dict[Content, Format]:

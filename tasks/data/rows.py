@@ -17,6 +17,9 @@ Row = dict[str, Any]
 ROW_GROUP = 1 << 17
 """Rows of a Parquet file that are compressed together, and held in memory to be written."""
 
+_BUFFER = 1 << 20
+"""Bytes of a column that are read together."""
+
 
 def write_rows(folder: Path, split: str, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write one split; the same rows make the same bytes (with the same version of pyarrow)."""
@@ -86,6 +89,11 @@ def _row_groups(batches: Iterable[pa.RecordBatch], marks: Any) -> Iterator[pa.Ta
         yield pa.concat_tables(waiting).combine_chunks()
 
 
+def open_parquet(path: Path) -> pq.ParquetFile:
+    """A file that is read batch by batch: by default all of it would end up in memory, read ahead and never dropped."""
+    return pq.ParquetFile(path, pre_buffer=False, buffer_size=_BUFFER)
+
+
 def read_rows(folder: Path, split: str) -> list[Row]:
     """All rows of one split of a ``Dataset`` artifact."""
     rows: list[Row] = pq.read_table(folder / f"{split}.parquet").to_pylist()
@@ -94,7 +102,7 @@ def read_rows(folder: Path, split: str) -> list[Row]:
 
 def row_batches(folder: Path, split: str, size: int) -> Iterator[list[Row]]:
     """The same rows, so many at a time."""
-    with pq.ParquetFile(folder / f"{split}.parquet") as file:
+    with open_parquet(folder / f"{split}.parquet") as file:
         for batch in file.iter_batches(size):
             yield batch.to_pylist()
 

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from schemas.source_files import PACKINGS, SizeLimit
+from tasks.data.rows import open_parquet
 
 MAX_ROW_BYTES = 16 << 20
 """Of one row as it stands in the file; a longer one is refused."""
@@ -360,7 +360,7 @@ def _are_records(lines: list[str], num_cells: int) -> bool:
 
 def _parquet_rows(path: Path) -> Iterator[SourceRow]:
     try:
-        with pq.ParquetFile(path) as file:
+        with open_parquet(path) as file:
             names = file.schema_arrow.names
             if len(set(names)) < len(names):
                 raise UnreadableFile("two of its columns have one name; rename one")

@@ -51,6 +51,10 @@ def test_a_path_in_an_override_starts_at_the_current_folder(
         ("builtin:arithmetic/demonstration", "there is no built-in data 'builtin:arithmetic/demonstration'; "
          "did you mean 'builtin:arithmetic/demonstrations'?"),
         ("", "'' is not in a known format; name a .json, .jsonl, .parquet, .csv, .arrow file, or builtin:NAME/KIND"),
+        ("hub:org/name@main/a.csv", "'hub:org/name@main/a.csv' names no file at a commit; write "
+         "hub:ORGANISATION/NAME@COMMIT/FILE with the 40 digits of a commit; a branch or a tag could change"),
+        (f"hub:org/name@{'0' * 40}/name.py", f"'hub:org/name@{'0' * 40}/name.… is not in a known format; "
+         "name .json, .jsonl, .parquet, .csv, .arrow files of the repository; loading scripts are never run"),
     ],
 )  # fmt: skip
 def test_data_that_is_not_there(text: str, tmp_path: Path, source: str, said: str) -> None:
@@ -93,6 +97,11 @@ def test_models_that_are_there(text: str, tmp_path: Path, source: str, loaded: s
     write(tmp_path, "", "m.gguf")
     recipe = parse_recipe(text.replace("builtin:tiny", source), folder=tmp_path)
     assert recipe.model.source == loaded.format(folder=tmp_path)
+
+
+def test_data_of_the_hub_is_not_looked_up(text: str, tmp_path: Path) -> None:
+    source = f"hub:org/name@{'0' * 40}/data/train-*.parquet"
+    assert parse_recipe(own_data(text, source), folder=tmp_path).data["demos"].source == source
 
 
 def file_refusal(source: str | Path) -> str:

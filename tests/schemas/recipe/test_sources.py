@@ -7,17 +7,21 @@ import pytest
 
 from schemas.recipe.sources import (
     Builtin,
+    DataSource,
     Gguf,
     Hub,
+    HubFiles,
     LocalPath,
     ModelSource,
     Package,
     Registered,
+    data_source,
     file_source,
     model_source,
 )
 
 ROOT = Path(__file__).parents[3]
+COMMIT = "0123456789" * 4
 PACKAGES = ("schemas", "models", "storage", "ledger", "tasks", "flows")
 READS_A_SCHEME = re.compile(
     r"""(startswith|removeprefix)\([^)]*(builtin|hub|gguf|package|BUILT_?IN|HUB)|["'](builtin|hub|gguf|package):["']"""
@@ -63,8 +67,33 @@ def test_what_the_source_of_a_file_names(text: str, value: ModelSource) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("builtin:arithmetic/prompts", Builtin("arithmetic", "prompts")),
+        ("rows.jsonl", LocalPath(Path("rows.jsonl"))),
+        ("hub:org/name@main/a/b.csv", HubFiles("org/name", "main", "a/b.csv")),
+        ("hub:org/name@main", HubFiles("org/name", "main", "")),
+        ("hub/a.csv", LocalPath(Path("hub/a.csv"))),
+    ],
+)
+def test_what_the_source_of_data_names(text: str, value: DataSource) -> None:
+    assert data_source(text) == value
+    assert str(value) == text
+
+
+@pytest.mark.parametrize(
     ("source", "right"),
     [
+        (HubFiles("org/name", COMMIT, "data/train-*.parquet"), True),
+        (HubFiles("org/name", COMMIT, "a b..c.csv"), True),
+        (HubFiles("org/name", COMMIT, ""), False),
+        (HubFiles("org/name", "main", "a.csv"), False),
+        (HubFiles("org/name", COMMIT[1:], "a.csv"), False),
+        (HubFiles("name", COMMIT, "a.csv"), False),
+        (HubFiles("org/name", COMMIT, "../a.csv"), False),
+        (HubFiles("org/name", COMMIT, "data/../../a.csv"), False),
+        (HubFiles("org/name", COMMIT, "/a.csv"), False),
+        (HubFiles("org/name", COMMIT, "data/.."), False),
         (Hub("org/name", "v1.0"), True),
         (Hub("org/name", ""), False),
         (Hub("name", "main"), False),
@@ -83,7 +112,7 @@ def test_what_the_source_of_a_file_names(text: str, value: ModelSource) -> None:
     ],
 )
 def test_which_names_the_hub_a_package_and_a_registry_can_have(
-    source: Hub | Package | Registered, right: bool
+    source: Hub | HubFiles | Package | Registered, right: bool
 ) -> None:
     assert source.is_well_formed is right
 

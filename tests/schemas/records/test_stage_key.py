@@ -255,6 +255,12 @@ def test_a_builtin_source_is_known_by_its_name() -> None:
     assert prepared("builtin:arithmetic/preferences") != prepared("builtin:arithmetic/prompts")
 
 
+def test_files_of_the_hub_are_known_by_their_commit() -> None:
+    source = f"hub:org/name@{'0' * 40}/data/train-*.parquet"
+    parts = prepared(source)
+    assert (parts["configuration"]["data"]["source"], parts["inputs"]) == (source, {})
+
+
 def test_a_file_without_its_sha256_is_refused() -> None:
     with pytest.raises(ValueError, match="prepare_data stage: the content digest of 'source' is missing"):
         prepared("/here/pairs.jsonl")
