@@ -1,4 +1,4 @@
-"""An evaluation's samples as a table in MLflow."""
+"""An evaluation's samples in MLflow: as a table, and as a page."""
 
 import json
 from pathlib import Path
@@ -7,8 +7,10 @@ import pyarrow.parquet as pq
 from mlflow.tracking import MlflowClient
 
 from ledger.entries import StageEntry
+from ledger.samples_page import samples_page
 
 TABLE = "samples.json"
+PAGE = "samples.html"
 MAX_ROWS = 1000
 """Rows in MLflow; the store has all."""
 
@@ -17,7 +19,7 @@ _TABLES = "mlflow.loggedArtifacts"
 
 
 def log_samples(client: MlflowClient, run_id: str, stage: StageEntry) -> None:
-    """Log the responses of candidate and baseline, row by row, if the store has them; idempotent.
+    """Log the responses of candidate and baseline, row by row and side by side, if the store has them; idempotent.
 
     MLflow's ``log_table`` appends to an existing table, and would duplicate the rows.
     """
@@ -34,4 +36,5 @@ def log_samples(client: MlflowClient, run_id: str, stage: StageEntry) -> None:
         for ours, theirs in zip(candidate, baseline, strict=True)
     ]
     client.log_text(run_id, json.dumps({"columns": columns, "data": data}, ensure_ascii=False), TABLE)
+    client.log_text(run_id, samples_page(f"Samples of {stage.name}", candidate, baseline), PAGE)
     client.set_tag(run_id, _TABLES, json.dumps([{"path": TABLE, "type": "table"}]))

@@ -81,6 +81,18 @@ def test_what_the_measured_stage_does_not_need_is_left_out_and_nothing_is_publis
     assert (list(recipe.stages), list(recipe.data), recipe.rewards) == (["sft"], ["demos"], {})
 
 
+def test_what_may_stand_in_for_a_registered_model_is_kept(folder: Path, text: str) -> None:
+    """With all that it reads: which of the two a run compares with is known when it begins."""
+    other = 'models: {champion: {source: "models:/x@champion", otherwise: spare}}\n'
+    spare = "stages:\n  spare: {kind: sft, data: demos, epochs: 3}\n"
+    written = other + text.replace("stages:\n", spare, 1).replace("baseline: sft", "baseline: champion", 1)
+    assert written.count("baseline: champion") == 1
+    (folder / "small.yaml").write_text(written)
+    recipe = load(folder).recipes["vapo"]
+    assert list(recipe.models) == ["champion"]
+    assert "spare" in recipe.stages
+
+
 def test_set_is_laid_over_every_arm_after_its_own_overrides(folder: Path) -> None:
     added = "set: {stages.policy.algorithm.clip_range_high: 0.4}\n"
     swept = load(folder, SWEEP + added, "stages.policy.iterations=7")

@@ -1,11 +1,13 @@
 """A verdict against a registered model of MLflow: real stages at reduced size, and a real MLflow."""
 
 import io
+import json
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from mlflow import MlflowClient
@@ -22,13 +24,17 @@ from flows.runs.registered_models import fetch_registered, pinned
 from flows.runs.resolving import load_resolved
 from flows.runs.run import read_runs, recipe_of_next_run
 from flows.runs.workspace import RunError, Workspace
+from ledger.run_ledger import Ledger
 from ledger.to_mlflow.published_models import RegistryUnavailable, find_version
 from models.folders import load_policy, load_tokenizer
 from schemas.recipe.sources import Registered
-from schemas.records.artifacts import is_same
+from schemas.records.artifacts import PolicyCheckpoint, RewardModel, StoredModel, is_same
 from schemas.records.attempt import RUN_STAGE
-from storage.sealed_folders import read_manifest
+from schemas.records.metric import settings_of
+from schemas.records.metrics import headline_metric_names
+from storage.sealed_folders import read_manifest, seal
 from tests.flows.orchestrated import attempt_all, orchestrated
+from tests.ledger.small_run import artifact
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -38,6 +44,7 @@ seed: 3
 model: {source: "builtin:tiny"}
 models:
   champion: {source: "models:/judged@champion", otherwise: model}
+  grader: {source: "builtin:tiny"}
 generation: {max_prompt_tokens: 48, max_response_tokens: 8}
 data:
   demonstrations: {source: "builtin:arithmetic/demonstrations", rows: 64}
@@ -49,6 +56,7 @@ stages:
     candidate: sft
     baseline: champion
     judge: {verifier: arithmetic}
+    also: {model: grader}
     prompts: prompts
     gate: {metric: accuracy_gain, at_least: -1.0}
 publish:
@@ -186,7 +194,56 @@ def test_a_model_that_is_the_champion_is_compared_with_itself_and_no_alias_moves
     assert life.version_with_alias() == "3"
 
 
+def test_a_model_judged_the_same_responses_and_is_among_the_parents(life: Life) -> None:
+    stage = life.third.stages["evaluation"]
+    has = settings_of(life.third.recipe.stages["evaluation"].model_dump())
+    assert stage.metrics.keys() == headline_metric_names("evaluation", has=has)
+    share = stage.metrics["order_disagreement"]
+    assert share is not None and 0 <= share <= 1
+    assert stage.key_parts["configuration"]["also"]["model"] == life.third.stages["models.grader"].digest
+
+
 # What is refused
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "files", "what"),
+    [
+        (
+            "scores",
+            RewardModel,
+            {"config.json": {"architectures": ["LlamaForSequenceClassification"]}},
+            "version 1 of scores is a reward model; name one that a policy was published as",
+        ),
+        (
+            "parts",
+            PolicyCheckpoint,
+            {"adapter_config.json": {}, "base.json": {"base": "0" * 64}},
+            "version 1 of parts holds adapters alone; publish the whole model, with merge: true",
+        ),
+    ],
+)
+def test_a_reward_model_and_adapters_alone_are_refused(
+    name: str,
+    kind: type[StoredModel],
+    files: dict[str, Any],
+    what: str,
+    life: Life,
+    tmp_path: Path,
+) -> None:
+    """Published as runs publish them; of each only its description is read."""
+    (folder := tmp_path / name).mkdir()
+    for file, content in {**files, "tokenizer_config.json": {}}.items():
+        (folder / file).write_text(json.dumps(content))
+    made = artifact(kind, name, {}, digest=seal(folder))
+    with Ledger(None, life.workspace.root, name) as ledger:
+        ledger.open_run(f"0099-{name}-abcdef", name, {})
+        ledger.open_stage(name, kind="sft", stage_key=made.stage_key, attempt=1, params={}, inputs={})
+        ledger.finish_stage(name, "completed", artifact=made)
+        assert ledger.publish(name, made, folder, name, alias="champion") == "1"
+        ledger.finish_run("completed")
+    source = f"models:/{name}@champion"
+    assert refused(life, f"models.champion.source={source}") == f"models.champion.source='{source}': {what}"
 
 
 def refused(life: Life, *overrides: str) -> str:

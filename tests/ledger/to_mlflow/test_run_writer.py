@@ -107,6 +107,8 @@ def test_an_evaluations_samples_are_a_table_that_mlflow_shows(workspace: Path) -
         "candidate_judgement",
     ]
     assert rows.values.tolist() == [["1+1?", "2|3", 0.0, "#2\u4e2d", 1.0]] * 2
+    page = Path(client.download_artifacts(evaluation.info.run_id, "samples.html")).read_text(encoding="utf-8")
+    assert "candidate · judgement 1" in page and "<pre>#2\u4e2d</pre>" in page
 
 
 def test_a_person_finds_the_parents_on_the_pages(workspace: Path) -> None:
