@@ -16,10 +16,19 @@ from storage.storage import Storage
 def comparison(stage: StageRecord) -> str:
     """``accuracy 0.911 against 0.600 (+0.311 ± 0.012); greedy 0.996 against 1.000`` for an evaluation, else empty.
 
-    Of two judges, one after the other.
+    Of two judges, one after the other; of a model that judges pairs, ``win rate 0.540 (orders disagree 0.210)``.
     """
-    found = (_comparison_by(stage.metrics, name) for name in ("accuracy", "score"))
-    return "  ".join(text for text in found if text)
+    found = [_comparison_by(stage.metrics, name) for name in ("accuracy", "score")]
+    return "  ".join(text for text in (*found, _preference(stage.metrics)) if text)
+
+
+def _preference(metrics: Mapping[str, float | None]) -> str:
+    """What a model says of pairs: its win rate has a name of its own where it is the second judge."""
+    if "order_disagreement" not in metrics:
+        return ""
+    rate = metrics.get("preference_win_rate", metrics.get("win_rate"))
+    disagree = metrics["order_disagreement"]
+    return f"win rate {_three_decimals(rate)} (orders disagree {_three_decimals(disagree)})"
 
 
 def _comparison_by(metrics: Mapping[str, float | None], name: str) -> str:

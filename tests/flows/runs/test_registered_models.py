@@ -89,6 +89,8 @@ class Life:
         self.first = run_it(self.workspace, self.recipe)
         self.interrupted = run_it(self.workspace, self.recipe, "seed=4", until="evaluation")
         self.third = run_it(self.workspace, self.recipe, "seed=5")
+        plain, _ = load_resolved(self.recipe, ["seed=4"])
+        self.planned_again = recipe_of_next_run(self.workspace, plain)
         self.resumed = run_it(self.workspace, self.recipe, "seed=4")
 
     @property
@@ -143,7 +145,7 @@ def test_a_resumed_run_compares_with_the_same_version_although_the_alias_has_mov
     assert first != third
     assert life.third.recipe.models["champion"].source == f"models:/judged/1#{first}"
     assert life.resumed.run_id == life.interrupted.run_id
-    assert life.resumed.recipe == life.interrupted.recipe, "pinned once"
+    assert life.resumed.recipe == life.interrupted.recipe == life.planned_again, "pinned once"
     ref = life.workspace.storage.find(str(life.resumed.stages["evaluation"].stage_key))
     assert ref is not None
     assert ref.artifact.parents["baseline"] == life.interrupted.stages["models.champion"].digest

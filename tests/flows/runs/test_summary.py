@@ -42,6 +42,11 @@ def test_an_evaluation_shows_both_models_and_their_difference() -> None:
     by_score = {name.replace("accuracy", "score"): value for name, value in EVALUATED.items()}
     assert comparison(StageRecord(metrics=by_score)) == told.replace("accuracy", "score")
     assert comparison(StageRecord(metrics={"loss": 1.0})) == ""
+    asked = StageRecord(metrics={"win_rate": 0.54, "tied_pairs": 0.3, "order_disagreement": 0.21})
+    assert comparison(asked) == headline_of(asked) == "win rate 0.540 (orders disagree 0.210)"
+    beside = {"win_rate": 0.9, "preference_win_rate": 0.54, "order_disagreement": None}
+    both = StageRecord(metrics={**stage.metrics, **beside})
+    assert comparison(both) == f"{told}  win rate 0.540 (orders disagree undefined)"
     by_two = StageRecord(metrics={**by_score, **EVALUATED})
     assert comparison(by_two) == f"{told}  {told.replace('accuracy', 'score')}"
 
