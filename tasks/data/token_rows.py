@@ -148,7 +148,8 @@ class JsonRowsWriter:
 
     def extend(self, values: Iterable[Any]) -> None:
         """Add values."""
-        self._rows.extend(json.dumps(value, ensure_ascii=False).encode() for value in values)
+        # An array extends another at once, and bytes would extend it one by one
+        self._rows.extend(array("B", json.dumps(value, ensure_ascii=False).encode()) for value in values)
 
     def rows(self) -> JsonRows:
         """All values; nothing may be added afterwards."""
