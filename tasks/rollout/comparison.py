@@ -50,9 +50,11 @@ class Pairs:
     @property
     def are_equal(self) -> Tensor:
         """Pairs (B,) of equal responses, which are ties: their scores may differ by the rounding of two batches."""
-        candidate, baseline = (each.sampled for each in (self.candidate, self.baseline))
-        same = [ours == theirs for ours, theirs in zip(candidate.responses, baseline.responses, strict=True)]
-        return torch.tensor(same) & (candidate.ended == baseline.ended).cpu()
+        sides = [
+            zip(each.responses, each.sequences.response_rows(), each.ended.tolist(), strict=True)
+            for each in (self.candidate.sampled, self.baseline.sampled)
+        ]
+        return torch.tensor([ours == theirs for ours, theirs in zip(*sides, strict=True)])
 
     @property
     def length_differences(self) -> Tensor:

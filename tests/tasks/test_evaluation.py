@@ -97,7 +97,7 @@ def test_gain_win_rate_and_error_by_hand() -> None:
 
 
 def test_equal_responses_are_ties_though_their_scores_were_rounded_otherwise() -> None:
-    """Of equal texts the first pair is a tie; the second was cut off on one side alone, so that it is not equal."""
+    """Of equal responses the first pair is a tie; the second was cut off on one side alone, so that it is not equal."""
 
     def scored(scores: list[float], ended: list[bool]) -> Judged:
         of_verdicts = judged(scores, [2] * len(scores), ended)
