@@ -94,15 +94,10 @@ def key_parts(
     read_rewards = {
         place: _reward_by_content(name, rewards, digests, kind) for place, name in reward_names.items()
     }
-    for role, place, field in (
-        *((field, field, "verifier") for field in JUDGES),
-        ("positive_verifier", "algorithm", "positive_verifier"),
-    ):
-        if configuration.get(place):
-            _verifier_by_content(configuration[place], field, digests, role, kind)
-    for field in JUDGES:
-        if configuration.get(field) and configuration[field].get("model"):
-            configuration[field]["model"] = _take(digests, field, kind)
+    if configuration.get("algorithm"):
+        role = "positive_verifier"
+        _verifier_by_content(configuration["algorithm"], role, digests, role, kind)
+    _judges_by_content(configuration, digests, kind)
     if row.imports is not None:
         named |= _source_by_content(work, configuration[row.imports], digests)
     unread = [*sorted(digests), *sorted(set(rewards) - set(reward_names.values()))]
@@ -115,9 +110,6 @@ def key_parts(
         configuration.pop(field, None)
     if configuration.get("lora") is False:  # as in a recipe that knows no adapters
         configuration.pop("lora")
-    for field in JUDGES:
-        if configuration.get(field):
-            configuration[field].pop("reward")
     if "algorithm" in configuration:
         configuration["algorithm"].pop("preset")  # a preset is only a name for its switches
     limits = {"max_prompt_tokens", "max_response_tokens"} if row.is_implicit else None
@@ -190,6 +182,17 @@ def _source_by_content(work: Work, imported: dict[str, Any], digests: dict[str, 
     if "source" not in digests and isinstance(origin, Builtin | Hub | HubFiles):
         return {}
     return {"source": _take(digests, "source", work.kind)}
+
+
+def _judges_by_content(configuration: dict[str, Any], digests: dict[str, str], kind: str) -> None:
+    """Replace the names in each judge by content digests; its reward is in the key by content already."""
+    for role in JUDGES:
+        judge = configuration.get(role)
+        if judge:
+            _verifier_by_content(judge, "verifier", digests, role, kind)
+            if judge.get("model"):
+                judge["model"] = _take(digests, role, kind)
+            judge.pop("reward")
 
 
 def _verifier_by_content(

@@ -41,6 +41,7 @@ def test_the_critic_and_the_policy_meet_neither_the_same_prompts_in_order_nor_th
 ) -> None:
     """Both stages run with one seed and equal sizes; what each asks the sampler for is written down."""
     asked: dict[str, list[tuple[int, list[list[int]]]]] = {"value": [], "policy": []}
+    pipeline.folder("policy")  # so that no stage before it is run, and written down, beneath
     for name, calls in asked.items():
 
         def recording(model: Any, prompts: list[list[int]], calls: Any = calls, **settings: Any) -> Samples:
