@@ -5,15 +5,17 @@ import sys
 
 from ray.cluster_utils import Cluster
 
-DETECTED_SOON = {
+SETTINGS = {
+    "worker_niceness": 0,
     "health_check_initial_delay_ms": 0,
     "health_check_period_ms": 500,
     "health_check_timeout_ms": 10_000,
     "health_check_failure_threshold": 3,
 }
-"""When Ray takes a node for lost: by default only after half a minute.
+"""Ray's workers step back for all other processes by default (15): beside other tests they took minutes to begin.
 
-A node that was killed refuses at once, so this takes 1.5 s; one that a busy machine keeps waiting has 10 s to answer.
+By default Ray takes a node for lost only after half a minute. A node that was killed refuses at once, so this takes
+1.5 s here; one that a busy machine keeps waiting has 10 s to answer.
 """
 
 
@@ -22,7 +24,7 @@ def main() -> None:
     # The head has no CPU for ranks: it cannot be lost.
     cluster = Cluster(
         initialize_head=True,
-        head_node_args={"num_cpus": 0, "include_dashboard": True, "_system_config": DETECTED_SOON},
+        head_node_args={"num_cpus": 0, "include_dashboard": True, "_system_config": SETTINGS},
     )
     nodes = []
     print(json.dumps(cluster.address), flush=True)
