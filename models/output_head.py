@@ -78,14 +78,22 @@ def check_output_head(model: PreTrainedModel) -> None:
     not as a policy ratio that is off from the first step.
 
     Raises:
-        ValueError: they differ, or the model keeps no key-value cache to sample with.
+        ValueError: they differ, or a layer keeps no key-value cache to sample with.
     """
     head = output_head(model)
     input_ids = torch.arange(4, device=head.weight.device)[None] % head.weight.shape[0]
     output = model(input_ids=input_ids, use_cache=True)
-    if getattr(output, "past_key_values", None) is None:
+    cache = getattr(output, "past_key_values", None)
+    if cache is None:
         raise ValueError(
             f"{type(model).__name__} keeps no key-value cache, which sampling needs; use a transformer"
+        )
+    # Of linear attention and convolutions transformers keeps a state from which no row can be taken out
+    kept = [hasattr(layer, "batch_select_indices") for layer in getattr(cache, "layers", ())]
+    if not all(kept):
+        raise ValueError(
+            f"{type(model).__name__} keeps no keys and values in {kept.count(False)} of {len(kept)} layers (linear attention "
+            "or convolutions), and sampling needs them; use a model that has attention in every layer"
         )
     expected = output.logits.float()
     hidden = trunk(model)(input_ids=input_ids, use_cache=False).last_hidden_state

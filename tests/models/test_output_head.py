@@ -7,7 +7,9 @@ from transformers import (
     Cohere2Config,
     Gemma2Config,
     GraniteConfig,
+    Lfm2Config,
     LlamaConfig,
+    MambaConfig,
     PreTrainedModel,
 )
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
@@ -65,6 +67,27 @@ def test_a_head_that_does_something_else_is_found(monkeypatch: pytest.MonkeyPatc
         ValueError, match="LlamaForCausalLM changes its logits in a way that is not known here"
     ):
         check_output_head(model)
+
+
+@pytest.mark.parametrize(
+    ("config", "problem"),
+    [
+        (
+            MambaConfig(vocab_size=60, hidden_size=16, num_hidden_layers=1),
+            "MambaForCausalLM keeps no key-value cache",
+        ),
+        (
+            Lfm2Config(**{**SIZES, "num_hidden_layers": 3}, layer_types=["conv", "full_attention", "conv"]),
+            r"Lfm2ForCausalLM keeps no keys and values in 2 of 3 layers .*attention in every layer",
+        ),
+    ],
+    ids=lambda given: getattr(given, "model_type", None),
+)
+def test_a_model_whose_layers_keep_a_state_in_place_of_keys_and_values_is_refused(
+    config: object, problem: str
+) -> None:
+    with pytest.raises(ValueError, match=problem):
+        check_output_head(build(config))
 
 
 def test_a_head_that_is_not_linear_is_refused() -> None:
