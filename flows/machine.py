@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from schemas.recipe.evaluations import BenchmarkEvaluation
 from schemas.recipe.recipe import ResolvedRecipe
 from schemas.recipe.stage import Resources, Stage
 from schemas.recipe.work import Work
@@ -116,7 +117,8 @@ def this_machine() -> Machine:
 
 
 def check_resources(recipe: ResolvedRecipe) -> None:
-    """Raise ValueError if a stage needs more GPUs than there are, or Ray, before any stage starts."""
+    """Raise ValueError if a stage needs more GPUs than there are, or a package, before any stage starts."""
+    check_extras(recipe)
     machine = this_machine()
     for name, stage in recipe.stages.items():
         if pool_of(recipe, name) is not None:
@@ -127,6 +129,21 @@ def check_resources(recipe: ResolvedRecipe) -> None:
             machine.share_of(stage.resources)
         except ValueError as error:
             raise ValueError(f"stages.{name}.{error}") from None
+
+
+def check_extras(recipe: ResolvedRecipe) -> None:
+    """Raise ValueError if a package is not installed that the recipe needs on this machine; a pool's workers have their own."""
+    if recipe.model.quantization is not None and importlib.util.find_spec("bitsandbytes") is None:
+        raise ValueError(
+            f"model.quantization={recipe.model.quantization} needs the package bitsandbytes; "
+            "install it: pip install 'vantage-rlhf[qlora]'"
+        )
+    for name, stage in recipe.stages.items():
+        needs_it = isinstance(stage, BenchmarkEvaluation) and pool_of(recipe, name) is None
+        if needs_it and importlib.util.find_spec("lm_eval") is None:
+            raise ValueError(
+                f"stages.{name}: {stage.kind} needs the package lm_eval; install it: pip install 'vantage-rlhf[lm-eval]'"
+            )
 
 
 def check_ray(nodes: int) -> None:

@@ -30,7 +30,7 @@ from schemas.metric_names import (
     compared,
     judge_metrics,
 )
-from schemas.recipe.evaluations import PolicyEvaluation, RewardEvaluation
+from schemas.recipe.evaluations import BenchmarkEvaluation, PolicyEvaluation, RewardEvaluation
 from schemas.recipe.inputs import MODEL, Content
 from schemas.recipe.resolved import (
     ResolvedBestOfN,
@@ -54,6 +54,7 @@ from schemas.recipe.stages import (
     ValuePretraining,
 )
 from schemas.recipe.work import (
+    ImportBenchmark,
     ImportModel,
     ImportVerifier,
     MergePolicy,
@@ -64,7 +65,7 @@ from schemas.recipe.work import (
 )
 
 ArtifactKind = Literal[
-    "policy", "dataset", "rollouts", "verifier", "reward_model", "value_model", "evaluation"
+    "policy", "dataset", "rollouts", "verifier", "benchmark", "reward_model", "value_model", "evaluation"
 ]
 
 MODELS: tuple[ArtifactKind, ...] = ("policy", "reward_model", "value_model")
@@ -105,6 +106,8 @@ class Kind:
     """Fields that may name one of the recipe's other models: its weights are read, and trained nowhere."""
     data: Mapping[str, Content] = field(default_factory=dict)
     """Field that names a dataset → the content that is read."""
+    benchmarks: tuple[str, ...] = ()
+    """Fields that name one of the recipe's folders of lm-eval tasks."""
     reference_from: str | None = None
     """Field that ``reference`` defaults to."""
     one_pass: Pass | None = None
@@ -149,8 +152,8 @@ class Kind:
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """Its fields that name a stage or a dataset."""
-        return (*self.reads, *self.data)
+        """Its fields that name a stage, a dataset or a benchmark."""
+        return (*self.reads, *self.data, *self.benchmarks)
 
 
 _TABLE = (
@@ -183,6 +186,13 @@ _TABLE = (
         makes="verifier",
         revision=2,
         imports="verifier",
+    ),
+    Kind(
+        work=ImportBenchmark,
+        module="tasks.import_benchmark",
+        makes="benchmark",
+        revision=1,
+        imports="benchmark",
     ),
     Kind(
         work=MergePolicy,
@@ -398,6 +408,17 @@ _TABLE = (
             *RESPONSES_READ,
             *("rows_alike_after_cut", "num_subgroups", "worst_subgroup_accuracy"),
         ),
+    ),
+    Kind(
+        work=BenchmarkEvaluation,
+        module="tasks.benchmark_evaluation",
+        makes="evaluation",
+        revision=1,
+        reads={"policy": ("policy",)},
+        other_models=("policy",),
+        benchmarks=("benchmark",),
+        one_pass="batch_size",
+        estimates=("benchmark_score",),
     ),
     Kind(
         work=PolicyEvaluation,

@@ -99,6 +99,37 @@ def digest_of_files(digests: Sequence[str]) -> str:
     )
 
 
+def files_in(folder: Path) -> list[str]:
+    """All files in a folder and the folders in it, from the folder on, sorted; hidden ones and compiled Python are no content."""
+    found = []
+    for place, folders, files in os.walk(folder, followlinks=False):
+        folders[:] = [each for each in folders if not each.startswith(".") and each != "__pycache__"]
+        found += [
+            (Path(place) / name).relative_to(folder).as_posix() for name in files if not name.startswith(".")
+        ]
+    return sorted(found)
+
+
+def digest_of_folder(folder: Path, *, copy_to: Path | None = None) -> str:
+    """sha256 of the names and sha256s of all files in a folder; with ``copy_to``, of what was copied there.
+
+    Raises:
+        SourceTooLarge: together they exceed the limit of data.
+        OSError: one cannot be read, or is no regular file.
+    """
+    limit, total, digest = data_limit(), 0, hashlib.sha256()
+    for name in files_in(folder):
+        total += (folder / name).stat().st_size
+        limit.check(folder, total)
+        if copy_to is None:
+            content = hash_file(folder / name, limit)
+        else:
+            (copy_to / name).parent.mkdir(parents=True, exist_ok=True)
+            content = copy_hashed(folder / name, copy_to / name, limit)
+        digest.update(f"{content} ".encode() + os.fsencode(name) + b"\0")
+    return digest.hexdigest()
+
+
 def hash_file(path: Path, limit: SizeLimit) -> str:
     """sha256 of a regular file, in lower-case hexadecimal.
 

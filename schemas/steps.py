@@ -58,6 +58,8 @@ def missing_columns(content: str, mapped: set[str]) -> list[str]:
 
 MIXTURE_PREFIX = "mixtures."
 """Prefix of the implicit steps that mix datasets."""
+BENCHMARK_PREFIX = "benchmarks."
+"""Prefix of the implicit steps that import folders of lm-eval tasks."""
 OTHER_MODEL_PREFIX = "models."
 """Prefix of the implicit steps that import models beside the recipe's own."""
 MERGED_PREFIX = "merged."
@@ -86,8 +88,8 @@ def stage_reference(stage: Stage) -> str | None:
 def dependencies(recipe: Recipe) -> dict[str, dict[str, str]]:
     """Step → role → step whose artifact it reads; ``publish`` adds no dependency.
 
-    Steps are the recipe's stages and the implicit ``model``, ``models.NAME``, ``data.NAME``, ``mixtures.NAME`` and ``verifiers.NAME`` that
-    they read. Roles are names of fields; the parts of a mixture have the roles ``part.0``, ``part.1`` …; term i of reward r has the role ``reward.r.i`` if it is a model or one of the recipe's
+    Steps are the recipe's stages and the implicit ``model``, ``models.NAME``, ``data.NAME``, ``mixtures.NAME``, ``verifiers.NAME`` and
+    ``benchmarks.NAME`` that they read. Roles are names of fields; the parts of a mixture have the roles ``part.0``, ``part.1`` …; term i of reward r has the role ``reward.r.i`` if it is a model or one of the recipe's
     verifiers. A verifier has a dry run on each dataset that it judges (roles ``prompts.0``, ``prompts.1`` …); a
     built-in verifier only if the dataset is not from its own task. Before adapters are published, ``merged.STAGE`` makes a
     whole model of them.
@@ -103,7 +105,8 @@ def dependencies(recipe: Recipe) -> dict[str, dict[str, str]]:
     models = (
         f"{OTHER_MODEL_PREFIX}{name}" for name in recipe.models
     )  # one with a stand-in is read by nobody
-    implicit = (MODEL, *models, *(f"data.{name}" for name in recipe.data))
+    benchmarks = (f"{BENCHMARK_PREFIX}{name}" for name in recipe.benchmarks)
+    implicit = (MODEL, *models, *(f"data.{name}" for name in recipe.data), *benchmarks)
     before: dict[str, dict[str, str]] = {step: {} for step in implicit if step in read}
     return {**before, **mixtures, **_verifier_steps(recipe), **stages, **_merging_steps(recipe)}
 
@@ -180,6 +183,8 @@ def _inputs(recipe: Recipe, stage: Stage) -> dict[str, str]:
     for field in kind.data:
         target = getattr(stage, field)
         named[field] = None if target is None else data_step(recipe, target)
+    for field in kind.benchmarks:
+        named[field] = f"{BENCHMARK_PREFIX}{getattr(stage, field)}"
     inputs: dict[str, str] = {role: step for role, step in named.items() if step is not None}
     reward = reward_of(stage)
     if reward is not None:

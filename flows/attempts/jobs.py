@@ -14,6 +14,7 @@ from schemas.recipe.rewards import Reward
 from schemas.recipe.sources import Builtin, LocalPath
 from schemas.recipe.stage import Gate, Resources, Stage
 from schemas.recipe.work import (
+    ImportBenchmark,
     ImportModel,
     ImportVerifier,
     MergePolicy,
@@ -25,9 +26,17 @@ from schemas.recipe.work import (
 from schemas.records.artifacts import Artifact, StoredModel
 from schemas.records.attempt import RUN_STAGE, AttemptRequest, Share
 from schemas.records.stage_key import key_parts, stage_key
-from schemas.source_files import VERIFIER_LIMIT, data_limit, digest_of_files, files_of, hash_file
+from schemas.source_files import (
+    VERIFIER_LIMIT,
+    data_limit,
+    digest_of_files,
+    digest_of_folder,
+    files_of,
+    hash_file,
+)
 from schemas.splits import is_only_dataset, shares_of
 from schemas.steps import (
+    BENCHMARK_PREFIX,
     MERGED_PREFIX,
     MIXTURE_PREFIX,
     OTHER_MODEL_PREFIX,
@@ -77,6 +86,8 @@ def work_of(recipe: ResolvedRecipe, step: str) -> Work:
     if step.startswith(VERIFIER_PREFIX):
         name = step.removeprefix(VERIFIER_PREFIX)
         return ImportVerifier(verifier=recipe.verifiers.get(name) or Verifier(source=str(Builtin(name))))
+    if step.startswith(BENCHMARK_PREFIX):
+        return ImportBenchmark(benchmark=recipe.benchmarks[step.removeprefix(BENCHMARK_PREFIX)])
     if step.startswith(MERGED_PREFIX):
         name = step.removeprefix(MERGED_PREFIX)
         is_policy = KINDS[recipe.stages[name].kind].makes == "policy"
@@ -232,4 +243,6 @@ def _source_of(work: Work) -> dict[str, str]:
         return {"source": digest_of_files([hash_file(file, data_limit()) for file in files])}
     if isinstance(work, ImportVerifier) and isinstance(work.verifier.origin, LocalPath):
         return {"source": hash_file(work.verifier.origin.path, VERIFIER_LIMIT)}
+    if isinstance(work, ImportBenchmark):
+        return {"source": digest_of_folder(work.benchmark.origin.path)}
     return {}

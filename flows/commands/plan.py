@@ -18,12 +18,14 @@ def plan(
     """Say for each stage whether it would be reused, resumed or run, and why. Changes nothing."""
     with explained(verbose):
         from flows.commands.console import open_console, show_plan
+        from flows.machine import check_extras
         from flows.runs.planning import check_drift, damage, plan_warnings
         from flows.runs.planning import plan as plan_steps
         from flows.runs.resolving import load_resolved
         from flows.runs.run import damaged_runs, read_runs, recipe_of_next_run
 
         resolved, chosen = load_resolved(recipe, overrides or [])
+        check_extras(resolved)
         place = workspace_at(workspace)
         warn(damaged_runs(place))
         resolved = recipe_of_next_run(place, resolved)

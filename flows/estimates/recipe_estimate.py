@@ -29,6 +29,7 @@ from flows.estimates.token_counts import (
 from flows.estimates.workload import Workload
 from flows.estimates.workload_parts import Subject
 from models.model_config import read_config
+from schemas.recipe.evaluations import BenchmarkEvaluation
 from schemas.recipe.learning_rates import with_learning_rates
 from schemas.recipe.recipe import Recipe, ResolvedRecipe
 from schemas.recipe.sources import Builtin
@@ -140,6 +141,11 @@ def estimate_recipe(
     config = read_config(recipe.model.whole)
     shape = model_shape(config)
     others = [f"models.{name} is counted as if it were the recipe's model" for name in recipe.models]
+    others += [
+        f"{name} is not counted: its texts are in the files of a benchmark"
+        for name, stage in recipe.stages.items()
+        if isinstance(stage, BenchmarkEvaluation)
+    ]
     shape = replace(shape, note="; ".join(filter(None, [shape.note, *others])))
     is_builtin = isinstance(recipe.model.origin, Builtin)
     counter, counted_by = token_counter(config.folder, is_character_model=is_builtin)
@@ -163,7 +169,7 @@ def estimate_recipe(
     stages = tuple(
         _estimate_stage(Subject(resolved, name, shape, data_of, sampled), device, gpus=gpus, nodes=nodes)
         for name in ordered_steps(resolved)
-        if name in resolved.stages
+        if name in resolved.stages and not isinstance(resolved.stages[name], BenchmarkEvaluation)
     )
     return RecipeEstimate(
         recipe=recipe.recipe,

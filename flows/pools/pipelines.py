@@ -164,6 +164,7 @@ def _with_full_paths(overrides: Sequence[str], resolved: ResolvedRecipe) -> tupl
         **{f"models.{name}.base": each.base for name, each in resolved.models.items() if each.base},
         **{f"data.{name}.source": each.source for name, each in resolved.data.items()},
         **{f"verifiers.{name}.source": each.source for name, each in resolved.verifiers.items()},
+        **{f"benchmarks.{name}.source": each.source for name, each in resolved.benchmarks.items()},
     }
     keys = [".".join(map(str, parse_override(override).path)) for override in overrides]
     kept = [override for key, override in zip(keys, overrides, strict=True) if key not in sources]

@@ -48,7 +48,7 @@ from schemas.records.metrics import (
     one_of_each_family,
 )
 
-_NAMED = ("models", "data", "mixtures", "verifiers", "rewards", "stages")
+_NAMED = ("models", "data", "mixtures", "verifiers", "benchmarks", "rewards", "stages")
 """Sections of a recipe whose keys are names."""
 
 
@@ -67,6 +67,7 @@ def name_problems(plain: Plain) -> list[Problem]:
         verifier_references(plain),
         verifiers_of_another_task(plain),
         comparisons_without_answers(plain),
+        _benchmark_references(plain),
         _gates(plain),
         _publications(plain),
         cycles(plain),
@@ -102,6 +103,16 @@ def _reward_references(plain: Plain) -> Iterator[Problem]:
     for _, path, term in terms_of(plain):
         for field in fields_that_name("reward_model"):
             yield from stage_named(plain, (*path, field), term.get(field), kinds_making(("reward_model",)))
+
+
+def _benchmark_references(plain: Plain) -> Iterator[Problem]:
+    benchmarks = mapping_of(plain.get("benchmarks"))
+    for name, kind in kinds_of(plain).items():
+        for field in STAGES[kind].benchmarks:
+            target = stages_of(plain)[name].get(field)
+            if isinstance(target, str) and target not in benchmarks:
+                remedy = suggest(target, benchmarks) or "define it under benchmarks"
+                yield Problem(("stages", name, field), f"no benchmark is called {quote(target)}", remedy)
 
 
 def _gates(plain: Plain) -> Iterator[Problem]:

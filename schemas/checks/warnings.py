@@ -38,6 +38,11 @@ def _unread(recipe: Recipe) -> Iterator[str]:
     yield from (
         f"verifiers.{name}: no stage reads it" for name in recipe.verifiers if f"verifiers.{name}" not in read
     )
+    yield from (
+        f"benchmarks.{name}: no stage reads it"
+        for name in recipe.benchmarks
+        if f"benchmarks.{name}" not in read
+    )
     yield from (f"rewards.{name}: no stage reads it" for name in recipe.rewards if name not in scored)
     yield from (
         f"stages.{name}: no policy_optimization stage starts from this critic"

@@ -32,6 +32,7 @@ from schemas.recipe.sources import (
 from schemas.source_files import PLAIN_FORMATS, data_format, files_of
 
 _NO_FILE = "there is no file"
+_NO_FOLDER = "there is no folder"
 UNSET_SOURCE = "?"
 """Placeholder for a source that the user has to give."""
 BUILTIN_MODELS = (str(Builtin("tiny")),)
@@ -97,7 +98,7 @@ def resolve_sources(
     """The plain recipe with absolute paths, and the problems of its sources.
 
     Relative paths start at ``folder``; those set by an override (``placed``) start at ``here``. Without
-    ``needs_files``, files of data and verifiers may be missing.
+    ``needs_files``, files of data, verifiers and benchmarks may be missing.
     """
     if not isinstance(plain, dict):
         return plain, []
@@ -108,6 +109,7 @@ def resolve_sources(
         *((owner, value, _model_source) for owner, value in models),
         *((("data", name), value, _data_source) for name, value in _items(plain.get("data"))),
         *((("verifiers", name), value, _verifier_source) for name, value in _items(plain.get("verifiers"))),
+        *((("benchmarks", name), value, _folder_of_tasks) for name, value in _items(plain.get("benchmarks"))),
     )
     for owner, model in models:
         problems += _resolve_base(owner, model, folder, here, placed)
@@ -124,7 +126,8 @@ def resolve_sources(
                 path, source, here if _is_overridden(path, placed) else folder
             )
             may_be_missing = not needs_files and owner[0] not in ("model", "models")
-            problems += (each for each in found if not (may_be_missing and each.message.startswith(_NO_FILE)))
+            unimportant = (_NO_FILE, _NO_FOLDER) if may_be_missing else ()
+            problems += (each for each in found if not each.message.startswith(unimportant))
         except UnresolvablePath as error:
             problems.append(
                 Problem(path, f"{quote(source)} cannot be looked up ({error})", "correct the path")
@@ -271,6 +274,14 @@ def _verifier_source(path: Path, source: str, start: File) -> tuple[str, list[Pr
             Problem(path, f"{quote(source)} is no Python file", f"name a .py file, or {EXACT_MATCH}")
         ]
     return str(file), _missing(path, file)
+
+
+def _folder_of_tasks(path: Path, source: str, start: File) -> tuple[str, list[Problem]]:
+    folder = absolute(source, start)
+    if not stat.S_ISDIR(mode_of(folder)):
+        remedy = "name a folder with definitions of lm-eval tasks (.yaml)"
+        return str(folder), [Problem(path, f"{_NO_FOLDER} {folder}", remedy)]
+    return str(folder), []
 
 
 def _missing(path: Path, file: File) -> list[Problem]:

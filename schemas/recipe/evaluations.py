@@ -1,11 +1,11 @@
-"""The kinds of stage that only measure: a policy against another one, and a reward model."""
+"""The kinds of stage that only measure: a policy against another one or on lm-eval's tasks, and a reward model."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, StringConstraints
 
 from schemas.frozen import rule
-from schemas.recipe.fields import Count, Name, is_unset
+from schemas.recipe.fields import Count, Name, Switch, is_unset
 from schemas.recipe.rewards import Judge
 from schemas.recipe.stage import Stage
 
@@ -39,6 +39,37 @@ class PolicyEvaluation(Stage):
             raise ValueError(
                 f"judge and also are both {self.judge.kind}s, whose metrics would have the same names; "
                 "name two of different kinds (a verifier, a reward, a model), or add a second evaluation stage"
+            )
+
+
+class BenchmarkEvaluation(Stage):
+    """A policy on a task of lm-eval, from local files (docs/evaluation.md); needs the package ``lm_eval``."""
+
+    kind: Literal["benchmark_evaluation"]
+    policy: Name
+    """The policy to measure: a stage, ``model``, or another of ``models``."""
+    benchmark: Name
+    """The folder of tasks, one of ``benchmarks``."""
+    task: Annotated[str, StringConstraints(min_length=1, max_length=200)]
+    """The name of a task in the folder, or of a group of tasks that says how its numbers are averaged."""
+    metric: Annotated[str, StringConstraints(pattern=r"^[^,\s]+(,[^,\s]+)?$", max_length=200)] = "acc"
+    """Which of the task's metrics is ``benchmark_score``, as lm-eval names it: ``acc_norm``, ``exact_match`` …; with several
+    filters ``exact_match,strict-match``."""
+    chat_template: Switch = False
+    """Ask by the tokenizer's chat template, examples before the question as turns. Published numbers of most tasks are
+    without."""
+    batch_size: Count = 16
+    """Texts in one forward pass."""
+    microbatch_size: Count | None = None
+    """Texts in one forward pass where memory runs out; changes nothing else. None: ``batch_size``."""
+
+    @rule
+    def _one_process_measures(self) -> None:
+        resources = self.resources
+        if resources.nodes is not None or (resources.distributed.ranks or resources.gpus or 1) > 1:
+            raise ValueError(
+                "a benchmark_evaluation runs in one process, on one device; leave resources.nodes out, and set resources.gpus and "
+                "resources.distributed.ranks to 1 at most"
             )
 
 

@@ -24,6 +24,7 @@ from schemas.recipe.sources import (
     Builtin,
     DataSource,
     FileSource,
+    LocalPath,
     ModelSource,
     Registered,
     data_source,
@@ -291,6 +292,20 @@ class Mixture(Frozen):
     share, its rows repeat: each is there as often as any other, or once more."""
     split: HeldOutRows = HeldOutRows()
     """Held-out rows, which never repeat."""
+
+
+class Benchmark(Frozen):
+    """Tasks of lm-eval (the package ``lm_eval``) with their data, in one folder."""
+
+    source: str
+    """A folder (from the recipe's folder on) with the tasks' definitions (``.yaml``), their data and their Python functions.
+    All of it is copied into the store. Data are files of the folder: ``dataset_path: json`` with ``dataset_kwargs.data_files``
+    from the folder on."""
+
+    @property
+    def origin(self) -> LocalPath:
+        """What ``source`` names."""
+        return LocalPath(Path(self.source))
 
 
 class Verifier(Frozen):

@@ -12,6 +12,7 @@ from schemas.frozen import Frozen, rule
 from schemas.kinds import AnyResolvedStage, AnyStage, resolve_work
 from schemas.recipe.fields import MAX_NAMED, Name, PoolName, Seed, Switch, is_default, is_unset
 from schemas.recipe.inputs import (
+    Benchmark,
     Data,
     Generation,
     Mixture,
@@ -65,6 +66,8 @@ class Recipe(Frozen):
     """Mixtures of datasets, by name."""
     verifiers: dict[Name, Verifier] = Field(default_factory=dict, max_length=MAX_NAMED)
     """Your own rules that decide whether a response is right, by name."""
+    benchmarks: dict[Name, Benchmark] = Field(default_factory=dict, max_length=MAX_NAMED, exclude_if=is_unset)
+    """Folders of lm-eval's tasks, by name."""
     rewards: dict[Name, Reward] = Field(default_factory=dict, max_length=MAX_NAMED)
     """Rewards, by name."""
     stages: Annotated[dict[Name, AnyStage], Field(min_length=1, max_length=MAX_NAMED)]

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Literal
 from schemas.frozen import Frozen
 from schemas.recipe.fields import Count, Name, Positive
 from schemas.recipe.inputs import (
+    Benchmark,
     Content,
     Data,
     HeldOutRows,
@@ -58,6 +59,13 @@ class ImportVerifier(Work):
 
     kind: Literal["import_verifier"] = "import_verifier"
     verifier: Verifier
+
+
+class ImportBenchmark(Work):
+    """The implicit step that copies one of the recipe's folders of lm-eval tasks into the store."""
+
+    kind: Literal["import_benchmark"] = "import_benchmark"
+    benchmark: Benchmark
 
 
 class MergePolicy(Work):

@@ -101,13 +101,26 @@ class VerifierArtifact(StoredArtifact):
     kind: Literal["verifier"] = "verifier"
 
 
+class BenchmarkArtifact(StoredArtifact):
+    """Definitions of lm-eval's tasks with their data, as they lay in a user's folder."""
+
+    kind: Literal["benchmark"] = "benchmark"
+
+
 class Evaluation(StoredArtifact):
-    """Responses of candidate and baseline with their judgements."""
+    """What a model was measured to do: responses with their judgements, or tables."""
 
     kind: Literal["evaluation"] = "evaluation"
 
 
 Artifact = Annotated[
-    Dataset | RolloutsArtifact | PolicyCheckpoint | RewardModel | ValueModel | VerifierArtifact | Evaluation,
+    Dataset
+    | RolloutsArtifact
+    | PolicyCheckpoint
+    | RewardModel
+    | ValueModel
+    | VerifierArtifact
+    | BenchmarkArtifact
+    | Evaluation,
     Field(discriminator="kind"),
 ]

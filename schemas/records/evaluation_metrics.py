@@ -90,6 +90,15 @@ REWARD_METRICS: tuple[Metric, ...] = (
 )  # fmt: skip
 """Of ``reward_evaluation``."""
 
+BENCHMARK_METRICS: tuple[Metric, ...] = (
+    Metric(
+        "benchmark_score", "1",
+        "What the task's metric (`metric`) is, with lm-eval's own standard error and number of examples; results.json of the "
+        "artifact has all metrics of all tasks.",
+    ),
+)  # fmt: skip
+"""Of ``benchmark_evaluation``."""
+
 EVALUATION_METRICS: tuple[Metric, ...] = (
     Metric(
         "win_rate", "1",

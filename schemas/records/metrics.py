@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from schemas.kinds import KINDS
 from schemas.metric_names import DOUBLING_TOKENS
-from schemas.records.evaluation_metrics import EVALUATION_METRICS, REWARD_METRICS
+from schemas.records.evaluation_metrics import BENCHMARK_METRICS, EVALUATION_METRICS, REWARD_METRICS
 from schemas.records.metric import NEEDS, Metric, Settings
 
 
@@ -386,6 +386,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     *EVALUATION_METRICS,
     *REWARD_METRICS,
+    *BENCHMARK_METRICS,
 )  # fmt: skip
 
 

@@ -27,7 +27,7 @@ from schemas.recipe.sources import (
     Registered,
 )
 from schemas.recipe.terms import row_of
-from schemas.recipe.work import ImportModel, ImportVerifier, MixData, Work
+from schemas.recipe.work import ImportBenchmark, ImportModel, ImportVerifier, MixData, Work
 from schemas.source_files import data_format
 from schemas.steps import BUILTIN_VERIFIERS, JUDGES, part_role
 
@@ -176,7 +176,7 @@ def _reward_by_content(
 def _source_by_content(work: Work, imported: dict[str, Any], digests: dict[str, str]) -> dict[str, str]:
     """``source`` → its digest, unless its text says what it holds; in ``imported`` only how it is read is left."""
     origin: ModelSource | DataSource = getattr(work, KINDS[work.kind].imports or "").origin
-    imported["source"] = _form(origin, is_folder=isinstance(work, ImportModel))
+    imported["source"] = _form(origin, is_folder=isinstance(work, ImportModel | ImportBenchmark))
     if imported.pop("base", None) is not None:  # its content is in the digest of the source
         imported["adapter"] = True
     if "source" not in digests and isinstance(origin, Builtin | Hub | HubFiles):

@@ -20,6 +20,7 @@ CLOSED = {
     "preference_collection": {"samples_per_prompt"},
     "rollout_collection": {"held_out_samples_per_prompt"},
     "reward_evaluation": set(),
+    "benchmark_evaluation": set(),
     "evaluation": set(),
 }
 """Kind → what is written out before it runs."""

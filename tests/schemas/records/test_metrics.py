@@ -34,6 +34,7 @@ def test_every_kind_of_stage_measures_something_and_all_but_evaluations_have_a_c
     assert {kind for kind in STAGES if not curve_metric_names(kind)} == {
         "evaluation",
         "reward_evaluation",
+        "benchmark_evaluation",
     }
 
 

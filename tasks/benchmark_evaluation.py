@@ -1,0 +1,207 @@
+"""A policy on a task of lm-eval, from the files of its folder: the number that the task's metric is, with its error."""
+
+import json
+import os
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import ExitStack, chdir, contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from models.folders import load_tokenizer
+from schemas.recipe.evaluations import BenchmarkEvaluation
+from schemas.records.job import StageJob, StageResult
+from schemas.records.uncertainty import Uncertainty
+from tasks.data.benchmark_tasks import UnusableTasks
+from tasks.training import progress
+from tasks.training.measured import defined
+from tasks.training.networks import fixed_policy
+from tasks.training.optimization import training_device
+from tasks.training.seeds import derive_seed, stage_seed
+
+RESAMPLES = 1000
+"""Bootstrap samples of lm-eval's standard errors, where a metric is no mean."""
+RESULTS_FILE = "results.json"
+SAMPLES_FILE = "samples.jsonl"
+_NUM_SEEDS = 2**32
+
+
+def run(job: StageJob[BenchmarkEvaluation]) -> StageResult:
+    """Ask the policy every question of the task; the artifact holds all metrics and all answers.
+
+    Raises:
+        UnusableTasks: the folder has no such task, the task no such metric, or lm-eval cannot run it.
+    """
+    if find_spec("lm_eval") is None:
+        raise ValueError(
+            "benchmark_evaluation needs the package lm_eval; pip install 'vantage-rlhf[lm-eval]'"
+        )
+    work = job.work
+    with _offline(job.scratch):
+        # 1. The task, with the data of its folder
+        task = load_task(job.inputs["benchmark"], work.task)
+
+        # 2. The policy, as lm-eval asks it
+        results = measure(job, task)
+
+    # 3. The one number, and everything else as a table
+    measured = results["results"].get(work.task, {})
+    key = metric_key(measured, work.metric, task=work.task)
+    metric, _, name_of_filter = key.partition(",")
+    error = measured.get(f"{metric}_stderr,{name_of_filter}")
+    num_examples = sum(each["effective"] for each in results["n-samples"].values())
+    _write_tables(job, results)
+    return StageResult(
+        metrics={"benchmark_score": defined(float(measured[key]))},
+        uncertainty={
+            "benchmark_score": Uncertainty(
+                n=num_examples,
+                rows=num_examples,
+                standard_error=defined(float(error)) if isinstance(error, int | float) else None,
+            )
+        },
+    )
+
+
+def load_task(folder: Path, name: str) -> Any:
+    """The task of this name, or the group of tasks, with its data.
+
+    Raises:
+        UnusableTasks: there is none, or it is a group without a number of its own, or it cannot be built.
+    """
+    from lm_eval.tasks import TaskManager
+
+    manager = TaskManager(include_path=str(folder), include_defaults=False)
+    known = [*manager.all_subtasks, *manager.all_groups]
+    if name not in known:
+        listed = ", ".join(known) or "none"
+        raise UnusableTasks(f"task={name!r} is no task or group of the benchmark; there are: {listed}")
+    try:
+        with chdir(folder):  # where paths of data files start
+            loaded = manager.load([name])
+    except Exception as error:  # of a user's definition or function: anything
+        raise UnusableTasks(f"task={name!r}: lm-eval cannot build it ({_told(error)}); correct it") from error
+    if name in loaded["tasks"]:
+        return loaded["tasks"][name]
+    group = loaded["groups"][name]
+    if not group.has_aggregation:
+        raise UnusableTasks(
+            f"task={name!r} is a group without a number of its own; give it aggregate_metric_list, or name one of its tasks"
+        )
+    return group
+
+
+def measure(job: StageJob[BenchmarkEvaluation], task: Any) -> Mapping[str, Any]:
+    """lm-eval's results on the task.
+
+    Raises:
+        UnusableTasks: it cannot be run.
+    """
+    from lm_eval import simple_evaluate
+    from lm_eval.models.huggingface import HFLM
+
+    work, tokenizer = job.work, load_tokenizer(job.inputs["policy"])
+    if work.chat_template and not tokenizer.chat_template:
+        raise UnusableTasks(
+            "chat_template=true needs a chat template, and the tokenizer has none; leave it out"
+        )
+    policy = fixed_policy(job, "policy", training_device()).causal_lm
+    passes = 0
+
+    def report(*_: object) -> None:
+        nonlocal passes
+        passes += 1
+        progress.phase("forward passes", passes)
+
+    policy.register_forward_hook(report)
+    size = work.microbatch_size or work.batch_size
+    model = HFLM(pretrained=policy, tokenizer=tokenizer, backend="causal", batch_size=size)
+    seeds = {
+        name: derive_seed(stage_seed(job), name) % _NUM_SEEDS
+        for name in ("random_seed", "numpy_random_seed", "torch_random_seed", "fewshot_random_seed")
+    }
+    try:
+        found: Mapping[str, Any] = simple_evaluate(
+            model=model,
+            tasks=[task],
+            bootstrap_iters=RESAMPLES,
+            apply_chat_template=work.chat_template,
+            **seeds,
+        )
+    except (KeyError, ValueError, TypeError, AttributeError, LookupError) as error:  # a user's definition
+        raise UnusableTasks(
+            f"task={work.task!r}: lm-eval cannot run it ({_told(error)}); correct it"
+        ) from error
+    return found
+
+
+def metric_key(measured: Mapping[str, Any], metric: str, *, task: str) -> str:
+    """The key of a metric in lm-eval's results, ``METRIC,FILTER``.
+
+    Raises:
+        UnusableTasks: the task has no such metric, or has it by several filters.
+    """
+    known = [key for key in measured if "," in key and "_stderr," not in key]
+    fitting = [key for key in known if metric in (key, key.partition(",")[0])]
+    if len(fitting) == 1:
+        return fitting[0]
+    if fitting:
+        raise UnusableTasks(
+            f"metric={metric!r}: task {task} has it by several filters; name one of: {', '.join(fitting)}"
+        )
+    raise UnusableTasks(f"metric={metric!r} is none of task {task}; there are: {', '.join(known) or 'none'}")
+
+
+@contextmanager
+def _offline(scratch: Path) -> Iterator[None]:
+    """Nothing is asked of the Hugging Face hub, and prepared data are kept in the scratch folder."""
+    variables = {
+        **{f"HF_{library}_OFFLINE": "1" for library in ("HUB", "DATASETS", "EVALUATE")},
+        "DISABLE_MULTIPROC": "1",  # lm-eval's bootstrap in this process, not on every CPU of the machine
+    }
+    with ExitStack() as held:
+        for variable, text in variables.items():
+            held.enter_context(_with_item(os.environ, variable, text))
+        import datasets
+        import evaluate
+        from huggingface_hub import constants
+
+        # libraries that were imported before have read their variables already
+        settings: tuple[tuple[object, str, object], ...] = (
+            (constants, "HF_HUB_OFFLINE", True),
+            (datasets.config, "HF_HUB_OFFLINE", True),
+            (evaluate.config, "HF_EVALUATE_OFFLINE", True),
+            (datasets.config, "HF_DATASETS_CACHE", scratch / "datasets"),
+        )
+        for module, name, value in settings:
+            held.enter_context(_with_item(vars(module), name, value))
+        yield
+
+
+@contextmanager
+def _with_item(mapping: MutableMapping[str, Any], name: str, value: Any) -> Iterator[None]:
+    """A value in a mapping while the block runs."""
+    before = {name: mapping[name]} if name in mapping else {}
+    mapping[name] = value
+    try:
+        yield
+    finally:
+        del mapping[name]
+        mapping.update(before)
+
+
+def _write_tables(job: StageJob[BenchmarkEvaluation], results: Mapping[str, Any]) -> None:
+    tables = {
+        name: results[name] for name in ("results", "n-samples", "n-shot", "versions", "group_subtasks")
+    }
+    text = json.dumps(tables, ensure_ascii=False, indent=1, sort_keys=True, default=str) + "\n"
+    (job.output / RESULTS_FILE).write_text(text, encoding="utf-8")
+    with (job.output / SAMPLES_FILE).open("w", encoding="utf-8") as file:
+        for task, samples in sorted(results["samples"].items()):
+            for sample in samples:
+                line = json.dumps({"task": task, **sample}, ensure_ascii=False, sort_keys=True, default=str)
+                file.write(line + "\n")
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"

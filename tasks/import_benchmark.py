@@ -1,0 +1,20 @@
+"""The implicit step of a benchmark: the user's folder of lm-eval tasks, copied into the store and checked."""
+
+from schemas.recipe.work import ImportBenchmark
+from schemas.records.job import StageJob, StageResult
+from schemas.source_files import check_unchanged, digest_of_folder
+from tasks.data.benchmark_tasks import check_tasks
+
+
+def run(job: StageJob[ImportBenchmark]) -> StageResult:
+    """Copy definitions, data and functions, so that nothing later depends on where they lie.
+
+    Raises:
+        UnusableTasks: a definition reads what is not in the folder.
+        SourceChanged, SourceTooLarge: it is not the folder that the run was planned with, or too large.
+    """
+    benchmark = job.work.benchmark
+    check_tasks(benchmark.origin.path)
+    found = digest_of_folder(benchmark.origin.path, copy_to=job.output)
+    check_unchanged(benchmark.source, planned=job.source_sha256, found=found)
+    return StageResult(metrics={})
