@@ -27,7 +27,7 @@ class EncodedTurns:
     ids: list[int]
     spoken: list[tuple[int, int]]
     """Begin and end of the tokens that the assistant wrote in each of its turns, the token that closes the turn
-    included. A turn that calls tools counts as part of the template."""
+    included. A turn that calls tools, or has weight 0, counts as part of the template."""
 
 
 def encode_conversations(
@@ -114,7 +114,8 @@ def _words(turns: Sequence[Message]) -> list[str]:
 
 
 def _is_spoken(turn: Message) -> bool:
-    return turn["role"] == "assistant" and "tool_calls" not in extras_of(turn)
+    extras = extras_of(turn)
+    return turn["role"] == "assistant" and "tool_calls" not in extras and extras.get("weight") != 0
 
 
 def _encode_beginnings(

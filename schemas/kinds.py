@@ -168,7 +168,7 @@ _TABLE = (
         work=PrepareData,
         module="tasks.prepare_data",
         makes="dataset",
-        revision=3,
+        revision=4,
         imports="data",
         numbers=(*ROWS, "source_rows", "dropped_rows", "repeated_rows", "unused_rows", "near_duplicate_rows"),
     ),

@@ -127,15 +127,16 @@ def _turns(row: Mapping[str, Any]) -> Any:
 
 def _plain(number: int, row: Mapping[str, Any]) -> "ShownRow":
     """The row without a model: each turn with its role."""
+    from schemas.conversations import extras_of
     from schemas.records.inspection import ShownRow
     from tasks.data.inspection import responses_of
 
-    turns = row["messages"] or [{"role": "user", "content": row["prompt"]}]
+    turns = row["messages"] or [{"role": "user", "content": row["prompt"], "extra": None}]
     parts: list[tuple[str, bool]] = []
     for turn in turns:
         parts += [
             (f"{_WITHOUT_MODEL[turn['role']]}: ", False),
-            (f"{turn['content']}\n", turn["role"] == "assistant"),
+            (f"{turn['content']}\n", turn["role"] == "assistant" and extras_of(turn).get("weight") != 0),
         ]
     for response in responses_of(row):
         parts += [("Assistant: ", False), (f"{response}\n", True)]
@@ -166,6 +167,8 @@ def _show(console: "Console", file: Path, found: "FileInspection") -> None:
         console.print(Text(line), soft_wrap=True)
     for problem in found.first_problems:
         console.print(Text(f"    {problem}", style="yellow"), soft_wrap=True)
+    for content, why in found.nearly.items():
+        console.print(Text(f"no {content}  {safe_text(why)}", style="yellow"), soft_wrap=True)
     if found.unread:
         console.print(Text(f"not read  {', '.join(map(safe_text, found.unread))}"), soft_wrap=True)
     console.print(Text("\nFor a recipe:", style="bold"))

@@ -42,6 +42,8 @@ class FileInspection(Frozen):
     """The first ten rows with a problem, with their numbers."""
     unread: tuple[str, ...]
     """Columns of the file that nothing is read from."""
+    nearly: dict[Content, str] = {}
+    """Contents that say more than ``content``: the format that the file is nearest to, and why it cannot be read as it."""
     num_conversations: int
     """Usable rows whose prompt has several turns."""
     num_prompts: int

@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from schemas.conversations import Message, extras_of, is_one_prompt, transcript
+from schemas.row_rules import TIE
 from schemas.steps import CONTENT_COLUMNS, missing_columns
 from tasks.data.columns import whole_text
-from tasks.data.conversations import common_beginning, is_transcript, read_transcript
-from tasks.data.judgments import preferred
+from tasks.data.conversations import common_beginning, is_transcript, joined, read_transcript
+from tasks.data.judgments import Undecided, Unpairable, preferred
 
 SOURCE_COLUMNS = ("conversation", "history", "system", "tools", "response_a", "response_b", "label", "scores")
 """Columns that a file's mapping may have and no dataset has: others are made of them."""
@@ -54,6 +55,7 @@ class Assembly:
             self._choose(row)
         turns = self._turns(row)
         if turns is not None:
+            turns = _with_earlier_turns(turns, row)
             turns = [*(values.get("history") or []), *turns]
             turns = _with_tools(self._with_system(turns, values.get("system")), values.get("tools"))
             row["messages"] = None if is_one_prompt(turns) else turns
@@ -85,7 +87,7 @@ class Assembly:
         if self.content == "demonstrations" and "response" not in self.columns:
             if not answered or len(turns) < 2:
                 raise ValueError("a conversation that does not end with the assistant's answer to somebody")
-            row["response"] = turns[-1]["content"]
+            row["response"] = _learnt(turns[-1])["content"]
             return _asking(turns[:-1], "conversation")
         if self.content == "prompts" and answered:
             turns = turns[:-1]
@@ -103,7 +105,7 @@ class Assembly:
             raise ValueError("two texts without a prompt; name the prompt's column")
         turns = common_beginning(chosen, rejected)
         if not turns or any(len(side) != len(turns) + 1 for side in (chosen, rejected)):
-            raise ValueError("two conversations that differ in more than their last answer")
+            raise Unpairable
         return turns
 
     def _with_system(self, turns: list[Message], of_row: str | None) -> list[Message]:
@@ -124,7 +126,33 @@ class Assembly:
         ranks = row.get("ranks") or [None if s is None else -s for s in row.get("scores") or []]
         if len(ranks) != len(pair) or len(pair) < 2 or None in ranks:
             raise ValueError("two or more responses need one rank or score each")
+        if min(ranks) == max(ranks):
+            raise Undecided(TIE)
         row["chosen"], row["rejected"] = pair[ranks.index(min(ranks))], pair[ranks.index(max(ranks))]
+
+
+def _with_earlier_turns(turns: list[Message], row: Values) -> list[Message]:
+    """The prompt with the turns that stand before the last one in the responses, where these are conversations."""
+    for column in ("response", "chosen", "rejected"):
+        if is_transcript(row.get(column)):
+            read = read_transcript(row[column])
+            if len(read) > 1 and joined(turns, read[:-1]) is not None:
+                row[column] = read
+    sides = [
+        row[column] for column in ("response", "chosen", "rejected") if isinstance(row.get(column), list)
+    ]
+    before = [side[:-1] for side in sides]
+    if not any(before):
+        return turns
+    if any(each != before[0] for each in before):
+        raise Unpairable
+    return joined(turns, before[0]) or turns
+
+
+def _learnt(message: Message) -> Message:
+    if extras_of(message).get("weight") == 0:
+        raise ValueError("a last answer with weight 0, so nothing is learnt")
+    return message
 
 
 def _with_tools(turns: list[Message], tools: list[Any] | None) -> list[Message]:
@@ -148,7 +176,7 @@ def _asking(turns: list[Message], column: str) -> list[Message]:
 
 
 def _last_words(turns: list[Message], column: str) -> str:
-    last = turns[-1]
+    last = _learnt(turns[-1])
     if last["role"] != "assistant" and len(turns) > 1:
         raise ValueError(f"{column}: it does not end with the assistant's message")
     return last["content"]

@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from schemas.conversations import Message
-from tasks.data.conversations import read_conversation, read_history
+from tasks.data.conversations import read_conversation, read_history, turns_in_text
 
 _PLACEHOLDER = re.compile(r"\{([^{}]+)\}")
 _NUMBER = re.compile(r"\s*[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?\s*")
@@ -111,8 +111,10 @@ class RowMapper:
             value = self._follow(row, spec, ours)
             if isinstance(value, bool | int | float) and ours not in ("answer", "subgroup"):
                 raise ValueError(_not_text(value))
-            if self._keeps_turns and ours in _MAY_BE_TURNS and isinstance(value, list):
-                return read_conversation(value)
+            if self._keeps_turns and ours in _MAY_BE_TURNS:
+                turns = turns_in_text(value) if isinstance(value, str) else None
+                if turns is not None or isinstance(value, list):
+                    return turns or read_conversation(value)
             return whole_text(as_text(value))
         except MissingColumn:
             raise

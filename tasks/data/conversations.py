@@ -6,10 +6,13 @@
 | ShareGPT's | ``{"from": "human", "value": "…"}`` |
 | HH transcripts | one text: ``\\n\\nHuman: …\\n\\nAssistant: …`` |
 | LLaMA-Factory's ``history`` | ``["what the user said", "what the assistant said"]`` |
+| a round, of which a list has several | ``{"human": "…", "assistant": "…"}``, ``{"input": "…", "output": "…"}`` |
 
-A list may also be the value of ``messages``, ``conversation`` or ``conversations`` of an object.
+A list may also be the value of ``messages``, ``conversation`` or ``conversations`` of an object, and stand in a text, as JSON
+or as Python prints it (cells of CSV have it so).
 """
 
+import ast
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -31,7 +34,12 @@ _TEXTS = ("content", "value", "text", "message")
 _LISTS = ("messages", "conversation", "conversations")
 _KEPT = ("tool_calls", "name", "tool_call_id", "reasoning_content")
 """Other fields of a message that chat templates read."""
+_ROUNDS = (("human", "assistant"), ("user", "assistant"), ("input", "output"))
+"""Keys of a round: what the user and what the assistant said; the last round may lack an answer."""
 _TURN = re.compile(r"(?:\A|\n\n)(Human|Assistant|System):[ \t]?")
+_LIST_BEGINS = 200
+_LIST = re.compile(r"""\[\s*\{\s*["'](role|from|author|speaker|content|value|text|message)["']\s*:""")
+_NUMPY_LIST = re.compile(r"\}\s*\n\s*\{\s*'(role|from|content|value)':")
 
 
 def read_conversation(value: Any) -> list[Message]:
@@ -43,13 +51,51 @@ def read_conversation(value: Any) -> list[Message]:
         ValueError: it is none, a message has no text, or nobody knows whose it is.
     """
     if isinstance(value, str):
-        return read_transcript(value)
+        inside = turns_in_text(value)
+        return read_transcript(value) if inside is None else inside
     if isinstance(value, Mapping):
         inner = next((value[key] for key in _LISTS if isinstance(value.get(key), list)), None)
         return read_conversation([value] if inner is None else inner)
     if isinstance(value, list) and value and all(isinstance(turn, Mapping) for turn in value):
-        return [_message(turn) for turn in value]
+        rounds = next((keys for keys in _ROUNDS if all(set(keys) >= set(turn) for turn in value)), None)
+        return [_message(turn) for turn in value] if rounds is None else _read_rounds(value, *rounds)
     raise ValueError(f"a value of type {type(value).__name__} is not a conversation: a list of messages")
+
+
+def turns_in_text(text: str) -> list[Message] | None:
+    """The messages of a list that stands in a text; None: it is another text.
+
+    Raises:
+        ValueError: it is such a list, but cannot be read.
+    """
+    begin = text.lstrip()[:_LIST_BEGINS]
+    if not _LIST.match(begin):
+        return None
+    for parse in (json.loads, ast.literal_eval):
+        try:
+            value = parse(text.strip())
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            continue
+        is_turns = isinstance(value, list) and all(
+            isinstance(turn, dict) and any(key in turn for key in _AUTHORS) for turn in value
+        )
+        return [_message(turn) for turn in value] if is_turns else None
+    if _NUMPY_LIST.search(text):
+        raise ValueError(
+            "a list of messages as numpy prints it, without commas: write the file as .jsonl or .parquet"
+        )
+    return None
+
+
+def _read_rounds(rounds: Sequence[Mapping[str, Any]], asked: str, answered: str) -> list[Message]:
+    turns = [
+        (role, each.get(key)) for each in rounds for role, key in (("user", asked), ("assistant", answered))
+    ]
+    if turns[-1][1] is None:
+        turns.pop()
+    if not all(isinstance(words, str) for _, words in turns):
+        raise ValueError(f"a round of a conversation has texts in {asked} and {answered}")
+    return [Message(role=role, content=str(words), extra=None) for role, words in turns]
 
 
 def read_transcript(text: str) -> list[Message]:
@@ -102,6 +148,24 @@ def common_beginning(one: Sequence[Message], other: Sequence[Message]) -> list[M
     return list(one[:count])
 
 
+def joined(asked: Sequence[Message], before: Sequence[Message]) -> list[Message] | None:
+    """A prompt, and the turns that stand before the last one of a response that is a conversation, as one conversation.
+
+    None: they do not belong together, as where the prompt is the conversation in another way of writing.
+    """
+    system = [turn for turn in asked if turn["role"] == "system"]
+    begin, whole = ([_said(turn) for turn in turns if turn["role"] != "system"] for turns in (asked, before))
+    if not before or before[0]["role"] in ("assistant", "tool"):
+        return [*asked, *before]
+    if whole[: len(begin)] == begin or (len(begin) == 1 and begin[0] in whole):
+        return list(before) if before[0]["role"] == "system" else [*system, *before]
+    return None
+
+
+def _said(turn: Message) -> tuple[str, str]:
+    return turn["role"], turn["content"].strip()
+
+
 def _message(turn: Mapping[str, Any]) -> Message:
     author = next((turn[key] for key in _AUTHORS if turn.get(key) is not None), None)
     role = _ROLE_OF.get(author.casefold()) if isinstance(author, str) else None
@@ -112,7 +176,11 @@ def _message(turn: Mapping[str, Any]) -> Message:
             else f"a message says in role or from whose it is; this one has {', '.join(map(str, turn))}"
         )
     content = next((turn[key] for key in _TEXTS if turn.get(key) is not None), None)
+    if "parts" in turn and content is None:
+        content = turn["parts"]  # Gemini's
     extra = {key: turn[key] for key in _KEPT if turn.get(key) is not None}
+    if role == "assistant" and turn.get("weight") == 0:  # OpenAI's: it is not learnt
+        extra["weight"] = 0
     if author == "function_call" and isinstance(content, str):
         extra, content = {"tool_calls": [{"type": "function", "function": _call(content)}]}, ""
     if content is None and "tool_calls" in extra:

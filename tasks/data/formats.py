@@ -1,15 +1,18 @@
 """Formats of data that people publish: recognised by reading the first rows of a file as each of them in turn."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from itertools import product
 from typing import Any
 
 from schemas.steps import CONTENT_COLUMNS, OPTIONAL_COLUMNS
 from tasks.data.assembly import Assembly
-from tasks.data.columns import MissingColumn, RowMapper, WrongValue, is_pattern
-from tasks.data.judgments import Undecided
+from tasks.data.columns import RowMapper, WrongValue
+from tasks.data.conversations import is_transcript
+from tasks.data.garbled_rows import refuse_garbled
+from tasks.data.judgments import WORDS, Undecided, Unpairable, plain
+from tasks.data.spellings import spelt_as_in
 
 SAMPLE_ROWS = 1000
 """Rows by which a format is recognised."""
@@ -32,8 +35,25 @@ _PROMPTS = (
     "problem",
     "info.post",
     "input",
+    "inputs",
+    "user_prompt",
+    "user_input",
+    "问题",
+    "指令",
 )
-_RESPONSES = ("response", "output", "completion", "answer", "solution", "reply", "target")
+_RESPONSES = (
+    "response",
+    "output",
+    "completion",
+    "solution",  # before the answer: of both, it has the way
+    "answer",
+    "reply",
+    "target",
+    "targets",
+    "model_response",
+    "回答",
+    "输出",
+)
 _CONVERSATIONS = (
     "messages",
     "conversations",
@@ -43,6 +63,7 @@ _CONVERSATIONS = (
     "turns",
     "text",
     "input.messages",
+    "trajectory",
 )
 _CHOSEN = (
     ("chosen", "rejected"),
@@ -52,7 +73,15 @@ _CHOSEN = (
     ("preferred_output", "non_preferred_output"),
     ("better_response", "worse_response"),
     ("pos_resp", "neg_resp"),
+    ("response_w", "response_l"),
+    ("answer_chosen", "answer_rejected"),
+    ("chosen_answer", "rejected_answer"),
+    ("chosen_completion", "rejected_completion"),
+    ("accepted", "rejected"),
+    ("winner", "loser"),
 )
+_CHOSEN_UNLESS_JUDGED = (("response_j", "response_k"), ("answer_j", "answer_k"))
+"""The first is the better one of the pair (stack-exchange-paired), where no label says otherwise."""
 _SIDES = tuple(
     (first.format(noun), second.format(noun))
     for noun in ("response", "answer", "output", "completion", "conversation")
@@ -73,6 +102,8 @@ _LABELS = (
     "preferred",
     "choice",
     "better_response_id",
+    "better",
+    "best",
     "judgment",
     "judgement",
     "annotations",
@@ -93,9 +124,20 @@ _LABELS = (
 _LISTS = ("responses", "completions", "answers", "candidates", "outputs", "summaries", "generations")
 _IN_LISTS = ("", ".*.response", ".*.text", ".*.content", ".*.answer")
 _SCORES = ("scores", "ratings", "rewards", "grades")
-_IN_SCORES = (".*.score", ".*.overall_score", ".*.rating", ".*.fine-grained_score")
+_IN_SCORES = (
+    ".*.score",
+    ".*.overall_score",
+    ".*.rating",
+    ".*.fine-grained_score",
+    ".*.reward",
+    ".*.pm_score",
+)
 _ANSWERS = ("answer", "solution", "final_answer", "reference", "ground_truth", "target", "label")
-_RANKS = ("ranks", "ranking", "rank")
+_ANSWERS_BESIDE = ("answer", "final_answer", "ground_truth", "solution")
+"""Those beside columns that are called like ours, or a conversation, where `label` and the like may be anything."""
+_SYSTEM = ("system", "system_prompt", "system_message")
+_RANKS = ("ranks", "rank")
+"""Not `ranking`, which may as well be the order of the responses."""
 _COLUMNS_EACH = tuple(
     f"{noun}_{which}"
     for noun in ("response", "answer", "output", "completion")
@@ -103,7 +145,10 @@ _COLUMNS_EACH = tuple(
 )
 """Responses that stand in columns of their own."""
 _SIGNED = {"first": ("-3", "-2", "-1"), "second": ("1", "2", "3"), "tie": ("0",)}
-_NUMBERS = ({"first": ("0",), "second": ("1",)}, {"first": ("1",), "second": ("2",)})
+_FROM_0 = {"first": ("0",), "second": ("1",)}
+_FROM_1 = {"first": ("1",), "second": ("2",)}
+_INDICES = ("better_response_id", "choice", "best", "better")
+"""Labels that are the position of a response, and no flag (1: the first is preferred)."""
 
 
 @dataclass(frozen=True)
@@ -131,35 +176,95 @@ def recognise(rows: Sequence[Mapping[str, Any]], content: str, *, is_text: bool)
     Args:
         rows: the first rows of a file.
         is_text: they hold nothing but text.
+
+    Raises:
+        GarbledRows: they can be read, but their texts hold something else than prompts and responses.
     """
-    names = {name for row in rows for name in row}
-    for candidate in _candidates(content):
-        if not all(_has(names, path) for path in _paths(candidate.columns)):
-            continue
-        for labels in _labels(candidate, rows):
-            found = Format(candidate.name, candidate.columns, labels)
-            if share_read(rows, content, found, is_text=is_text) >= READ_SHARE:
-                return found
+    for found in _tried(rows, content):
+        if share_read(rows, content, found, is_text=is_text) >= READ_SHARE:
+            found = completed(found, rows, content, is_text=is_text)
+            refuse_garbled(found, rows)
+            return found
     return None
+
+
+def nearest(rows: Sequence[Mapping[str, Any]], content: str, *, is_text: bool) -> str | None:
+    """Of the formats whose columns the rows have, the first, and why it cannot be read; None: there is none.
+
+    For rows in no format of the content. One of prompts alone, or of a single column, says nothing.
+    """
+    for found in _tried(rows, content):
+        if content != "prompts" and len(found.columns) > 1:
+            reasons = Counter(_reasons(rows, content, found, is_text=is_text))
+            if reasons:
+                [(reason, count)] = reasons.most_common(1)
+                return f"as {found.name} {found.columns}: {count} of the first {len(rows)} rows: {reason}"
+    return None
+
+
+def _tried(rows: Sequence[Mapping[str, Any]], content: str) -> Iterator[Format]:
+    """The formats whose columns the rows have."""
+    names = {str(name) for row in rows for name in row}
+    for candidate in _candidates(content, names):
+        columns = spelt_as_in(candidate.columns, names, may_differ=not candidate.is_own)
+        if columns is not None:
+            for labels in _labels(Format(candidate.name, columns, candidate.labels), rows):
+                yield Format(candidate.name, columns, labels)
 
 
 def share_read(rows: Sequence[Mapping[str, Any]], content: str, form: Format, *, is_text: bool) -> float:
     """Share of the rows that can be read in the format; labels that are a tie are read."""
     if not rows:
         return 0.0
+    wrong = Counter(_reasons(rows, content, form, is_text=is_text))
+    unpairable = wrong[str(Unpairable())]
+    num_read = len(rows) - wrong.total()
+    # Conversations that were compared as a whole are in the format, though no pair is made of them
+    return (num_read + min(unpairable, num_read)) / len(rows)
+
+
+def _reasons(
+    rows: Sequence[Mapping[str, Any]], content: str, form: Format, *, is_text: bool
+) -> Iterator[str]:
+    """Why rows cannot be read in the format, one for each that cannot."""
     assembly = Assembly(content, tuple(form.columns), form.labels)
     mapper = RowMapper(form.columns, is_text=is_text, keeps_turns=True)
-    num_read = 0
     for row in rows:
         try:
             made = assembly.assemble(mapper.map(row))
         except Undecided:
-            num_read += 1
-        except (WrongValue, MissingColumn, ValueError):
             continue
+        except ValueError as error:
+            yield str(error)
         else:
-            num_read += all(made[column] for column in CONTENT_COLUMNS[content])
-    return num_read / len(rows)
+            empty = [column for column in CONTENT_COLUMNS[content] if not made[column]]
+            yield from (f"{column} is missing" for column in empty[:1])
+
+
+def completed(found: Format, rows: Sequence[Mapping[str, Any]], content: str, *, is_text: bool) -> Format:
+    """The format with what the rows have beside it: a prompt that is a transcript, and a system message."""
+    columns, details = dict(found.columns), []
+    if _share(rows, columns.get("prompt"), is_transcript) >= READ_SHARE:
+        columns = {"conversation": columns.pop("prompt"), **columns}
+        details.append("the prompt a transcript")
+    if "system" not in columns:
+        for name in _SYSTEM:
+            texts = [row[name] for row in rows if row.get(name)]
+            if texts and all(isinstance(text, str) for text in texts):
+                columns["system"] = name
+                details.append("with a system message")
+                break
+    if not details:
+        return found
+    if found.is_own:
+        names = {name for row in rows for name in row}
+        columns |= {column: column for column in optional_columns(content) if column in names}
+    whole = Format(", ".join([found.name, *details]), columns, found.labels)
+    return whole if share_read(rows, content, whole, is_text=is_text) >= READ_SHARE else found
+
+
+def _share(rows: Sequence[Mapping[str, Any]], column: str | None, has: Callable[[Any], bool]) -> float:
+    return sum(has(row.get(column)) for row in rows) / len(rows) if column else 0.0
 
 
 def own_format(content: str) -> Format:
@@ -172,18 +277,19 @@ def optional_columns(content: str) -> tuple[str, ...]:
     return tuple(column for column in OPTIONAL_COLUMNS[content] if column != "messages")
 
 
-def _candidates(content: str) -> Iterator[Format]:
+def _candidates(content: str, names: Collection[str]) -> Iterator[Format]:
     if content == "prompts":  # whose prompt is called like ours, and the answer is not
         yield Format(
             "prompts with answers (verl)", {"prompt": "prompt", "answer": "reward_model.ground_truth"}
         )
+        if "answer" not in names:
+            for answer in _ANSWERS_BESIDE:
+                yield Format("prompts with answers", {"prompt": "prompt", "answer": answer})
     yield own_format(content)
-    yield from {
-        "demonstrations": _demonstrations,
-        "preferences": _preferences,
-        "rankings": _rankings,
-        "prompts": _prompts,
-    }[content]()
+    if content == "preferences":
+        yield from _preferences(names)
+    else:
+        yield from {"demonstrations": _demonstrations, "rankings": _rankings, "prompts": _prompts}[content]()
 
 
 def _demonstrations() -> Iterator[Format]:
@@ -205,7 +311,7 @@ def _with_history(name: str, columns: Columns) -> Iterator[Format]:
         yield Format(name, {**columns, **{column: column for column in extra}})
 
 
-def _preferences() -> Iterator[Format]:
+def _preferences(names: Collection[str]) -> Iterator[Format]:
     for chosen, rejected in _CHOSEN:
         for column in _CONVERSATIONS:
             yield Format(
@@ -229,6 +335,9 @@ def _preferences() -> Iterator[Format]:
         )
     for form in _graded():
         yield Format("graded answers: the best against the worst", form.columns)
+    if not set(_LABELS) & set(names):
+        for (chosen, rejected), prompt in product(_CHOSEN_UNLESS_JUDGED, _PROMPTS):
+            yield Format("pairs", {"prompt": prompt, "chosen": chosen, "rejected": rejected})
 
 
 def _published_judgments() -> Iterator[Format]:
@@ -241,6 +350,8 @@ def _published_judgments() -> Iterator[Format]:
     sides = {"response_a": "response1", "response_b": "response2", "label": "overall_preference"}
     yield Format("judgments from -3 to 3 (HelpSteer3)", {"conversation": "context", **sides}, _SIGNED)
     yield Format("judgments from -3 to 3 (HelpSteer3)", {"prompt": "prompt", **sides}, _SIGNED)
+    sides = {"response_a": "response_1", "response_b": "response_2", "label": "preference_strength"}
+    yield Format("judgments from -3 to 3 (HelpSteer2)", {"prompt": "prompt", **sides}, _SIGNED)
 
 
 def _rankings() -> Iterator[Format]:
@@ -275,13 +386,15 @@ def _prompts() -> Iterator[Format]:
         for answer in _ANSWERS:
             if prompt != answer:
                 yield Format("prompts with answers", {"prompt": prompt, "answer": answer})
+    for form, answer in product(_conversations(), _ANSWERS_BESIDE):
+        yield Format("conversations with answers", {**form.columns, "answer": answer})
     yield from _conversations()
     for prompt in _PROMPTS:
         yield Format("prompts", {"prompt": prompt})
 
 
 def _labels(candidate: Format, rows: Sequence[Mapping[str, Any]]) -> Iterator[Labels]:
-    """The readings of a label to try: the format's own; else words, and where both numbers stand in the rows, those."""
+    """The readings of a label to try: the format's own; else words, and numbers or the columns' names where no other stand there."""
     yield candidate.labels
     if "label" not in candidate.columns or candidate.labels:
         return
@@ -293,23 +406,19 @@ def _labels(candidate: Format, rows: Sequence[Mapping[str, Any]]) -> Iterator[La
         except WrongValue:
             continue
         found.update(
-            str(label) for label in (value if isinstance(value, list) else [value]) if label is not None
+            plain(label) for label in (value if isinstance(value, list) else [value]) if label is not None
         )
-    for labels in _NUMBERS:
-        if found == {label for named in labels.values() for label in named}:
-            yield labels
+    ties = {label for label in found if WORDS.get(label) == "tie"}
+    for labels in _readings(candidate.columns):
+        if found - ties == {label for named in labels.values() for label in named}:
+            yield {**labels, "tie": tuple(sorted(ties))} if ties else labels
 
 
-def _has(names: Collection[str], path: str) -> bool:
-    """Whether rows with these names may have something at the path; only its first name is asked for."""
-    first = path.partition(".")[0]
-    return (
-        path in names
-        or first in names
-        or (is_pattern(first) and any(fnmatchcase(name, first) for name in names))
-    )
-
-
-def _paths(columns: Columns) -> Iterator[str]:
-    for spec in columns.values():
-        yield from RowMapper({"prompt": spec}).paths()
+def _readings(columns: Columns) -> Iterator[Labels]:
+    """What numbers and names of columns mean. A number is not guessed that may be a flag or counted from the other end."""
+    first, label = columns.get("response_a", ""), columns["label"]
+    if first.endswith("0") or not first or label in _INDICES:
+        yield _FROM_0
+    yield _FROM_1
+    if first:
+        yield {"first": (plain(first),), "second": (plain(columns["response_b"]),)}

@@ -17,7 +17,8 @@ from schemas.recipe.inputs import Content, Data
 from schemas.records.inspection import FileInspection, Quantiles
 from schemas.row_rules import SLICE_ROWS, RowCheck
 from schemas.source_files import PLAIN_FORMATS, data_format, data_limit
-from tasks.data.formats import SAMPLE_ROWS, Format, recognise
+from tasks.data.formats import SAMPLE_ROWS, Format, nearest, recognise
+from tasks.data.garbled_rows import GarbledRows
 from tasks.data.hub_files import UnreachableHub, source_files
 from tasks.data.row_reader import RowReader
 from tasks.data.source_rows import Fault, SourceRow, UnreadableFile, read_rows_of
@@ -56,10 +57,11 @@ def inspect_file(path: Path, content: Content | None) -> tuple[FileInspection, l
             raise UnknownData(f"no file is called {path}; check the pattern")
         rows = chain.from_iterable(read_rows_of(file, ending, data_limit()) for file in files)
         first = list(islice(rows, SAMPLE_ROWS))
-        found = known_formats([row for row in first if not isinstance(row, Fault)], ending)
+        readable = [row for row in first if not isinstance(row, Fault)]
+        found = known_formats(readable, ending)
         chosen = content or next((each for each in CONTENTS if each in found), None)
         if chosen is None or chosen not in found:
-            raise UnknownData(_unknown(path, first, chosen))
+            raise UnknownData(_unknown(path, first, content, ending))
         return _inspect(path, chosen, found, first, chain(first, rows))
     except UnreadableFile as error:
         raise UnknownData(f"{path} cannot be read as {ending}: {error}") from error
@@ -70,23 +72,48 @@ def inspect_file(path: Path, content: Content | None) -> tuple[FileInspection, l
 def known_formats(rows: Sequence[Row], ending: str) -> dict[Content, Format]:
     """Content → the format in which the rows can be read as it."""
     found: dict[Content, Format] = {}
+    refused: GarbledRows | None = None
     for content in CONTENTS:
         if not (content == "rankings" and ending.startswith(".csv")):
-            form = recognise(rows, content, is_text=ending.startswith(".csv"))
+            try:
+                form = recognise(rows, content, is_text=ending.startswith(".csv"))
+            except GarbledRows as error:
+                refused = refused or error
+                continue
             if form is not None:
                 found[content] = form
+    if refused is not None and not set(found) - {
+        "prompts"
+    }:  # the prompts alone are not what the file is there for
+        raise refused
     return found
 
 
-def _unknown(path: Path, first: Sequence[SourceRow], content: Content | None) -> str:
+def _nearly(rows: Sequence[Row], contents: Sequence[Content], ending: str) -> dict[Content, str]:
+    """Of contents as which the rows cannot be read: the format that is nearest, and why."""
+    near = {content: nearest(rows, content, is_text=ending.startswith(".csv")) for content in contents}
+    return {content: reason for content, reason in near.items() if reason is not None}
+
+
+def _unknown(path: Path, first: Sequence[SourceRow], content: Content | None, ending: str) -> str:
     rows = [row for row in first if not isinstance(row, Fault)]
     if not rows:
         return f"{path}: none of its first {len(first)} rows can be read; the first: {first[:1]}"
     names = ", ".join(map(str, rows[0]))
+    if {"parent_id", "text", "role"} <= set(rows[0]):  # OASST's
+        return (
+            f"{path}: each row is one message, which names the one before it in parent_id; write a row for each "
+            "conversation ([{role, content}]), or for each prompt with its ranked answers (prompt, responses, ranks)"
+        )
+    near = "".join(
+        f"\n  {each} {why}"
+        for each, why in _nearly(rows, [content] if content else CONTENTS[:3], ending).items()
+    )
     return (
         f"{path}: rows with the columns {names} are in no known format"
         + (f" of {content}" if content else "")
         + "; map them in the recipe under data.NAME.columns (`vantage schema` describes it)"
+        + (f". Nearest are{near}" if near else "")
     )
 
 
@@ -109,6 +136,8 @@ def _inspect(
     report = check.report()
     if not tally.num_usable:
         raise UnknownData(f"{path}: no row can be used as one of {report}")
+    before = CONTENTS[: CONTENTS.index(content)]
+    readable = [row for row in first if not isinstance(row, Fault)]
     inspection = FileInspection(
         format=form.name,
         content=content,
@@ -124,6 +153,9 @@ def _inspect(
                 dict.fromkeys(str(name) for row in first if not isinstance(row, Fault) for name in row)
             )
         ),
+        nearly=_nearly(readable, [each for each in before if each not in found], data_format(path) or "")
+        if content == "prompts"
+        else {},
         num_conversations=tally.num_conversations,
         num_prompts=len(tally.prompts),
         prompt_characters=quantiles(tally.prompt_lengths),

@@ -15,9 +15,11 @@ _SAID: Mapping[Side, Sequence[str]] = {
     "tie": (
         "tie",
         "tie (bothbad)",
+        "tie (both bad)",
+        "tie_bothbad",
+        "tie_both_bad",
         "both",
-        "both good",
-        "both bad",
+        *(f"both{gap}{word}" for gap in ("", " ", "_") for word in ("good", "bad")),
         "neither",
         "equal",
         "same",
@@ -31,7 +33,14 @@ that are counted from 0, and the first of two that are counted from 1."""
 
 
 class Undecided(ValueError):
-    """Labels that prefer neither response."""
+    """Labels or scores that prefer neither response."""
+
+
+class Unpairable(ValueError):
+    """Two conversations that were compared as a whole: no prompt has both of their last answers."""
+
+    def __init__(self) -> None:
+        super().__init__("two conversations that differ in more than their last answer")
 
 
 def preferred(labels: Any, names: Mapping[str, Sequence[str]]) -> Literal[0, 1]:
@@ -48,14 +57,14 @@ def preferred(labels: Any, names: Mapping[str, Sequence[str]]) -> Literal[0, 1]:
     given = [label for label in (labels if isinstance(labels, list) else [labels]) if label is not None]
     if not given:
         raise ValueError("there is no label")
-    named: dict[str, str] = {_plain(label): side for side, found in names.items() for label in found}
+    named: dict[str, str] = {plain(label): side for side, found in names.items() for label in found}
     known: Mapping[str, str] = named or WORDS
     votes: Counter[str] = Counter()
     for label in given:
-        side = known.get(_plain(label))
+        side = known.get(plain(label))
         if side is None:
             raise ValueError(
-                f"label {_plain(label)[:40]!r} is not known; say in labels which labels mean first, second and tie"
+                f"label {plain(label)[:40]!r} is not known; say in labels which labels mean first, second and tie"
             )
         votes[side] += 1
     if votes["first"] == votes["second"]:
@@ -63,7 +72,8 @@ def preferred(labels: Any, names: Mapping[str, Sequence[str]]) -> Literal[0, 1]:
     return 0 if votes["first"] > votes["second"] else 1
 
 
-def _plain(label: Any) -> str:
+def plain(label: Any) -> str:
+    """A label as it is looked up: in small letters; a whole number without its point."""
     if isinstance(label, float) and label.is_integer():
         label = int(label)
     return str(label).strip().casefold()

@@ -29,6 +29,9 @@ class RowReader:
             data: what the recipe says of the file; without ``columns``, its format is recognised.
             content: content of the rows.
             first_rows: the first ``SAMPLE_ROWS`` of the file.
+
+        Raises:
+            GarbledRows: their texts hold something else than prompts and responses.
         """
         is_text = (data_format(data.source) or "").startswith(".csv")
         self.format = format_of(data, content, first_rows, is_text=is_text)

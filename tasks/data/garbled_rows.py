@@ -1,0 +1,62 @@
+"""Files whose columns are called as in a format that is known, while their texts would be learnt wrongly."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tasks.data.formats import Format
+
+_MOST = 0.9
+"""Share of the first rows in which it is so."""
+_LEAST_CHARACTERS = 20
+"""Of a prompt: a shorter one may be how a response begins by chance."""
+
+
+class GarbledRows(ValueError):
+    """Rows that could be read, and would be learnt wrongly."""
+
+
+def refuse_garbled(found: "Format", rows: Sequence[Mapping[str, Any]]) -> None:
+    """
+    Raises:
+        GarbledRows: the prompts are JSON, or the responses repeat them.
+    """
+    prompt = found.columns.get("prompt", "")
+    if _share(_is_json_list(row.get(prompt)) for row in rows) >= _MOST:
+        raise GarbledRows(
+            f"the texts of {prompt!r} are lists written as JSON; write the file with messages "
+            '([{"role": "user", "content": …}]), or with one text for each prompt and response'
+        )
+    sides = [found.columns[side] for side in ("chosen", "rejected") if side in found.columns]
+    if len(sides) == 2 and _share(_begin_alike(row, prompt, sides) for row in rows) >= _MOST:
+        raise GarbledRows(
+            f"{' and '.join(map(repr, sides))} begin with the text of {prompt!r}, which would be learnt as part of the response; "
+            "cut it off them, or, if it is meant so, map the columns in the recipe under data.NAME.columns"
+        )
+
+
+def _share(marks: Any) -> float:
+    found = list(marks)
+    return sum(found) / len(found) if found else 0.0
+
+
+def _is_json_list(text: Any) -> bool:
+    if not isinstance(text, str) or not text.lstrip().startswith("["):
+        return False
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(value, list) and bool(value) and all(isinstance(item, str | None) for item in value)
+
+
+def _begin_alike(row: Mapping[str, Any], prompt: str, sides: Sequence[str]) -> bool:
+    asked = row.get(prompt)
+    return (
+        isinstance(asked, str)
+        and len(asked.strip()) >= _LEAST_CHARACTERS
+        and all(
+            isinstance(row.get(side), str) and row[side].strip().startswith(asked.strip()) for side in sides
+        )
+    )
