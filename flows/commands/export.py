@@ -16,7 +16,8 @@ def export(
         str,
         typer.Argument(
             metavar="RUN[/STAGE]|MODEL",
-            help="A run (its published policy, else its last), a stage of it, or a registered model of MLflow: NAME, "
+            help="A run (its published policy, else its last), a stage of it (or model, models.NAME of its recipe), or a "
+            "registered model of MLflow: NAME, "
             "NAME@ALIAS, NAME/VERSION.",
             autocompletion=complete_run,
         ),

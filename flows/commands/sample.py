@@ -31,8 +31,8 @@ Named = Annotated[
     str,
     typer.Argument(
         metavar="RUN[/STAGE]|FOLDER|MODEL",
-        help="A run (its published policy, else its last), a stage of it, a Hugging Face folder, a registered model of "
-        "MLflow (NAME, NAME@ALIAS, NAME/VERSION), or a source as in a recipe (builtin:tiny, gguf:FILE …).",
+        help="A run (its published policy, else its last), a stage of it (or model, models.NAME of its recipe), a Hugging Face "
+        "folder, a registered model of MLflow (NAME, NAME@ALIAS, NAME/VERSION), or a source as in a recipe (builtin:tiny, gguf:FILE …).",
         autocompletion=complete_run,
     ),
 ]
@@ -188,6 +188,7 @@ def _open_all(stack: ExitStack, place: "Workspace", names: list[str], against: s
 
 def _other(place: "Workspace", named: str, against: str) -> str:
     """``--against sft`` is a stage of the same run, if the run has one of that name; else a model like any other."""
+    from flows.runs.named_models import other_model_steps
     from flows.runs.run import read_run
     from flows.runs.run_ids import find_run
     from flows.runs.workspace import RunError
@@ -198,7 +199,8 @@ def _other(place: "Workspace", named: str, against: str) -> str:
         record = read_run(place, find_run(place, run))
     except RunError:
         return against
-    return f"{run}/{against}" if against == MODEL or against in record.recipe.stages else against
+    steps = (MODEL, *other_model_steps(record.recipe), *record.recipe.stages)
+    return f"{run}/{against}" if against in steps else against
 
 
 # What is asked

@@ -25,7 +25,7 @@ from schemas.recipe.inputs import MODEL, Generation
 from schemas.recipe.recipe import ResolvedRecipe
 from schemas.recipe.sources import LocalPath, Registered, model_source
 from schemas.records.artifacts import Artifact, StoredModel
-from schemas.steps import dependencies
+from schemas.steps import OTHER_MODEL_PREFIX, dependencies
 from storage.refs import DamagedRef
 
 PROVENANCE_FILE = "vantage.json"
@@ -89,7 +89,7 @@ def open_named_model(
     """The model that ``named`` means; its files stay while the block runs.
 
     Args:
-        named: ``RUN``, ``RUN/STAGE``, ``NAME``, ``NAME@ALIAS`` or ``NAME/VERSION`` of a model in MLflow (also with
+        named: ``RUN``, ``RUN/STAGE``, ``RUN/model``, ``RUN/models.NAME``, ``NAME``, ``NAME@ALIAS`` or ``NAME/VERSION`` of a model in MLflow (also with
             ``models:/`` before it), a folder's path, or a source as in ``model.source``.
         kinds: what may be meant.
 
@@ -192,17 +192,22 @@ def _artifact(workspace: Workspace, record: RunRecord, step: str) -> Artifact:
     return ref.artifact
 
 
+def other_model_steps(recipe: ResolvedRecipe) -> list[str]:
+    """``models.NAME`` of the recipe's other models."""
+    return [f"{OTHER_MODEL_PREFIX}{name}" for name in recipe.models]
+
+
 def _makes(recipe: ResolvedRecipe, step: str) -> ArtifactKind | None:
-    if step == MODEL:
+    if step in (MODEL, *other_model_steps(recipe)):
         return "policy"
     return KINDS[recipe.stages[step].kind].makes if step in recipe.stages else None
 
 
 def _steps_with_models(record: RunRecord, kinds: Collection[ArtifactKind]) -> list[str]:
-    """Steps whose model is there, the recipe's own model first."""
+    """Steps whose model is there: other models, the recipe's own, and the stages'."""
     return [
         step
-        for step in (MODEL, *record.recipe.stages)
+        for step in (*other_model_steps(record.recipe), MODEL, *record.recipe.stages)
         if _makes(record.recipe, step) in kinds and step in record.stages and record.stages[step].digest
     ]
 
@@ -212,7 +217,8 @@ def _main_step(record: RunRecord, kinds: Collection[ArtifactKind]) -> str:
     ready = [
         step
         for step in _steps_with_models(record, kinds)
-        if _makes(record.recipe, step) == "policy" or "policy" not in kinds
+        if (_makes(record.recipe, step) == "policy" or "policy" not in kinds)
+        and step not in other_model_steps(record.recipe)
     ]
     published = [each.stage for each in record.recipe.publish if each.stage in ready]
     if published or ready:
@@ -225,8 +231,12 @@ def _main_step(record: RunRecord, kinds: Collection[ArtifactKind]) -> str:
 def _why_not(record: RunRecord, step: str, kinds: Collection[ArtifactKind]) -> str:
     ready = _steps_with_models(record, kinds)
     there = f"there are {', '.join(ready)}" if ready else "there is no other yet"
-    if step != MODEL and step not in record.recipe.stages:
+    if step not in (MODEL, *other_model_steps(record.recipe), *record.recipe.stages):
         return f"run {record.run_id} has no stage {step}; {there}"
+    if step.startswith(OTHER_MODEL_PREFIX):
+        other = record.recipe.models[step.removeprefix(OTHER_MODEL_PREFIX)]
+        if other.stand_in is not None:
+            return f"MLflow had no {step} when run {record.run_id} began, and {other.stand_in} stands in for it; name that"
     makes = _makes(record.recipe, step)
     if makes not in kinds:
         made = _KINDS.get(str(makes), f"no model ({makes})")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import Result
 from mlflow import MlflowClient
 from rich.console import Console
 from typer.testing import CliRunner
@@ -331,3 +332,50 @@ def test_a_damaged_copy_is_refused(life: Life, tmp_path: Path) -> None:
             )
     finally:
         weights.write_bytes(intact)
+
+
+def test_another_model_of_a_run_is_asked_and_exported_by_its_step(life: Life, tmp_path: Path) -> None:
+    """``models.champion`` of the third run is what the first has published; its greedy responses are those of the stage."""
+    run, first = life.third.run_id, life.first.run_id
+    place = ("--workspace", str(life.workspace.root))
+    options = ("1+1", "2+3", "--greedy", "--json", *place)
+    asked = [
+        json.loads(command("sample", f"{named}", *options).stdout)
+        for named in (f"{run}/models.champion", f"{first}/sft")
+    ]
+    assert asked[0]["models"][0]["model"] == f"models.champion of run {run}"
+    assert asked[0]["models"][0]["digest"] == life.third.stages["models.champion"].digest
+    texts = [[row["answers"][0]["text"] for row in found["prompts"]] for found in asked]
+    assert texts[0] == texts[1]
+    beside = command("sample", run, "1+1", "--against", "models.champion", "--greedy", *place)
+    assert "models.champion: " in beside.stdout
+
+    told = json.loads(
+        command("export", f"{run}/models.champion", str(tmp_path / "out"), "--json", *place).stdout
+    )
+    assert (told["stage"], told["digest"]) == (
+        "models.champion",
+        life.third.stages["models.champion"].digest,
+    )
+    ours, stored = (
+        load_policy(folder).state_dict()
+        for folder in (
+            tmp_path / "out",
+            life.workspace.store / "objects" / str(life.first.stages["sft"].digest),
+        )
+    )
+    assert all(ours[name].equal(stored[name]) for name in stored)
+
+
+def test_a_model_that_another_stands_in_for_is_named(life: Life) -> None:
+    run, place = life.first.run_id, ("--workspace", str(life.workspace.root))
+    refused = command("sample", f"{run}/models.champion", "1+1", *place, fails=True)
+    assert f"MLflow had no models.champion when run {run} began, and model stands in for it" in refused.stderr
+    refused = command("sample", f"{run}/models.other", "1+1", *place, fails=True)
+    assert f"run {run} has no stage models.other; there are models.grader, model, sft" in refused.stderr
+
+
+def command(*arguments: str, fails: bool = False) -> Result:
+    done = CliRunner().invoke(app, list(arguments))
+    assert (done.exit_code != 0) == fails, done.output
+    return done
