@@ -76,7 +76,9 @@ class Memory:
 def memory_of(workload: Workload, layout: Layout, device: Device) -> Memory:
     """Memory of one GPU, or of the process on a CPU."""
     parts = layout.world if layout.is_sharded else 1
-    weights = sum(_held(network) for network in workload.networks) / parts
+    stay = sum(_held(network) for network in workload.networks if not network.is_held_in_turn)
+    in_turn = max((_held(network) for network in workload.networks if network.is_held_in_turn), default=0)
+    weights = (stay + in_turn) / parts
     optimizer = sum(optimizer_bytes(each.trained_weights) for each in workload.networks) / parts
     gradients = sum(gradient_bytes(each.trained_weights) for each in workload.networks) / parts
     training, scoring = 0.0, 0.0

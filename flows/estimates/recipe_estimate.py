@@ -32,10 +32,10 @@ from models.model_config import read_config
 from schemas.recipe.evaluations import BenchmarkEvaluation
 from schemas.recipe.learning_rates import with_learning_rates
 from schemas.recipe.recipe import Recipe, ResolvedRecipe
-from schemas.recipe.sources import Builtin
+from schemas.recipe.sources import Builtin, Registered
 from schemas.recipe.stage import Resources
 from schemas.recipe.stages import PreferenceCollection, RolloutCollection, SupervisedFineTuning
-from schemas.steps import content_of, ordered_steps
+from schemas.steps import OTHER_MODEL_PREFIX, content_of, ordered_steps
 
 HOUR = 3600.0
 
@@ -140,13 +140,13 @@ def estimate_recipe(
     """
     config = read_config(recipe.model.whole)
     shape = model_shape(config)
-    others = [f"models.{name} is counted as if it were the recipe's model" for name in recipe.models]
-    others += [
+    others, notes = _other_shapes(recipe)
+    notes += [
         f"{name} is not counted: its texts are in the files of a benchmark"
         for name, stage in recipe.stages.items()
         if isinstance(stage, BenchmarkEvaluation)
     ]
-    shape = replace(shape, note="; ".join(filter(None, [shape.note, *others])))
+    shape = replace(shape, note="; ".join(filter(None, [shape.note, *notes])))
     is_builtin = isinstance(recipe.model.origin, Builtin)
     counter, counted_by = token_counter(config.folder, is_character_model=is_builtin)
     resolved = ResolvedRecipe.of(with_learning_rates(recipe, width=shape.hidden_size))
@@ -167,7 +167,9 @@ def estimate_recipe(
 
     device = device_named(gpu, width=shape.hidden_size)
     stages = tuple(
-        _estimate_stage(Subject(resolved, name, shape, data_of, sampled), device, gpus=gpus, nodes=nodes)
+        _estimate_stage(
+            Subject(resolved, name, shape, data_of, sampled, others), device, gpus=gpus, nodes=nodes
+        )
         for name in ordered_steps(resolved)
         if name in resolved.stages and not isinstance(resolved.stages[name], BenchmarkEvaluation)
     )
@@ -179,6 +181,22 @@ def estimate_recipe(
         price=price,
         response_basis=response_basis,
     )
+
+
+def _other_shapes(recipe: Recipe) -> tuple[dict[str, ModelShape], list[str]]:
+    """Step that imports another model → its shape, and what has to be said of those whose configuration is not here."""
+    shapes, notes = {}, []
+    for name, other in recipe.models.items():
+        step = f"{OTHER_MODEL_PREFIX}{name}"
+        try:
+            if isinstance(other.origin, Registered):
+                raise ValueError("MLflow is not asked for an estimate")
+            shapes[step] = model_shape(read_config(other.whole))
+        except ValueError as error:
+            notes.append(f"{step} is counted as if it were the recipe's model: {error}")
+        else:
+            notes += [f"{step}: {shapes[step].note}"] if shapes[step].note else []
+    return shapes, notes
 
 
 def _choices(resources: Resources, gpus: int | None, nodes: int | None) -> list[Layout]:

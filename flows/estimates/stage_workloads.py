@@ -6,6 +6,7 @@ The numbers of passes follow ``tasks/<kind>.py``; what depends on how training g
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from flows.estimates.workload import Network, Pass, Workload
 from flows.estimates.workload_parts import (
@@ -13,6 +14,7 @@ from flows.estimates.workload_parts import (
     Subject,
     forward,
     language_model,
+    packed_rows_of,
     reward_networks,
     rollout_counts,
     rows_of,
@@ -38,6 +40,9 @@ CENTRE_ROWS = 1024
 DEMONSTRATIONS_AT_ONCE = 64
 """``tasks.evaluation.DEMONSTRATIONS_AT_ONCE``."""
 
+COMPARED = ("candidate", "baseline")
+"""``tasks.evaluation.ROLES``."""
+
 
 def workload_of(subject: Subject) -> Workload:
     """What the stage holds and computes.
@@ -61,6 +66,8 @@ def _sft(subject: Subject) -> Workload:
     steps = steps_of(work.epochs, data.train, work.batch_size)
     micro = work.microbatch_size or work.batch_size
     batch = rows_of(data, work.batch_size, micro, grouped=work.group_by_length, columns=1, with_logits=1.0)
+    if work.packing and not work.group_by_length:  # rows of like length leave nothing to fill
+        batch = packed_rows_of(data, work.batch_size, micro)
     held_out = rows_of(data, data.validation + data.test, micro, grouped=False, columns=1, with_logits=1.0)
     policy = language_model(subject, "policy", trained=True)
     return whole_workload(
@@ -70,7 +77,7 @@ def _sft(subject: Subject) -> Workload:
             Pass(role="policy", does="train", times=steps, sequences=batch),
             forward("policy", 1, held_out),
         ],
-        at_once=micro,
+        at_once=int(min(micro, max(batch.at_once, 1))) if work.packing else micro,
         counts={
             "train_rows": data.train,
             "optimizer_steps": steps,
@@ -326,27 +333,26 @@ def _evaluation(subject: Subject) -> Workload:
     sampled = tests * work.samples_per_prompt
     rollouts = Responses(subject, work.prompts, work.microbatch_size)
     passes = [*rollouts.rewards(2, sampled), *rollouts.rewards(2, tests)]
-    passes.append(forward("policy", 2, rollouts.scored(sampled, logits=1.0)))  # for the KL
-    if work.demonstrations is not None:
-        held_out = subject.data_of(work.demonstrations).test
-        micro = work.microbatch_size or DEMONSTRATIONS_AT_ONCE
-        rows = rows_of(
-            subject.data_of(work.demonstrations), held_out, micro, grouped=False, columns=1, with_logits=1.0
-        )
-        passes.append(forward("policy", 2, rows))
-    kinds = {judge.kind: judge for judge in judges_of(work).values()}
-    if (
-        "model" in kinds
-    ):  # in the place of the policies, which are gone when it is loaded; its size is counted as theirs
-        passes.append(forward("policy", 1, rollouts.asked(sampled, kinds["model"].template)))
-    samplings = [rollouts.sampling("policy", 2, sampled)]
-    if kinds.keys() - {"model"}:
-        samplings.append(rollouts.sampling("policy", 2, tests))
+    networks = [replace(language_model(subject, role), is_held_in_turn=True) for role in COMPARED]
+    for role in COMPARED:
+        passes.append(forward(role, 1, rollouts.scored(sampled, logits=1.0)))  # for the KL
+        if work.demonstrations is not None:
+            data, micro = subject.data_of(work.demonstrations), work.microbatch_size or DEMONSTRATIONS_AT_ONCE
+            rows = rows_of(data, data.test, micro, grouped=False, columns=1, with_logits=1.0)
+            passes.append(forward(role, 1, rows))
+    judges = judges_of(work)
+    for role, judge in judges.items():
+        if judge.kind == "model":  # loaded when both others are gone
+            networks.append(replace(language_model(subject, role), is_held_in_turn=True))
+            passes.append(forward(role, 1, rollouts.asked(sampled, judge.template)))
+    samplings = [rollouts.sampling(role, 1, sampled) for role in COMPARED]
+    if any(judge.kind != "model" for judge in judges.values()):
+        samplings += [rollouts.sampling(role, 1, tests) for role in COMPARED]
     else:
         tests = 0
     return whole_workload(
         subject,
-        networks=[language_model(subject, "policy"), *reward_networks(subject)],  # one of the two at a time
+        networks=[*networks, *reward_networks(subject)],
         passes=passes,
         samplings=samplings,
         at_once=work.microbatch_size or sampled,

@@ -20,6 +20,8 @@ class Network:
     """Held in bfloat16; all other weights are float32."""
     adapter_weights: int = 0
     """Of its adapters (LoRA), which alone are trained then, with the head of a reward or value model. 0: it has none."""
+    is_held_in_turn: bool = False
+    """It is loaded when the one before it is gone: of all such networks the largest counts."""
     shares_base: bool = False
     """Another network of the stage holds the weights beneath."""
     is_in_4_bits: bool = False

@@ -1,8 +1,8 @@
 """Parts of the stages' workloads: sampled responses, rows of a dataset, networks, and what they add up to."""
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from flows.estimates.adapters import with_adapters
 from flows.estimates.model_shape import ModelShape
@@ -13,7 +13,7 @@ from schemas.recipe.resolved import ResolvedBestOfN, ResolvedPolicyOptimization
 from schemas.recipe.stage import Stage, Training
 from schemas.recipe.stages import Rollouts
 from schemas.recipe.terms import ModelTerm
-from schemas.steps import reward_of
+from schemas.steps import dependencies, reward_of
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,12 @@ class Subject:
     """By the name of a dataset, or of the stage that makes it."""
     sampled: Lengths
     """Tokens of a sampled response."""
+    others: Mapping[str, ModelShape] = field(default_factory=dict)
+    """Step that imports another model → its shape; stages train none, so what they make has the shape of the recipe's."""
+
+    def shape_of(self, role: str) -> ModelShape:
+        """Of the model that the stage reads in a role."""
+        return self.others.get(dependencies(self.recipe)[self.name].get(role, ""), self.shape)
 
     @property
     def stage(self) -> Stage:
@@ -140,6 +146,22 @@ def rows_of(
     )
 
 
+def packed_rows_of(data: DataCount, rows: float, micro: float) -> Sequences:
+    """``rows`` rows of one response each, several side by side in a row as long as the longest: so many rows of a pass.
+
+    First fit decreasing leaves little of them empty; none is counted.
+    """
+    width = data.whole.longest_of(rows)
+    packed = math.ceil(rows * data.whole.mean / width)
+    return Sequences(
+        count=packed,
+        at_once=min(packed, micro),
+        tokens=width,
+        longest=data.whole.longest,
+        logit_tokens=data.responses[0].mean * rows / packed,
+    )
+
+
 def steps_of(epochs: float, rows: int, batch_size: int) -> int:
     return max(1, math.ceil(round(epochs * rows) / batch_size))
 
@@ -150,7 +172,7 @@ def forward(role: str, times: float, sequences: Sequences) -> Pass:
 
 
 def language_model(subject: Subject, role: str, *, trained: bool = False) -> Network:
-    return Network(role=role, shape=subject.shape, is_trained=trained)
+    return Network(role=role, shape=subject.shape_of(role), is_trained=trained)
 
 
 def reward_networks(subject: Subject) -> list[Network]:

@@ -3,7 +3,11 @@ import os
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from flows import machine
+from flows.commands.main import app
+from flows.exit_codes import ExitCode
 from flows.machine import (
     Machine,
     Share,
@@ -220,3 +224,15 @@ def test_oom_kills_are_the_containers_count(tmp_path: Path) -> None:
     assert oom_kills(tmp_path) == 0
     (tmp_path / "memory.events").write_text("low 0\nhigh 0\nmax 3\noom 2\noom_kill 5\n")
     assert oom_kills(tmp_path) == 5
+
+
+def test_a_plan_refuses_what_needs_a_package_that_is_not_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = machine.importlib.util.find_spec
+    monkeypatch.setattr(
+        machine.importlib.util, "find_spec", lambda name: None if name == "bitsandbytes" else found(name)
+    )
+    options = ("--set", "model.quantization=nf4", "--set", "model.lora={rank: 2}")
+    done = CliRunner().invoke(app, ["plan", "quickstart", *options])
+    assert done.exit_code == ExitCode.BAD_INPUT
+    assert "model.quantization=nf4 needs the package bitsandbytes; install it: pip install" in done.stderr
+    assert "Traceback" not in done.output

@@ -1,6 +1,7 @@
 """The estimate of whole recipes: every kind of stage, what its numbers rest on, and the command."""
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ from typer.testing import CliRunner
 from flows.commands.main import app
 from flows.estimates.layouts import Layout
 from flows.estimates.recipe_estimate import RecipeEstimate, StageEstimate, estimate_recipe
+from flows.estimates.token_counts import count_data, token_counter
 from flows.estimates.workload import Workload
 from flows.exit_codes import ExitCode
+from models.packing import first_fit_decreasing
 from schemas.kinds import STAGES
 from schemas.loading.recipe_file import load_recipe, parse_recipe
 from tasks.training.data_order import DataOrder
@@ -64,7 +67,8 @@ def weights(found: RecipeEstimate, name: str) -> dict[str, tuple[int, bool]]:
 
 
 def test_every_kind_of_stage_is_estimated(every_kind: RecipeEstimate) -> None:
-    assert {each.kind for each in every_kind.stages} == STAGES.keys()
+    texts_in_files = {kind.name for kind in STAGES.values() if kind.benchmarks}  # which a note says
+    assert {each.kind for each in every_kind.stages} == STAGES.keys() - texts_in_files
     for each in every_kind.stages:
         assert each.fits and each.seconds > 0 and each.flops > 0 and each.memory.peak > 0, each.name
 
@@ -209,6 +213,67 @@ def test_a_response_is_as_long_as_the_demonstrations_or_the_limit(every_kind: Re
     found = estimate_recipe(parse_recipe(without.replace("sft", "model")), gpu="h100")
     assert found.response_basis == "responses are as long as generation.max_response_tokens=64"
     assert stage(found, "policy").flops > stage(every_kind, "policy").flops
+
+
+def test_other_models_have_their_own_size_and_those_of_an_evaluation_are_held_in_turn(
+    tmp_path: Path,
+) -> None:
+    """A Llama by hand, tied: V·h + 2 layers of 4h² + 3·h·i + 2h, and the last norm h."""
+    llama = {"model_type": "llama", "hidden_size": 256, "intermediate_size": 512, "vocab_size": 1000,
+             "num_hidden_layers": 2, "num_attention_heads": 4, "tie_word_embeddings": True}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(llama))
+    large = 1000 * 256 + 2 * (4 * 256**2 + 3 * 256 * 512 + 2 * 256) + 256
+    own = 669_312
+    text = EVERY_KIND.replace("data:\n", f"models: {{large: {{source: {tmp_path}}}}}\ndata:\n", 1)
+    overrides = [
+        "stages.pairs.policy=large", "stages.evaluation.baseline=large", "stages.evaluation.judge={verifier: arithmetic}",
+        "stages.evaluation.also={model: large}",
+    ]  # fmt: skip
+    found = estimate_recipe(parse_recipe(text, overrides=overrides), gpu="h100")
+    assert weights(found, "pairs")["policy"] == (large, False)
+    assert weights(found, "evaluation") == {
+        "candidate": (own, False), "baseline": (large, False), "also": (large, False),
+    }  # fmt: skip
+    assert stage(found, "evaluation").memory.weights == 4 * large
+    assert weights(found, "dpo") == {"policy": (own, True), "reference": (own, False)}
+    same = estimate_recipe(parse_recipe(EVERY_KIND), gpu="h100")
+    assert stage(same, "evaluation").memory.weights == 4 * (own + own + 128), "one of the two, and the reward"
+    assert stage(found, "evaluation").flops > stage(same, "evaluation").flops
+
+
+@pytest.mark.parametrize("batch_size", [32, 64, 128])
+def test_packing_is_counted_in_rows_of_a_pass(batch_size: int) -> None:
+    """Beside batches drawn from the same lengths and packed by the code that packs them."""
+    overrides = [f"stages.sft.batch_size={batch_size}", "stages.sft.group_by_length=false"]
+    recipes = {
+        packing: parse_recipe(EVERY_KIND, overrides=[*overrides, f"stages.sft.packing={packing}"])
+        for packing in ("true", "false")
+    }
+    found = {
+        packing: stage(estimate_recipe(recipe, gpu="h100"), "sft") for packing, recipe in recipes.items()
+    }
+    packed, padded = (found[each].workload.passes[0].sequences for each in ("true", "false"))
+    assert padded.count == batch_size
+    counter, counted_by = token_counter(None, is_character_model=True)
+    lengths = count_data(recipes["true"], "demonstrations", counter, counted_by=counted_by).whole.tokens
+    draw = random.Random(3)
+    tokens = []
+    for _ in range(200):
+        batch = [draw.choice(lengths) for _ in range(batch_size)]
+        tokens.append(len(first_fit_decreasing(batch, capacity=max(batch))) * max(batch))
+    assert packed.count * packed.tokens == pytest.approx(sum(tokens) / len(tokens), rel=0.12)
+    assert packed.count * packed.tokens < 0.9 * padded.count * padded.tokens
+    assert packed.count * packed.logit_tokens == pytest.approx(padded.count * padded.logit_tokens)
+    assert found["true"].flops < found["false"].flops
+    assert found["true"].memory.activations < found["false"].memory.activations
+
+
+def test_rows_of_like_length_leave_nothing_to_pack() -> None:
+    both = [
+        stage(estimate_recipe(parse_recipe(EVERY_KIND, overrides=[f"stages.sft.packing={each}"]), gpu="h100"), "sft")
+        for each in ("true", "false")
+    ]  # fmt: skip
+    assert both[0].workload == both[1].workload
 
 
 def run(*arguments: str) -> Any:

@@ -133,9 +133,25 @@ def test_its_path_starts_at_the_recipes_folder(with_other: dict[str, Any], tmp_p
     assert load_recipe(str(file)).models["other"].source == str((tmp_path / "near").resolve())
 
 
-def test_an_estimate_says_whose_shape_it_counts(with_other: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "source, why",
+    [
+        ("models:/chat@champion", "MLflow is not asked for an estimate"),
+        ("hub:some/model@" + "0" * 40, "not in the local cache"),
+        ("builtin:tiny", None),
+    ],
+)
+def test_an_estimate_says_whose_shape_it_counts(
+    with_other: dict[str, Any], source: str, why: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    with_other["models"]["other"] = {"source": source}
     found = estimate_recipe(loaded(with_other), gpu="h100")
-    assert "models.other is counted as if it were the recipe's model" in found.shape.note
+    if why is None:
+        assert "models.other" not in found.shape.note
+    else:
+        assert "models.other is counted as if it were the recipe's model: " in found.shape.note
+        assert why in found.shape.note
 
 
 def test_4_bits_without_adapters_are_refused(plain: dict[str, Any]) -> None:
