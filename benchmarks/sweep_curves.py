@@ -26,14 +26,21 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--workspace", type=Path, required=True)
-    parser.add_argument("--sweep", required=True, help="the folder's name under WORKSPACE/sweeps")
+    parser.add_argument(
+        "--sweep",
+        action="append",
+        required=True,
+        help="the folder's name under WORKSPACE/sweeps; may be repeated",
+    )
     parser.add_argument("--stage", default="policy")
     parser.add_argument("--metric", action="append", required=True)
     given = parser.parse_args()
     uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{given.workspace.resolve() / 'mlflow.db'}"
     client = MlflowClient(uri)
-    with (given.workspace / "sweeps" / given.sweep / "rows.csv").open(newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["mlflow_run_id"]]
+    rows: list[dict[str, str]] = []
+    for sweep in given.sweep:
+        with (given.workspace / "sweeps" / sweep / "rows.csv").open(newline="") as file:
+            rows += [row for row in csv.DictReader(file) if row["mlflow_run_id"]]
     by_metric = {metric: curves(client, rows, given.stage, metric) for metric in given.metric}
     print(table(by_metric))
 
