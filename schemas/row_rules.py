@@ -37,10 +37,14 @@ REPEATED = "repeats an earlier row"
 """Reason for a row that equals an earlier one in all required columns."""
 TIE = "neither response is preferred"
 """Reason for a row whose labels are a tie: nothing is wrong with it, but it ranks nothing."""
-WITHOUT_BLAME = (REPEATED, TIE)
+UNPAIRED = "no other answer to its prompt is graded otherwise"
+"""Reason for a single answer that is part of no pair and no ranking."""
+WITHOUT_BLAME = (REPEATED, TIE, UNPAIRED)
 """Reasons for rows that are left out although nothing is wrong with them."""
 FAULT = "fault"
 """An optional column of batches: null, or the reason why the row could not be read."""
+SOURCE_ROW = "source_row"
+"""An optional column of batches: the row's number in the file, where it is not its place among all rows."""
 FAULT_TYPE = pa.struct([("reason", pa.string()), ("shown", pa.string())])
 SLICE_ROWS = 10_000
 """Rows checked together; bounds memory."""
@@ -271,16 +275,21 @@ class RowCheck:
         keys = [table[column].to_pylist() for column in compared]
         has_faults = FAULT in table.column_names
         faults = table[FAULT].to_pylist() if has_faults else [None] * table.num_rows
+        numbers = (
+            table[SOURCE_ROW].to_pylist()
+            if SOURCE_ROW in table.column_names
+            else range(self._num_rows, self._num_rows + table.num_rows)
+        )
         keep = []
         for i, fault in enumerate(faults):
             why = next(((reason, column) for reason, column, mask in broken if mask[i]), None)
             if fault is not None:
-                self._count(BadRow(self._num_rows + i, FAULT, fault["reason"], _shown(fault["shown"])))
+                self._count(BadRow(numbers[i], FAULT, fault["reason"], _shown(fault["shown"])))
             elif why is None and self._seen is not None and self._is_repeat([column[i] for column in keys]):
                 why = (REPEATED, "prompt")
             if fault is None and why is not None:
                 reason, column = why
-                self._count(BadRow(self._num_rows + i, column, reason, _shown(table[column][i].as_py())))
+                self._count(BadRow(numbers[i], column, reason, _shown(table[column][i].as_py())))
             keep.append(fault is None and why is None)
         self._num_rows += table.num_rows
         return table, keep

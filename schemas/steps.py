@@ -35,8 +35,13 @@ _READ_FROM: dict[str, tuple[set[str], ...]] = {
         {"responses", "label"},
         {"responses", "ranks"},
         {"responses", "scores"},
+        {"response", "score"},
+        {"response", "label"},
+        {"conversation", "score"},
+        {"conversation", "label"},
     ),
-    "ranks": ({"scores"},),
+    "ranks": ({"scores"}, {"score"}, {"label"}),
+    "responses": ({"response"}, {"conversation", "score"}, {"conversation", "label"}),
 }
 """Required column → sets of columns of a file from which it can be made."""
 _READ_FROM["rejected"] = _READ_FROM["chosen"]

@@ -16,6 +16,7 @@ from schemas.row_rules import (
     MAY_LACK,
     SHOWN_ROWS,
     SLICE_ROWS,
+    SOURCE_ROW,
     Mask,
     Report,
     RowCheck,
@@ -89,8 +90,7 @@ def _kept(
     for part in _slices(batches):
         table, usable = check.check(part)
         kept = table.filter(pa.array(usable, pa.bool_()))
-        if FAULT in kept.column_names:
-            kept = kept.drop_columns([FAULT])
+        kept = kept.drop_columns([column for column in (FAULT, SOURCE_ROW) if column in kept.column_names])
         if kept.num_rows:
             SCHEMAS[content].validate(kept, lazy=True)
             yield from kept.combine_chunks().to_batches()

@@ -192,7 +192,7 @@ def read_file(data: Data, content: str, job: StageJob) -> Iterator[tuple[RowRead
         copy_sources(data.source, ending, job.scratch, copies, planned=job.source_sha256)
         every = chain.from_iterable(read_rows_of(copy, ending, data_limit()) for copy in copies)
         reader, rows = reader_of(data, content, every)
-        yield reader, batches_of(reader, rows)
+        yield reader, batches_of(reader, rows, job.scratch)
     except UnreadableFile as error:
         raise UnusableData(f"source={data.source!r} cannot be read as {ending}: {error}") from error
     except UnreachableHub as error:
@@ -202,14 +202,15 @@ def read_file(data: Data, content: str, job: StageJob) -> Iterator[tuple[RowRead
             copy.unlink(missing_ok=True)
 
 
-def batches_of(reader: RowReader, rows: Iterator[SourceRow]) -> Iterator[pa.Table]:
+def batches_of(reader: RowReader, rows: Iterator[SourceRow], scratch: Path) -> Iterator[pa.Table]:
     """The rows that the reader makes, ``SLICE_ROWS`` at a time; one that cannot be read says why in ``fault``.
 
     Raises:
         MissingColumn: no row has what a column is mapped to.
     """
-    while batch := list(islice(rows, SLICE_ROWS)):
-        yield reader.table([reader.read(row) for row in batch])
+    made = reader.made(rows, scratch)
+    while batch := list(islice(made, SLICE_ROWS)):
+        yield reader.table(batch)
     reader.refuse_wrong_columns()
 
 

@@ -176,9 +176,10 @@ Column = Literal[
     "response_b",
     "label",
     "scores",
+    "score",
     "subgroup",
 ]
-_NOT_TEXT = ("margin", "responses", "ranks", "conversation", "history", "tools", "label", "scores")
+_NOT_TEXT = ("margin", "responses", "ranks", "conversation", "history", "tools", "label", "scores", "score")
 
 
 class Labels(Frozen):
@@ -236,7 +237,8 @@ class Data(Frozen):
     demonstration, or from ``prompt``, ``chosen`` and ``rejected``; two conversations without a prompt have it in common.
     ``history`` holds earlier rounds, ``system`` a system message, ``tools`` the tools that a chat template shows.
     Judgments are ``response_a`` and ``response_b``, or two ``responses``, with a ``label`` or a list of annotators' labels, whose majority counts; ties rank nothing and are
-    left out. ``scores`` rank ``responses``, the highest first. ``a.*.b`` is the list of ``b`` in all items of ``a``, and
+    left out. ``scores`` rank ``responses``, the highest first. A single ``response`` with a ``score``, or with a ``label`` that says
+    whether it is good (true) or bad (false), is compared with the others of its prompt, wherever in the file they are. ``a.*.b`` is the list of ``b`` in all items of ``a``, and
     ``score_[0-9]`` that of all columns of such a name, in the order of their names."""
     labels: Labels | None = Field(default=None, exclude_if=lambda labels: labels is None)
     """What ``label`` says; None: ``A``, ``B``, ``tie`` and the like (``response_a``, ``model_b``, ``first`` …)."""

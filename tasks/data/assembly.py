@@ -12,7 +12,17 @@ from tasks.data.columns import whole_text
 from tasks.data.conversations import common_beginning, is_transcript, joined, read_transcript
 from tasks.data.judgments import Undecided, Unpairable, preferred
 
-SOURCE_COLUMNS = ("conversation", "history", "system", "tools", "response_a", "response_b", "label", "scores")
+SOURCE_COLUMNS = (
+    "conversation",
+    "history",
+    "system",
+    "tools",
+    "response_a",
+    "response_b",
+    "label",
+    "scores",
+    "score",
+)
 """Columns that a file's mapping may have and no dataset has: others are made of them."""
 
 Values = dict[str, Any]

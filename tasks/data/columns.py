@@ -331,6 +331,7 @@ _NOT_TEXT: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "responses": ("a list of texts, one for each response", as_texts),
     "ranks": ("a list of numbers, one for each response", as_numbers),
     "scores": ("a list of numbers, one for each response", as_numbers),
+    "score": ("a number", as_number),
     "conversation": ("a list of messages, or a transcript", read_conversation),
     "history": ("a list of pairs of texts", read_history),
     "tools": ("a list of definitions of tools", as_tools),

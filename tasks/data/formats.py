@@ -10,14 +10,16 @@ from schemas.steps import CONTENT_COLUMNS, OPTIONAL_COLUMNS
 from tasks.data.assembly import Assembly
 from tasks.data.columns import RowMapper, WrongValue
 from tasks.data.conversations import is_transcript
-from tasks.data.garbled_rows import refuse_garbled
-from tasks.data.judgments import WORDS, Undecided, Unpairable, plain
+from tasks.data.garbled_rows import MARKS, is_mark, refuse_garbled
+from tasks.data.judgments import WORDS, Undecided, Unpairable, plain, readings
+from tasks.data.single_answers import are_single, grade_of
 from tasks.data.spellings import spelt_as_in
 
 SAMPLE_ROWS = 1000
 """Rows by which a format is recognised."""
 READ_SHARE = 0.9
 """Least share of them that must be readable in it."""
+_NEAREST_ROWS = 50
 
 Columns = dict[str, str]
 Labels = Mapping[str, Sequence[str]]
@@ -135,6 +137,8 @@ _IN_SCORES = (
 _ANSWERS = ("answer", "solution", "final_answer", "reference", "ground_truth", "target", "label")
 _ANSWERS_BESIDE = ("answer", "final_answer", "ground_truth", "solution")
 """Those beside columns that are called like ours, or a conversation, where `label` and the like may be anything."""
+_GRADES = ("helpfulness", "score", "rating", "reward", "overall_score", "grade")
+"""Of a single answer; of several attributes the first here."""
 _SYSTEM = ("system", "system_prompt", "system_message")
 _RANKS = ("ranks", "rank")
 """Not `ranking`, which may as well be the order of the responses."""
@@ -145,10 +149,6 @@ _COLUMNS_EACH = tuple(
 )
 """Responses that stand in columns of their own."""
 _SIGNED = {"first": ("-3", "-2", "-1"), "second": ("1", "2", "3"), "tie": ("0",)}
-_FROM_0 = {"first": ("0",), "second": ("1",)}
-_FROM_1 = {"first": ("1",), "second": ("2",)}
-_INDICES = ("better_response_id", "choice", "best", "better")
-"""Labels that are the position of a response, and no flag (1: the first is preferred)."""
 
 
 @dataclass(frozen=True)
@@ -182,24 +182,28 @@ def recognise(rows: Sequence[Mapping[str, Any]], content: str, *, is_text: bool)
     """
     for found in _tried(rows, content):
         if share_read(rows, content, found, is_text=is_text) >= READ_SHARE:
+            if are_single(content, found.columns) and not _may_be_compared(found, rows):
+                continue
             found = completed(found, rows, content, is_text=is_text)
-            refuse_garbled(found, rows)
+            refuse_garbled(found, rows, content)
             return found
     return None
 
 
 def nearest(rows: Sequence[Mapping[str, Any]], content: str, *, is_text: bool) -> str | None:
-    """Of the formats whose columns the rows have, the first, and why it cannot be read; None: there is none.
+    """Of the formats whose columns the rows have, that of most rows, and why it cannot be read; None: there is none.
 
     For rows in no format of the content. One of prompts alone, or of a single column, says nothing.
     """
+    rows = rows[:_NEAREST_ROWS]
+    near: list[tuple[bool, int, str]] = []
     for found in _tried(rows, content):
-        if content != "prompts" and len(found.columns) > 1:
-            reasons = Counter(_reasons(rows, content, found, is_text=is_text))
-            if reasons:
-                [(reason, count)] = reasons.most_common(1)
-                return f"as {found.name} {found.columns}: {count} of the first {len(rows)} rows: {reason}"
-    return None
+        reasons = Counter(_reasons(rows, content, found, is_text=is_text))
+        if content != "prompts" and len(found.columns) > 1 and reasons:
+            [(reason, count)] = reasons.most_common(1)
+            said = f"as {found.name} {found.columns}: {count} of the first {len(rows)} rows: {reason}"
+            near.append((reason.endswith("is missing"), count, said))
+    return min(near, key=lambda each: each[:2], default=(False, 0, None))[2]
 
 
 def _tried(rows: Sequence[Mapping[str, Any]], content: str) -> Iterator[Format]:
@@ -227,11 +231,16 @@ def _reasons(
     rows: Sequence[Mapping[str, Any]], content: str, form: Format, *, is_text: bool
 ) -> Iterator[str]:
     """Why rows cannot be read in the format, one for each that cannot."""
+    single = are_single(content, form.columns)
+    content = "demonstrations" if single else content
     assembly = Assembly(content, tuple(form.columns), form.labels)
     mapper = RowMapper(form.columns, is_text=is_text, keeps_turns=True)
     for row in rows:
         try:
-            made = assembly.assemble(mapper.map(row))
+            values = mapper.map(row)
+            made = assembly.assemble(values)
+            if single:
+                grade_of(values, form.labels)
         except Undecided:
             continue
         except ValueError as error:
@@ -267,6 +276,15 @@ def _share(rows: Sequence[Mapping[str, Any]], column: str | None, has: Callable[
     return sum(has(row.get(column)) for row in rows) / len(rows) if column else 0.0
 
 
+def _may_be_compared(form: Format, rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a column of single answers is of marks; of scores, whether half of the rows have a prompt that others have."""
+    if "label" in form.columns:
+        return _share(rows, form.columns["label"], is_mark) >= READ_SHARE
+    asked = [repr(row.get(form.columns.get("prompt", ""))) for row in rows]
+    counts = Counter(asked)
+    return 2 * sum(counts[each] > 1 for each in asked) >= len(rows)
+
+
 def own_format(content: str) -> Format:
     """The format of a file whose columns are called like ours."""
     return Format(OWN, {column: column for column in CONTENT_COLUMNS[content]})
@@ -286,10 +304,10 @@ def _candidates(content: str, names: Collection[str]) -> Iterator[Format]:
             for answer in _ANSWERS_BESIDE:
                 yield Format("prompts with answers", {"prompt": "prompt", "answer": answer})
     yield own_format(content)
-    if content == "preferences":
-        yield from _preferences(names)
+    if content in ("preferences", "rankings"):
+        yield from (_preferences if content == "preferences" else _rankings)(names)
     else:
-        yield from {"demonstrations": _demonstrations, "rankings": _rankings, "prompts": _prompts}[content]()
+        yield from (_demonstrations if content == "demonstrations" else _prompts)()
 
 
 def _demonstrations() -> Iterator[Format]:
@@ -335,6 +353,13 @@ def _preferences(names: Collection[str]) -> Iterator[Format]:
         )
     for form in _graded():
         yield Format("graded answers: the best against the worst", form.columns)
+    yield from _single_answers(names)
+    for (prompt, response), mark in product(product(_PROMPTS, _RESPONSES), MARKS):
+        if mark in names:
+            columns = {"prompt": prompt, "response": response, "label": mark}
+            yield Format("single answers, good or bad (KTO)", columns)
+    for column, mark in product(_CONVERSATIONS, MARKS):
+        yield Format("single answers, good or bad (KTO)", {"conversation": column, "label": mark})
     if not set(_LABELS) & set(names):
         for (chosen, rejected), prompt in product(_CHOSEN_UNLESS_JUDGED, _PROMPTS):
             yield Format("pairs", {"prompt": prompt, "chosen": chosen, "rejected": rejected})
@@ -354,7 +379,15 @@ def _published_judgments() -> Iterator[Format]:
     yield Format("judgments from -3 to 3 (HelpSteer2)", {"prompt": "prompt", **sides}, _SIGNED)
 
 
-def _rankings() -> Iterator[Format]:
+def _single_answers(names: Collection[str]) -> Iterator[Format]:
+    for grade in _GRADES:
+        if grade in names:
+            for prompt, response in product(_PROMPTS, _RESPONSES):
+                columns = {"prompt": prompt, "response": response, "score": grade}
+                yield Format("single graded answers, by their prompt", columns)
+
+
+def _rankings(names: Collection[str]) -> Iterator[Format]:
     for responses in _response_lists():
         base = responses.partition(".")[0]
         for asked in ({"conversation": "prompt"}, *({"prompt": name} for name in _PROMPTS)):
@@ -362,6 +395,7 @@ def _rankings() -> Iterator[Format]:
     for prompt, responses, ranks in product(_PROMPTS, _response_lists(), _RANKS):
         yield Format("ranked answers", {"prompt": prompt, "responses": responses, "ranks": ranks})
     yield from _graded()
+    yield from _single_answers(names)
 
 
 def _graded() -> Iterator[Format]:
@@ -409,16 +443,6 @@ def _labels(candidate: Format, rows: Sequence[Mapping[str, Any]]) -> Iterator[La
             plain(label) for label in (value if isinstance(value, list) else [value]) if label is not None
         )
     ties = {label for label in found if WORDS.get(label) == "tie"}
-    for labels in _readings(candidate.columns):
+    for labels in readings(candidate.columns):
         if found - ties == {label for named in labels.values() for label in named}:
             yield {**labels, "tie": tuple(sorted(ties))} if ties else labels
-
-
-def _readings(columns: Columns) -> Iterator[Labels]:
-    """What numbers and names of columns mean. A number is not guessed that may be a flag or counted from the other end."""
-    first, label = columns.get("response_a", ""), columns["label"]
-    if first.endswith("0") or not first or label in _INDICES:
-        yield _FROM_0
-    yield _FROM_1
-    if first:
-        yield {"first": (plain(first),), "second": (plain(columns["response_b"]),)}

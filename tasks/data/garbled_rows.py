@@ -13,15 +13,26 @@ _LEAST_CHARACTERS = 20
 """Of a prompt: a shorter one may be how a response begins by chance."""
 
 
+MARKS = ("label", "desirable", "if_chosen", "is_safe")
+"""Columns that mark a single answer as good or bad."""
+
+
 class GarbledRows(ValueError):
     """Rows that could be read, and would be learnt wrongly."""
 
 
-def refuse_garbled(found: "Format", rows: Sequence[Mapping[str, Any]]) -> None:
+def refuse_garbled(found: "Format", rows: Sequence[Mapping[str, Any]], content: str) -> None:
     """
     Raises:
-        GarbledRows: the prompts are JSON, or the responses repeat them.
+        GarbledRows: the prompts are JSON, the responses repeat them, or some demonstrations are marked bad.
     """
+    for mark in MARKS if content == "demonstrations" else ():
+        marks = [row.get(mark) for row in rows]
+        if _share(map(is_mark, marks)) >= _MOST and any(_is_bad(each) for each in marks):
+            raise GarbledRows(
+                f"{mark!r} marks some of the answers as bad, and demonstrations would be learnt all alike; write the good ones "
+                "into a file of their own, or, if all shall be learnt, map the columns in the recipe under data.NAME.columns"
+            )
     prompt = found.columns.get("prompt", "")
     if _share(_is_json_list(row.get(prompt)) for row in rows) >= _MOST:
         raise GarbledRows(
@@ -34,6 +45,15 @@ def refuse_garbled(found: "Format", rows: Sequence[Mapping[str, Any]]) -> None:
             f"{' and '.join(map(repr, sides))} begin with the text of {prompt!r}, which would be learnt as part of the response; "
             "cut it off them, or, if it is meant so, map the columns in the recipe under data.NAME.columns"
         )
+
+
+def is_mark(value: Any) -> bool:
+    """Whether a value says good or bad, and is no number."""
+    return isinstance(value, bool) or (isinstance(value, str) and value.casefold() in ("true", "false"))
+
+
+def _is_bad(value: Any) -> bool:
+    return value is False or (isinstance(value, str) and value.casefold() == "false")
 
 
 def _share(marks: Any) -> float:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain, islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import yaml
@@ -58,7 +59,7 @@ def inspect_file(path: Path, content: Content | None) -> tuple[FileInspection, l
         rows = chain.from_iterable(read_rows_of(file, ending, data_limit()) for file in files)
         first = list(islice(rows, SAMPLE_ROWS))
         readable = [row for row in first if not isinstance(row, Fault)]
-        found = known_formats(readable, ending)
+        found = known_formats(readable, ending, content)
         chosen = content or next((each for each in CONTENTS if each in found), None)
         if chosen is None or chosen not in found:
             raise UnknownData(_unknown(path, first, content, ending))
@@ -69,8 +70,12 @@ def inspect_file(path: Path, content: Content | None) -> tuple[FileInspection, l
         raise UnknownData(str(error)) from error
 
 
-def known_formats(rows: Sequence[Row], ending: str) -> dict[Content, Format]:
-    """Content → the format in which the rows can be read as it."""
+def known_formats(rows: Sequence[Row], ending: str, wanted: Content | None) -> dict[Content, Format]:
+    """Content → the format in which the rows can be read as it.
+
+    Raises:
+        GarbledRows: as ``wanted``, or as anything but prompts, they would be learnt wrongly.
+    """
     found: dict[Content, Format] = {}
     refused: GarbledRows | None = None
     for content in CONTENTS:
@@ -78,6 +83,8 @@ def known_formats(rows: Sequence[Row], ending: str) -> dict[Content, Format]:
             try:
                 form = recognise(rows, content, is_text=ending.startswith(".csv"))
             except GarbledRows as error:
+                if content == wanted:
+                    raise
                 refused = refused or error
                 continue
             if form is not None:
@@ -127,11 +134,13 @@ def _inspect(
     form = found[content]
     reader = RowReader(Data(source=str(path)), content, first)
     check, tally = RowCheck(content), _Tally()
-    while batch := list(islice(rows, SLICE_ROWS)):
-        made = [reader.read(row) for row in batch]
-        _, usable = check.check(reader.table(made))
-        for row, is_usable in zip(made, usable, strict=True):
-            tally.add(row if is_usable and not isinstance(row, Fault) else None)
+    with TemporaryDirectory() as folder:
+        made = reader.made(rows, Path(folder))
+        while batch := list(islice(made, SLICE_ROWS)):
+            _, usable = check.check(reader.table(batch))
+            for (number, row), is_usable in zip(batch, usable, strict=True):
+                if is_usable and not isinstance(row, Fault):
+                    tally.add(number, row)
     reader.refuse_wrong_columns()
     report = check.report()
     if not tally.num_usable:
@@ -170,17 +179,14 @@ class _Tally:
     """Counts over the usable rows so far; mutable."""
 
     def __init__(self) -> None:
-        self._num_rows = self.num_usable = self.num_conversations = 0
+        self.num_usable = self.num_conversations = 0
         self.prompts = DigestSet(8)
         self.prompt_lengths, self.response_lengths = array("Q"), array("Q")
         self._letters: Counter[str] = Counter()
         self.first: list[tuple[int, Row]] = []
 
-    def add(self, row: Row | None) -> None:
-        """Count the file's next row; None: it cannot be used."""
-        number, self._num_rows = self._num_rows, self._num_rows + 1
-        if row is None:
-            return
+    def add(self, number: int, row: Row) -> None:
+        """Count a row that can be used."""
         self.num_usable += 1
         self.num_conversations += row["messages"] is not None
         self.prompts.add(_hash(row["prompt"])[:8])

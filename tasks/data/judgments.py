@@ -1,7 +1,7 @@
 """Judgments of two responses: which one a label, or several annotators' labels, prefer."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from schemas.row_rules import TIE
@@ -30,6 +30,11 @@ _SAID: Mapping[Side, Sequence[str]] = {
 WORDS: Mapping[str, Side] = {word: side for side, words in _SAID.items() for word in words}
 """What a label says, in small letters → which response it prefers. Numbers are in no such table: 1 is the second of two
 that are counted from 0, and the first of two that are counted from 1."""
+
+_FROM_0 = {"first": ("0",), "second": ("1",)}
+_FROM_1 = {"first": ("1",), "second": ("2",)}
+_INDICES = ("better_response_id", "choice", "best", "better")
+"""Labels that are the position of a response, and no flag (1: the first is preferred)."""
 
 
 class Undecided(ValueError):
@@ -77,3 +82,13 @@ def plain(label: Any) -> str:
     if isinstance(label, float) and label.is_integer():
         label = int(label)
     return str(label).strip().casefold()
+
+
+def readings(columns: Mapping[str, str]) -> Iterator[Mapping[str, Sequence[str]]]:
+    """What numbers and names of columns mean. A number is not guessed that may be a flag or counted from the other end."""
+    first, label = columns.get("response_a", ""), columns["label"]
+    if first.endswith("0") or not first or label in _INDICES:
+        yield _FROM_0
+    yield _FROM_1
+    if first:
+        yield {"first": (plain(first),), "second": (plain(columns["response_b"]),)}

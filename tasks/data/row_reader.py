@@ -5,16 +5,19 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from fnmatch import fnmatchcase
 from itertools import chain, islice
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from schemas.recipe.inputs import Data
-from schemas.row_rules import COLUMN_TYPES, FAULT, FAULT_TYPE
+from schemas.row_rules import COLUMN_TYPES, FAULT, FAULT_TYPE, SOURCE_ROW
 from schemas.source_files import data_format
+from schemas.steps import CONTENT_COLUMNS
 from tasks.data.assembly import Assembly
 from tasks.data.columns import MissingColumn, RowMapper, WrongValue, short
 from tasks.data.formats import MAPPED, SAMPLE_ROWS, Format, optional_columns, own_format, recognise
+from tasks.data.single_answers import Numbered, are_single, by_prompt, grade_of
 from tasks.data.source_rows import Fault, SourceRow
 
 log = logging.getLogger(__name__)
@@ -37,15 +40,25 @@ class RowReader:
         self.format = format_of(data, content, first_rows, is_text=is_text)
         optional = optional_columns(content) if self.format.is_own else ()
         self._mapper = RowMapper(self.format.columns, optional=optional, is_text=is_text, keeps_turns=True)
-        self._assembly = Assembly(content, tuple(self._mapper.columns), self.format.labels, data.system)
+        self._content, self._are_single = content, are_single(content, self._mapper.columns)
+        made_of = "demonstrations" if self._are_single else content
+        self._assembly = Assembly(made_of, tuple(self._mapper.columns), self.format.labels, data.system)
         self._has_messages = False
+        if self._are_single:
+            for column in {"margin", "subgroup", "ranks"} & set(self._mapper.columns):
+                raise ValueError(
+                    f"columns.{column}: single answers with a score or a label have none; remove it"
+                )
 
     def read(self, row: SourceRow) -> Mapping[str, Any] | Fault:
         """The row's columns, or why it cannot be read."""
         if isinstance(row, Fault):
             return row
         try:
-            made = self._assembly.assemble(self._mapper.map(row))
+            values = self._mapper.map(row)
+            made = self._assembly.assemble(values)
+            if self._are_single:
+                made["grade"] = grade_of(values, self.format.labels)
         except WrongValue as error:
             return Fault(error.reason, error.shown)
         except MissingColumn:
@@ -58,12 +71,31 @@ class RowReader:
     @property
     def columns(self) -> tuple[str, ...]:
         """Columns of the rows that it makes."""
-        return self._assembly.made
+        return (*CONTENT_COLUMNS[self._content], "messages") if self._are_single else self._assembly.made
 
-    def table(self, made: Iterable[Mapping[str, Any] | Fault]) -> pa.Table:
+    def made(self, rows: Iterable[SourceRow], folder: Path) -> Iterator[Numbered]:
+        """The rows that are made of all rows of the file, with their numbers in it; single answers are put together by prompt.
+
+        Args:
+            folder: for files, which are removed.
+        """
+        read = enumerate(map(self.read, rows))
+        if not self._are_single:
+            return read
+        are_marks = "label" in self._mapper.columns and "score" not in self._mapper.columns
+        return by_prompt(read, content=self._content, are_marks=are_marks, folder=folder)
+
+    def table(self, made: Iterable[Numbered]) -> pa.Table:
         """Rows that it made; one that could not be read says why in ``schemas.row_rules.FAULT``."""
-        rows = [{FAULT: asdict(row)} if isinstance(row, Fault) else dict(row) for row in made]
-        types = [*((column, COLUMN_TYPES[column]) for column in self.columns), (FAULT, FAULT_TYPE)]
+        rows = [
+            {**({FAULT: asdict(row)} if isinstance(row, Fault) else row), SOURCE_ROW: number}
+            for number, row in made
+        ]
+        types = [
+            *((column, COLUMN_TYPES[column]) for column in self.columns),
+            (FAULT, FAULT_TYPE),
+            (SOURCE_ROW, pa.int64()),
+        ]
         return pa.Table.from_pylist(rows, schema=pa.schema(types))
 
     def refuse_wrong_columns(self) -> None:

@@ -129,7 +129,7 @@ def test_a_pattern_names_several_columns_in_the_order_of_their_names() -> None:
 
 
 def test_columns_that_nothing_is_read_from_are_known() -> None:
-    rows = [{"prompt": Q, "completion": GOOD, "label": False, "a.b": 1}]
+    rows = [{"prompt": Q, "completion": GOOD, "label": "maths", "a.b": 1}]
     reader, _ = reader_of(Data(source="rows.jsonl"), "demonstrations", iter(rows))
     assert reader.unread(list(rows[0])) == ["label", "a.b"]
 
