@@ -271,6 +271,10 @@ def _refuse_rest(rest: bytes, file: BinaryIO) -> None:
 # -- CSV
 
 
+_OTHER_MARKS = (";", "\t", "|")
+"""What stands between cells in place of commas, in files of some programs."""
+
+
 def _csv_rows(file: BinaryIO) -> Iterator[SourceRow]:
     csv.field_size_limit(MAX_ROW_BYTES)
     lines = _TextLines(file)
@@ -278,6 +282,11 @@ def _csv_rows(file: BinaryIO) -> Iterator[SourceRow]:
     if not isinstance(header, list):
         raise UnreadableFile(
             "its first line, which names the columns, is no line of CSV with line ends of \\n"
+        )
+    other = next((mark for mark in _OTHER_MARKS if len(header) == 1 and mark in header[0]), None)
+    if other is not None:
+        raise UnreadableFile(
+            f"its first line has {other!r} between the names of columns; write it with commas"
         )
     doubled = sorted({name for name in header if name and header.count(name) > 1})
     if doubled:

@@ -203,6 +203,13 @@ def test_a_csv_without_a_usable_header_is_refused(tmp_path: Path, text: str, sai
         read(tmp_path, text, ".csv")
 
 
+@pytest.mark.parametrize("mark", [";", "\t"])
+def test_a_csv_without_commas_is_refused_with_what_to_write(tmp_path: Path, mark: str) -> None:
+    (tmp_path / "rows.csv").write_text(f'prompt{mark}response\n"q, and\nmore"{mark}a\n')
+    with pytest.raises(UnreadableFile, match="between the names of columns; write it with commas"):
+        list(read_rows_of(tmp_path / "rows.csv", ".csv", NO_LIMIT))
+
+
 def test_a_bad_value_of_parquet_costs_its_row(tmp_path: Path) -> None:
     buffers = pa.array([b"a", b"\xe9", b"c"]).buffers()
     text = pa.StringArray.from_buffers(3, buffers[1], buffers[2])
