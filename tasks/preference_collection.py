@@ -11,10 +11,12 @@ from math import isfinite
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from models.prompts import decode_all, encode_responses
 from schemas.frozen import Frozen
 from schemas.recipe.resolved import ResolvedPreferenceCollection
+from schemas.recipe.rewards import Judge
 from schemas.records.job import StageJob, StageResult
 from tasks.data.encoding_counts import encoding_metrics
 from tasks.data.examples import (
@@ -27,6 +29,7 @@ from tasks.data.rows import Row, read_rows, write_rows
 from tasks.data.splits import SPLITS
 from tasks.rollout.engine import RolloutEngine, load_engine
 from tasks.rollout.judging import Judgement, load_judge
+from tasks.rollout.prompted_judge import judge_texts, load_prompted_judge
 from tasks.rollout.rollouts import Sampled, sample_responses
 from tasks.training.batch_files import BatchFiles
 from tasks.training.networks import fixed_policy
@@ -112,15 +115,7 @@ def run(job: StageJob[ResolvedPreferenceCollection]) -> StageResult:
     codec = codec_of(job, "policy")
     policy = fixed_policy(job, "policy", device)
     engine = load_engine(policy, codec, microbatch_size=work.microbatch_size or work.batch_size)
-    judge = None  # pairs that are made on demonstrations need none
-    if work.judge is not None:
-        judge = load_judge(
-            job,
-            work.judge,
-            policies=["policy"],
-            device=device,
-            microbatch_size=work.microbatch_size or work.batch_size,
-        )
+    judge = None if work.judge is None else load_scores(job, work.judge, device)
     sources = {split: read_source(job, split, codec) for split in SPLITS}
     role = "prompts" if "prompts" in job.inputs else "demonstrations"
     encoding = encoding_metrics(job, role, [source.prompts for source in sources.values()])
@@ -158,6 +153,24 @@ def run(job: StageJob[ResolvedPreferenceCollection]) -> StageResult:
     (job.output / "report.json").write_text(json.dumps(report, indent=2) + "\n")
     first = {"train_rows": counts["train_rows"], **describe(everything)}  # what a person is shown
     return StageResult(metrics={**first, **counts, **encoding})
+
+
+def load_scores(job: StageJob[ResolvedPreferenceCollection], judge: Judge, device: torch.device) -> Judgement:
+    """What gives each response a score: a verifier, a reward, or a model that compares the two responses to a prompt."""
+    size = job.work.microbatch_size or job.work.batch_size
+    if judge.kind != "model":
+        return load_judge(job, judge, policies=["policy"], device=device, microbatch_size=size)
+    asked = load_prompted_judge(
+        job, judge, role="judge", device=device, microbatch_size=job.work.microbatch_size
+    )
+
+    def verdicts(sampled: Sampled) -> Tensor:
+        """1 and 0 for the two responses to a prompt, or ½ and ½ where the judge prefers neither in both orders, (B,)."""
+        texts = sampled.responses
+        wins = judge_texts(asked, sampled.prompts[::2], texts[::2], texts[1::2]).wins
+        return torch.stack([wins, 1 - wins], dim=1).flatten()
+
+    return verdicts
 
 
 def with_turns(rows: Sequence[Row], prompts: Prompts) -> list[Row]:

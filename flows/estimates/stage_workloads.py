@@ -296,10 +296,17 @@ def _preference_collection(subject: Subject) -> Workload:
     rollouts = Responses(subject, prompts, work.microbatch_size or work.batch_size)
     batches = math.ceil(responses / work.batch_size)
     count = min(work.batch_size, responses)
+    networks, passes = (
+        [language_model(subject, "policy"), *reward_networks(subject)],
+        rollouts.rewards(batches, count),
+    )
+    if work.judge is not None and work.judge.kind == "model":
+        networks.append(language_model(subject, "judge"))
+        passes.append(forward("judge", batches, rollouts.asked(count / 2, work.judge.template)))
     return whole_workload(
         subject,
-        networks=[language_model(subject, "policy"), *reward_networks(subject)],
-        passes=rollouts.rewards(batches, count),
+        networks=networks,
+        passes=passes,
         samplings=[rollouts.sampling("policy", batches, count)],
         at_once=work.microbatch_size or work.batch_size,
         counts={"responses": responses},

@@ -66,8 +66,8 @@ PAIR_FIELDS = ("{prompt}", "{first}", "{second}")
 
 
 class Judge(Frozen):
-    """The judge of responses: a verifier (right or wrong), a named reward (the higher score wins), or, in an evaluation, a
-    language model that is asked which of two responses is better."""
+    """The judge of responses: a verifier (right or wrong), a named reward (the higher score wins), or a language model that is
+    asked which of two responses is better."""
 
     verifier: str | None = None
     """One of the recipe's verifiers, or a built-in one: right or wrong."""

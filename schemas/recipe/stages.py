@@ -406,7 +406,7 @@ class PreferenceCollection(Stage):
     demonstrations: Name | None = None
     """A dataset of demonstrations, each of which is preferred to the policy's response."""
     judge: Judge | None = None
-    """The judge of the responses."""
+    """The judge of the responses. A model compares two in both orders; where the orders disagree there is no pair."""
     samples_per_prompt: Count | None = None
     """Responses to each prompt; None: 2 with a judge, 1 against a demonstration."""
     batch_size: Count = 256
@@ -423,10 +423,14 @@ class PreferenceCollection(Stage):
                 "a judge chooses among responses to prompts, and is not asked about demonstrations; "
                 + ("add judge" if self.judge is None else "remove judge")
             )
-        if self.judge is not None and self.judge.kind == "model":
-            raise ValueError(
-                f"judge.model={self.judge.model} compares two responses, and pairs are chosen by scores; name a verifier or "
-                "a reward"
-            )
         if self.judge is not None and self.samples_per_prompt == 1:
             raise ValueError("samples_per_prompt=1 leaves a judge nothing to choose among; use 2 or more")
+
+    @rule
+    def _a_model_compares_two_responses(self) -> None:
+        is_model = self.judge is not None and self.judge.kind == "model"
+        if is_model and self.samples_per_prompt not in (None, 2):
+            raise ValueError(
+                f"samples_per_prompt={self.samples_per_prompt}, but a model as judge compares two responses; use 2, or name a "
+                "verifier or a reward"
+            )

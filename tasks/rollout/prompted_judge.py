@@ -84,7 +84,13 @@ def answer_ids(
 
 def judge_pairs(judge: PromptedJudge, candidate: Sampled, baseline: Sampled) -> SwappedVerdicts:
     """The verdicts on the i-th response of the candidate beside the i-th of the baseline."""
-    prompts, ours, theirs = candidate.prompts, candidate.responses, baseline.responses
+    return judge_texts(judge, candidate.prompts, candidate.responses, baseline.responses)
+
+
+def judge_texts(
+    judge: PromptedJudge, prompts: Sequence[str], ours: Sequence[str], theirs: Sequence[str]
+) -> SwappedVerdicts:
+    """The verdicts on B pairs of responses, the i-th of each to the i-th prompt; ``ours`` are the candidate's."""
     return swapped_verdicts(
         candidate_first=preferences(judge, prompts, ours, theirs),
         baseline_first=preferences(judge, prompts, theirs, ours),

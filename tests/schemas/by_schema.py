@@ -44,6 +44,7 @@ RULES = {
     "Generation._stops_are_different": "equal values in different items",
     "Labels._each_means_one_thing": "equal values in different fields",
     "PolicyEvaluation._judges_of_two_kinds": "equal kinds of value in two fields",
+    "PreferenceCollection._a_model_compares_two_responses": "a number that another field's kind decides",
     "BenchmarkEvaluation._one_process_measures": "numbers of another part of the stage",
     "Verifier._one_group": "the groups of a regular expression",
     "ModelTerm._wrong_needs_a_verifier": "a field that is read in another kind of term alone",

@@ -420,3 +420,57 @@ def test_white_space_that_a_chat_template_puts_first_is_taken_off(tmp_path: Path
     )
     chat = Codec(tokenizer=tokenizer, generation=Generation(), chat=True)
     assert without_opening(["\nhi", "\n\nho", "hey"], chat) == ["hi", "\nho", "hey"]
+
+
+ASKED = "{prompt}|{first}|{second}|"
+
+
+def likelier(model: Any, tokenizer: Any, question: str, answers: tuple[str, str]) -> int:
+    """1 where the first answer is likelier after the question, −1 where the second is; by transformers, one text at a time."""
+    found = []
+    for answer in answers:
+        start = len(tokenizer(question).input_ids)
+        ids = tokenizer(question + answer, return_tensors="pt").input_ids
+        with torch.no_grad():
+            logprobs = model(ids).logits.double().log_softmax(dim=-1)
+        found.append(sum(logprobs[0, at - 1, ids[0, at]].item() for at in range(start, ids.shape[1])))
+    return 1 if found[0] > found[1] else -1
+
+
+def test_a_model_as_judge_makes_pairs_where_both_orders_agree(pipeline: Any, tmp_path: Path) -> None:
+    """Every prompt's two responses, judged again by transformers alone; what the orders say differently is no pair."""
+    answers = ("0", "1")
+    judge = Judge(model="sft", template=ASKED, answers=answers)
+    work = JUDGED.model_copy(update={"judge": judge, "samples_per_prompt": 2})
+    job = job_in(pipeline, tmp_path, work)
+    job = job.model_copy(update={"inputs": {**job.inputs, "judge": pipeline.folder("sft")}})
+    result = run(job)
+
+    codec, policy = codec_of(job, "policy"), load(job.inputs["policy"])
+    engine = load_engine(policy, codec, microbatch_size=24)
+    model, tokenizer = policy.causal_lm, load_tokenizer(job.inputs["judge"])
+    sources = {split: read_source(job, split, codec) for split in SPLITS}
+    expected: dict[str, list[tuple[str, str, str]]] = {split: [] for split in SPLITS}
+    disagreed = 0
+    for number, batch in enumerate(cut_batches(sources, job.work)):
+        sampled = sample_batch(
+            engine, codec, sources[batch.split], batch, job, number=number, device=torch.device("cpu")
+        )
+        for place in range(0, len(sampled.responses), 2):
+            prompt, (one, other) = sampled.prompts[place], sampled.responses[place : place + 2]
+            said = [
+                likelier(model, tokenizer, f"{prompt}|{first}|{second}|", answers)
+                for first, second in ((one, other), (other, one))
+            ]
+            if said[0] == said[1]:
+                disagreed += 1
+            elif one.strip() and other.strip():
+                pair = (one, other) if said[0] > 0 else (other, one)
+                expected[batch.split].append((prompt, *pair))
+    assert disagreed
+    for split in SPLITS:
+        rows = [(row["prompt"], row["chosen"], row["rejected"]) for row in read_rows(job.output, split)]
+        assert sorted(rows) == sorted(expected[split])
+    total = sum(NUM_PROMPTS.values())
+    assert result.metrics["tied_share"] == pytest.approx(1 - sum(map(len, expected.values())) / total)
+    assert job.output.joinpath("report.json").exists()

@@ -250,12 +250,25 @@ def test_what_a_judge_cannot_be(changes: dict[str, Any], message: str, with_judg
     assert message in problems_of(with_judge)
 
 
-def test_pairs_are_collected_by_scores(with_judge: dict[str, Any]) -> None:
+def test_a_model_judges_pairs_that_are_collected(with_judge: dict[str, Any]) -> None:
     prompts = with_judge["stages"]["evaluation"]["prompts"]
     with_judge["stages"]["collected"] = {
         "kind": "preference_collection", "policy": "sft", "prompts": prompts, "judge": {"model": "grader"},
     }  # fmt: skip
-    assert "judge.model=grader compares two responses, and pairs are chosen by scores" in problems_of(
+    recipe = ResolvedRecipe.of(with_learning_rates(loaded(with_judge), width=64))
+    assert dependencies(recipe)["collected"]["judge"] == "models.grader"
+    assert recipe.stages["collected"].samples_per_prompt == 2  # type: ignore[attr-defined]
+    digests = {"policy": DIGEST, "prompts": DIGEST, "judge": DIGEST}
+    keys = {
+        judged: stage_key(key_parts_of(recipe, "collected", {**digests, "judge": judged}))
+        for judged in (DIGEST, "cd" * 32)
+    }
+    assert len(set(keys.values())) == 2
+    found = estimate_recipe(loaded(with_judge), gpu="h100")
+    [stage] = [each for each in found.stages if each.name == "collected"]
+    assert [each.role for each in stage.workload.networks] == ["policy", "judge"]
+    with_judge["stages"]["collected"]["samples_per_prompt"] = 4
+    assert "samples_per_prompt=4, but a model as judge compares two responses; use 2" in problems_of(
         with_judge
     )
 
