@@ -5,13 +5,13 @@ name and not imported: ``schemas`` must load without a tensor library.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import reduce
 from operator import or_
-from typing import TYPE_CHECKING, Annotated, Literal, get_args
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import BeforeValidator, Field
 
+from schemas.kind import ArtifactKind, Kind
 from schemas.metric_names import (
     CHOSEN_POLICY,
     COMPARED_BY_JUDGE,
@@ -63,98 +63,6 @@ from schemas.recipe.work import (
     PrepareData,
     Work,
 )
-
-ArtifactKind = Literal[
-    "policy", "dataset", "rollouts", "verifier", "benchmark", "reward_model", "value_model", "evaluation"
-]
-
-MODELS: tuple[ArtifactKind, ...] = ("policy", "reward_model", "value_model")
-"""Kinds of artifact that are models."""
-TOKENIZED: tuple[ArtifactKind, ...] = (*MODELS, "rollouts")
-"""Kinds of artifact that belong to a tokenizer: they read its ids, or hold them."""
-PUBLISHED: tuple[ArtifactKind, ...] = ("policy", "reward_model")
-"""Kinds of artifact that can become a registered model."""
-
-Pass = Literal["batch_size", "minibatch_size", "test_responses"]
-"""Sequences in one forward pass without ``microbatch_size``: a field, or all responses to the test prompts."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Kind:
-    """One row: a kind of work."""
-
-    work: type[Work]
-    """Its class as a recipe writes it; the literal of its field ``kind`` is the kind's name."""
-    resolved: type[Work] | None = None
-    """Its class with all optional fields resolved; None: the same as ``work``."""
-    module: str
-    """Dotted name of its module in ``tasks``; the module's function ``run`` does the work."""
-    makes: ArtifactKind
-    content: Content | None = None
-    """Content of the dataset that it makes; None: it makes none, or ``work.content`` says."""
-    revision: int
-    """Part of every stage key; raised when the kind's numbers change (``tests/flows/code_record.py`` asks)."""
-    imports: str | None = None
-    """Implicit steps only: the field whose ``source`` it copies into the store."""
-    merges: bool = False
-    """Implicit steps only: it makes a whole model of the adapters that it reads."""
-    mixes: bool = False
-    """Implicit steps only: it mixes the prepared datasets that it reads."""
-    reads: Mapping[str, tuple[ArtifactKind, ...]] = field(default_factory=dict)
-    """Field that names a stage → kinds of artifact that are allowed there; the recipe's model is a policy."""
-    other_models: tuple[str, ...] = ()
-    """Fields that may name one of the recipe's other models: its weights are read, and trained nowhere."""
-    data: Mapping[str, Content] = field(default_factory=dict)
-    """Field that names a dataset → the content that is read."""
-    benchmarks: tuple[str, ...] = ()
-    """Fields that name one of the recipe's folders of lm-eval tasks."""
-    reference_from: str | None = None
-    """Field that ``reference`` defaults to."""
-    one_pass: Pass | None = None
-    """Sequences in one forward pass; None: ``microbatch_size`` does not change its memory."""
-    learning_rate: float | None = None
-    """Published rate, at the width in ``schemas.recipe.learning_rates``; None: it trains nothing."""
-    critic_learning_rate: float | None = None
-    """The same for the critic of a policy stage."""
-    estimates: tuple[str, ...] = ()
-    """Headline metrics that are estimates over held-out prompts; each has an uncertainty."""
-    numbers: tuple[str, ...] = ()
-    """Its other headline metrics."""
-    curves: tuple[str, ...] = ()
-    """Metrics that it reports while it runs, by optimiser step (by iteration where responses are sampled; by batch in
-    preference_collection and rollout_collection)."""
-
-    @property
-    def name(self) -> str:
-        """Its name in a recipe."""
-        name: str = get_args(self.work.model_fields["kind"].annotation)[0]
-        return name
-
-    @property
-    def resolved_type(self) -> type[Work]:
-        """Its class with all optional fields resolved: the type of a job's work."""
-        return self.resolved or self.work
-
-    @property
-    def is_implicit(self) -> bool:
-        """Whether it is an implicit step, which recipes do not contain."""
-        return self.imports is not None or self.merges or self.mixes
-
-    @property
-    def is_published(self) -> bool:
-        """Whether its model can become a registered model."""
-        return self.makes in PUBLISHED and not self.is_implicit
-
-    @property
-    def headline(self) -> tuple[str, ...]:
-        """Metrics that it reports once, at its end; gates can use them."""
-        return (*self.estimates, *self.numbers)
-
-    @property
-    def roles(self) -> tuple[str, ...]:
-        """Its fields that name a stage, a dataset or a benchmark."""
-        return (*self.reads, *self.data, *self.benchmarks)
-
 
 _TABLE = (
     Kind(

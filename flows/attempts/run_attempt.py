@@ -22,7 +22,8 @@ from flows.launchers.launcher import Launcher, StageFailed
 from flows.launchers.local_process import LocalProcess, saved_result
 from flows.launchers.stage_process import explain
 from flows.machine import num_ranks
-from schemas.kinds import KINDS, TOKENIZED
+from schemas.kind import TOKENIZED
+from schemas.kinds import KINDS
 from schemas.recipe.work import MixData, PrepareData
 from schemas.records.artifacts import Artifact
 from schemas.records.attempt import AttemptBegun, AttemptOutcome, AttemptRequest

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from flows.launchers.sampling_process import SamplingProcess
     from flows.runs.named_models import NamedModel
     from flows.runs.workspace import Workspace
-    from schemas.kinds import ArtifactKind
+    from schemas.kind import ArtifactKind
     from schemas.records.sampling import Answer, Answers, ModelOpened, SampleRequest, Turn
 
 CHUNK = 32

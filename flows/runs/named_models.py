@@ -20,7 +20,8 @@ from flows.runs.run import read_run, read_runs
 from flows.runs.run_ids import find_run
 from flows.runs.workspace import RunError, Workspace
 from ledger import tracking
-from schemas.kinds import KINDS, ArtifactKind
+from schemas.kind import ArtifactKind
+from schemas.kinds import KINDS
 from schemas.recipe.inputs import MODEL, Generation
 from schemas.recipe.recipe import ResolvedRecipe
 from schemas.recipe.sources import LocalPath, Registered, model_source

@@ -7,7 +7,8 @@ from typing import Any
 
 from flows.commands.own_commands import python
 from flows.runs.record import SUCCEEDED, RunRecord, StageRecord
-from schemas.kinds import KINDS, MODELS
+from schemas.kind import MODELS
+from schemas.kinds import KINDS
 from schemas.recipe.evaluations import PolicyEvaluation
 from schemas.steps import merging_step
 from storage.storage import Storage

@@ -48,7 +48,8 @@ from ledger.to_mlflow.writing import (
     write,
     write_metrics,
 )
-from schemas.kinds import KINDS, MODELS
+from schemas.kind import MODELS
+from schemas.kinds import KINDS
 from schemas.records.artifacts import Artifact
 from schemas.records.metric_warnings import warnings_of
 

@@ -33,7 +33,8 @@ from schemas.checks.verifier_names import (
     verifier_references,
     verifiers_of_another_task,
 )
-from schemas.kinds import PUBLISHED, STAGES, kinds_making
+from schemas.kind import PUBLISHED
+from schemas.kinds import STAGES, kinds_making
 from schemas.metric_names import JUDGED
 from schemas.problems import MAX_PROBLEMS, Path, Problem, quote, suggest
 from schemas.recipe.fields import MAX_NAMED

@@ -6,7 +6,8 @@ from typing import Union, get_args, get_origin
 import pytest
 from pydantic import ValidationError
 
-from schemas.kinds import STAGES, Kind, resolve_work
+from schemas.kind import Kind
+from schemas.kinds import STAGES, resolve_work
 from schemas.recipe.resolved import ResolvedSupervisedFineTuning
 from schemas.recipe.stages import SupervisedFineTuning
 
