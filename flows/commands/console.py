@@ -268,15 +268,15 @@ def show_result(
     *,
     pages: Mapping[str, str],
     models: Mapping[str, Path],
-    snippet: Sequence[str] = (),
+    commands: Mapping[str, str],
     next_steps: Sequence[str] = (),
 ) -> None:
-    """Print the run in one table, the addresses of its pages, the folders of its models, and how to load one.
+    """Print the run in one table, the addresses of its pages, the folders of its models, and what to do with them.
 
     Args:
         pages: server → address of the run's page.
         models: stage → folder of its model.
-        snippet: lines for a shell that load one.
+        commands: what can be done with the policy → the command.
         next_steps: lines on what to do about closed gates.
     """
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
@@ -302,12 +302,10 @@ def show_result(
         console.print(Text(f"  {what:<8}{where}"), soft_wrap=True)
     for name, folder in models.items():
         console.print(Text(f"  model   {name}: {folder}"), soft_wrap=True)
+    for what, command in commands.items():
+        console.print(Text(f"  {what:<8}{command}"), soft_wrap=True)
     for line in ("", *next_steps) if next_steps else ():
         console.print(Text(line), soft_wrap=True)
-    if snippet:
-        console.print(Text("\nto load it and ask it something:\n", style="dim"))
-        for line in snippet:  # without indentation, so that it can be pasted into a shell
-            console.print(Text(line), soft_wrap=True)
 
 
 def show_runs(console: Console, views: Sequence[RunView], workspace: str) -> None:

@@ -19,13 +19,12 @@ def program(name: str) -> str:
     return shlex.quote(str(own))
 
 
-def python() -> str:
-    """The interpreter that runs this, by its full path, quoted for a shell."""
-    return shlex.quote(sys.executable)
+def own_command(*words: str) -> str:
+    """The command ``vantage`` with these words, in one line for a shell."""
+    return " ".join([program("vantage"), *map(shlex.quote, words)])
 
 
 def run_command(source: str, overrides: Sequence[str], workspace: str, *more: str) -> str:
     """The command ``vantage run`` with a recipe, its overrides and then ``more``, in one line for a shell."""
     sets = [word for text in (*overrides, *more) for word in ("--set", text)]
-    words = ["run", source, *sets, "--workspace", workspace]
-    return " ".join([program("vantage"), *map(shlex.quote, words)])
+    return own_command("run", source, *sets, "--workspace", workspace)

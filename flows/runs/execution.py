@@ -22,7 +22,7 @@ from flows.runs.publishing import publish
 from flows.runs.record import RunRecord
 from flows.runs.resolving import ChosenRates
 from flows.runs.run import Run, is_active, read_runs
-from flows.runs.summary import model_folders, samples_heading, snippet_for
+from flows.runs.summary import commands_for_policy, model_folders, samples_heading
 from flows.runs.workspace import Workspace
 from ledger import tracking
 from ledger.run_ledger import Ledger
@@ -92,7 +92,7 @@ def execute(
             run.record,
             pages=_pages(run, ledger, in_prefect=in_prefect),
             models=model_folders(run.record, workspace.storage),
-            snippet=snippet_for(run.record, workspace.storage),
+            commands=commands_for_policy(run.record, workspace.address),
             next_steps=after_closed_gates(run.record, workspace.address),
         )
     if lost is not None:

@@ -1,9 +1,8 @@
 """Suggestions after a gate has closed: fields to change, commands, and the steps that they run again."""
 
-import shlex
 from collections.abc import Sequence
 
-from flows.commands.own_commands import program, run_command
+from flows.commands.own_commands import own_command, run_command
 from flows.runs.record import SUCCEEDED, RunRecord
 from schemas.recipe.recipe import ResolvedRecipe
 from schemas.recipe.stage import Gate, Training
@@ -37,10 +36,9 @@ def _steps_after_gate(
         f"{step} did not pass {verdict.metric} {verdict.relation} {verdict.threshold:g}. What can be done:"
     ]
     if isinstance(recipe.stages[step], ValuePretraining):
-        words = ["critic", f"{record.run_id}/{step}", "--workspace", workspace]
         lines += [
             "  where its critic explains the returns and where not:",
-            f"      {program('vantage')} {' '.join(map(shlex.quote, words))}",
+            f"      {own_command('critic', f'{record.run_id}/{step}', '--workspace', workspace)}",
         ]
     if fields := _fields_to_try(recipe, step):
         values = "  ".join(f"{name}={value}" for name, value in fields.items())

@@ -1,17 +1,17 @@
-"""Texts for the end of a run: comparisons, the folders of its models, and how to load one."""
+"""Texts for the end of a run: comparisons, the folders of its models, and how to ask its policy."""
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from flows.commands.own_commands import python
+from flows.commands.own_commands import own_command
 from flows.runs.record import SUCCEEDED, RunRecord, StageRecord
 from schemas.kind import MODELS
 from schemas.kinds import KINDS
 from schemas.recipe.evaluations import PolicyEvaluation
-from schemas.steps import merging_step
 from storage.storage import Storage
+
+_LONGEST_PROMPT = 80
+"""Characters of a prompt that stands in a printed command."""
 
 
 def comparison(stage: StageRecord) -> str:
@@ -75,97 +75,27 @@ def model_folders(record: RunRecord, storage: Storage) -> dict[str, Path]:
     return {name: folder for name, folder in folders.items() if folder is not None}
 
 
-def policy_to_load(record: RunRecord) -> str | None:
-    """The stage whose policy the snippet loads: a published one, else the last; None if there is no policy."""
-    made = [
-        name
-        for name, stage in record.stages.items()
-        if name in record.recipe.stages
+def commands_for_policy(record: RunRecord, workspace: str) -> dict[str, str]:
+    """``ask`` and ``export`` → the command that does it with the run's policy, in one line for a shell; empty without one."""
+    made = (
+        name in record.recipe.stages
         and stage.status in SUCCEEDED
         and KINDS[record.recipe.stages[name].kind].makes == "policy"
-    ]
-    published = [publication.stage for publication in record.recipe.publish if publication.stage in made]
-    return next(iter(published or reversed(made)), None)
-
-
-def loading_snippet(
-    folder: Path,
-    *,
-    prompt: str,
-    max_new_tokens: int,
-    chat: bool,
-    base: Path | None = None,
-    stop: Sequence[str] = (),
-) -> list[str]:
-    """Lines for a shell that load the policy and generate one response; they work in any folder.
-
-    ``base``: what the adapters in the folder stand on; None: it holds a whole model. ``stop``: the recipe's stop strings,
-    which transformers keeps in the text.
-    """
-    text = "prompt"
-    if chat:
-        message = '[{"role": "user", "content": prompt}]'
-        text = f"tokenizer.apply_chat_template({message}, add_generation_prompt=True, tokenize=False)"
-    stops = f", stop_strings={list(stop)!r}, tokenizer=tokenizer" if stop else ""
-    special = ", add_special_tokens=False" if chat else ""
-    return [
-        f"{python()} - <<'END'",
-        "from transformers import AutoModelForCausalLM, AutoTokenizer",
-        *(["from peft import PeftModel"] if base else []),
-        f"folder = {str(folder)!r}",
-        f"prompt = {prompt!r}",
-        "tokenizer = AutoTokenizer.from_pretrained(folder)",
-        f"model = AutoModelForCausalLM.from_pretrained({'folder' if base is None else repr(str(base))})",
-        *(["model = PeftModel.from_pretrained(model, folder)"] if base else []),
-        f'inputs = tokenizer({text}, return_tensors="pt"{special})',
-        f"output = model.generate(**inputs, max_new_tokens={max_new_tokens}, do_sample=False{stops})",
-        "print(tokenizer.decode(output[0], skip_special_tokens=True))",
-        "END",
-    ]
-
-
-def has_chat_template(folder: Path) -> bool:
-    """Whether a saved tokenizer has a chat template, from its files."""
-    if (folder / "chat_template.jinja").is_file():
-        return True
-    try:
-        return '"chat_template"' in (folder / "tokenizer_config.json").read_text(encoding="utf-8")
-    except OSError:
-        return False
-
-
-def first_prompt(record: RunRecord) -> str:
-    """A prompt from an evaluation's samples, for the snippet."""
-    samples: Sequence[Mapping[str, Any]] = next(
-        (stage.samples for stage in record.stages.values() if stage.samples), ()
+        for name, stage in record.stages.items()
     )
-    return str(samples[0].get("prompt", "Hello")) if samples else "Hello"
+    if not any(made):
+        return {}
+    place = ["--workspace", workspace]
+    return {
+        "ask": own_command("sample", record.run_id, *_short_prompt(record), *place),
+        "export": own_command("export", record.run_id, "FOLDER", *place),
+    }
 
 
-def snippet_for(record: RunRecord, storage: Storage) -> list[str]:
-    """Lines that load the run's policy; empty if there is none on this machine."""
-    name = policy_to_load(record)
-    folders = model_folders(record, storage)
-    folder = _merged_folder(record, storage, name) or folders.get(name or "")
-    if folder is None:
-        return []
-    base = folder / "base.json"  # of adapters (models.adapters)
-    beneath = json.loads(base.read_text(encoding="utf-8"))["base"] if base.is_file() else None
-    base_folder = storage.local_folder(beneath) if beneath else None
-    if beneath and base_folder is None:
-        return []
-    chat = record.recipe.model.chat
-    return loading_snippet(
-        folder,
-        prompt=first_prompt(record),
-        max_new_tokens=record.recipe.generation.max_response_tokens,
-        chat=has_chat_template(folder) if chat is None else chat,
-        base=base_folder,
-        stop=record.recipe.generation.stop,
+def _short_prompt(record: RunRecord) -> list[str]:
+    """The first prompt of an evaluation's samples if it is a short line; else none, which begins a conversation."""
+    samples = (sample for stage in record.stages.values() for sample in stage.samples)
+    prompt = str(next(samples, {}).get("prompt", ""))
+    return (
+        [prompt] if prompt.isprintable() and 0 < len(prompt) <= _LONGEST_PROMPT and prompt[0] != "-" else []
     )
-
-
-def _merged_folder(record: RunRecord, storage: Storage, stage: str | None) -> Path | None:
-    """The whole model that was made of a stage's adapters, if it was."""
-    merged = record.stages.get(merging_step(stage or ""))
-    return storage.local_folder(merged.digest) if merged is not None and merged.digest else None

@@ -212,7 +212,7 @@ def test_what_was_left_out_and_warnings_stand_at_the_stages_end_at_the_runs_end_
         "      warning: 52 % of the rows were left out",
     ]
     screen, printed = plain()
-    show_result(screen.console, record, models={}, pages={})
+    show_result(screen.console, record, models={}, pages={}, commands={})
     assert "warning: reward: 52 % of the rows were left out" in printed.getvalue()
     screen, printed = plain()
     view = RunView(record, interrupted=False, progress={})

@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 from flows.commands.main import app
 from flows.exit_codes import ExitCode
 from flows.runs.run import read_runs
+from flows.runs.summary import commands_for_policy
 from flows.runs.workspace import Workspace
 from models.folders import load_policy, load_tokenizer
 from models.prompts import encode_prompts
@@ -52,6 +53,24 @@ def test_two_stages_answer_each_line_side_by_side_with_their_logprobs(small_chat
     assert re.fullmatch(r"sft: s -\d.\d\d h -\d.\d\d i -.* p -.* <\|im_end\|> -.*  Σ -\d.\d\d nats", policy)
     assert base.startswith("model: ")
     assert base.endswith(f"nats  … cut off at {MAX_TOKENS} tokens")
+
+
+def test_the_command_that_a_run_ends_with_works_as_it_is_printed(
+    small_chat_run: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From another folder, with no program on the search path, and a prompt that a shell would change."""
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    prompt = 'say "it" $HOME it\'s 81'
+    [record] = read_runs(small_chat_run)
+    shown = record.stages["sft"].model_copy(update={"samples": ({"prompt": prompt},)})
+    told_of = record.model_copy(update={"stages": {**record.stages, "sft": shown}})
+    command = commands_for_policy(told_of, str(small_chat_run.root))["ask"]
+    done = subprocess.run(
+        f"{command} --greedy --json", shell=True, capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    [asked_of] = json.loads(done.stdout)["prompts"]
+    assert [turn["content"] for turn in asked_of["messages"]] == [prompt]
 
 
 def test_responses_are_drawn_from_the_recipes_distribution_and_are_the_seeds(

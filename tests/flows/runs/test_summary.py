@@ -1,28 +1,20 @@
-"""The end of a run: what was compared, where models lie, and a snippet that loads one as it stands."""
+"""The end of a run: what was compared, where models lie, and how to ask the policy."""
 
-import io
-import shutil
-import subprocess
-import sys
+import shlex
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
-from flows.commands.console import headline_of, show_result
+from flows.commands.console import headline_of
 from flows.runs.record import RunRecord, StageRecord
 from flows.runs.run import read_runs
 from flows.runs.summary import (
+    commands_for_policy,
     comparison,
-    first_prompt,
-    has_chat_template,
-    loading_snippet,
     model_folders,
-    policy_to_load,
     samples_heading,
 )
 from flows.runs.workspace import Workspace
-from models.builtin import build_tiny
 from tests.flows.orchestrated import attempt_all, orchestrated
 
 EVALUATED = {
@@ -66,66 +58,29 @@ def test_every_trained_model_has_a_folder_that_is_there(record: RunRecord, works
     assert all((folder / "manifest.json").is_file() for folder in folders.values())
 
 
-def test_the_policy_to_load_is_the_published_one_or_the_last(record: RunRecord) -> None:
-    assert policy_to_load(record) == "policy"
-    unfinished = {**record.stages, "policy": StageRecord(status="failed")}
-    assert policy_to_load(record.model_copy(update={"stages": unfinished})) == "sft"
+def test_the_policy_is_asked_and_exported_where_there_is_one(record: RunRecord) -> None:
+    with_prompt = StageRecord(samples=({"prompt": "it's 1+1?"},))
+    told = record.model_copy(update={"stages": {**record.stages, "evaluation": with_prompt}})
+    ask, export = commands_for_policy(told, "my runs").values()
+    assert shlex.split(ask)[1:] == ["sample", record.run_id, "it's 1+1?", "--workspace", "my runs"]
+    assert shlex.split(export)[1:] == ["export", record.run_id, "FOLDER", "--workspace", "my runs"]
     nothing = dict.fromkeys(record.stages, StageRecord())
-    assert policy_to_load(record.model_copy(update={"stages": nothing})) is None
+    assert commands_for_policy(record.model_copy(update={"stages": nothing}), "my runs") == {}
+
+
+@pytest.mark.parametrize("prompt", ["two\nlines", "-1+2?", "long " * 20])
+def test_a_prompt_that_is_no_short_line_is_left_out_of_the_command(record: RunRecord, prompt: str) -> None:
+    with_prompt = StageRecord(samples=({"prompt": prompt},))
+    told = record.model_copy(update={"stages": {**record.stages, "evaluation": with_prompt}})
+    assert shlex.split(commands_for_policy(told, "w")["ask"])[1:] == [
+        "sample",
+        record.run_id,
+        "--workspace",
+        "w",
+    ]
 
 
 def test_samples_say_whose_they_are(record: RunRecord) -> None:
     assert samples_heading(record, "evaluation").startswith(
         "evaluation: sft (baseline) and policy (candidate)"
-    )
-    asked = StageRecord(samples=({"prompt": "1+1?"},))
-    told = record.model_copy(update={"stages": {**record.stages, "evaluation": asked}})
-    assert first_prompt(told) == "1+1?"
-
-
-@pytest.mark.parametrize(("chat", "stop"), [(False, ()), (True, ()), (False, ("'", '"\n'))])
-def test_the_snippet_runs_in_a_shell_as_it_is_printed(
-    chat: bool, stop: tuple[str, ...], tmp_path: Path
-) -> None:
-    """In a folder with a quote and spaces in its name, from another folder, with no program on the search path."""
-    folder = tmp_path / "it's a model"
-    build_tiny(folder, seed=1)
-    if chat:
-        template = "{% for m in messages %}U:{{ m['content'] }}A:{% endfor %}"
-        (folder / "chat_template.jinja").write_text(template)
-    assert has_chat_template(folder) is chat
-    lines = loading_snippet(folder, prompt='3 a+2 "b"-1\n?', max_new_tokens=4, chat=chat, stop=stop)
-    assert any("stop_strings" in line for line in lines) == bool(stop)
-    printed = io.StringIO()
-    show_result(Console(file=printed, width=60), record_of_nothing(), pages={}, models={}, snippet=lines)
-    text = printed.getvalue()
-    start = text.index(lines[0])
-    done = subprocess.run(
-        [shutil.which("bash") or "bash", "-c", text[start:]],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=tmp_path,
-        env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)},
-    )
-    assert done.returncode == 0, done.stderr
-    said = 'U:3 a+2 "b"-1\n?A:' if chat else '3 a+2 "b"-1\n?'
-    assert done.stdout.startswith(said)
-    assert lines[0].startswith(sys.executable)
-
-
-def record_of_nothing() -> RunRecord:
-    from flows.runs.resolving import load_resolved_text
-
-    text = (
-        "recipe: r\nmodel: {source: 'builtin:tiny'}\ndata: {d: {source: 'builtin:arithmetic/demonstrations'}}\n"
-        "stages: {sft: {kind: sft, data: d, learning_rate: 1e-3}}\n"
-    )
-    return RunRecord(
-        run_id="0001-r-000000",
-        number=1,
-        recipe_digest="",
-        recipe=load_resolved_text(text, [])[0],
-        source="r",
-        started="",
     )
