@@ -13,8 +13,13 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from schemas.records.job import StageJob, StageResult
+
+if TYPE_CHECKING:
+    from flows.runs.workspace import Workspace
+    from schemas.recipe.recipe import ResolvedRecipe
 
 MEASURED = "measured.jsonl"
 """File of the workspace to which stages append what they measured."""
@@ -127,43 +132,57 @@ def host_seconds() -> tuple[float, float]:
     return forward / 20, both / 20
 
 
-def compare(name: str, overrides: Sequence[str], workspace: Path) -> Iterator[str]:
-    """Run the quickstart with these overrides, and yield a line of the table for each stage."""
+def measure_stages(
+    recipe: "ResolvedRecipe", place: "Workspace", *, source: str, last: str | None = None
+) -> dict[str, dict[str, Any]]:
+    """Make the steps that are missing, one after the other; stage → what it took when it was made last.
+
+    Args:
+        last: the step to end after; None: all of them.
+    """
     from flows.attempts.jobs import resources_of
-    from flows.estimates.recipe_estimate import estimate_recipe
     from flows.machine import Machine
     from flows.orchestrator import Orchestrator
-    from flows.runs.resolving import load_resolved
     from flows.runs.run import acquire_run
-    from flows.runs.workspace import Workspace
     from ledger.run_ledger import Ledger
-    from schemas.loading.recipe_file import load_recipe
     from schemas.records.attempt import Share
     from storage.store import Store
     from tests.flows.orchestrated import Witness
 
-    place = Workspace(workspace / name)
-    place.root.mkdir(parents=True, exist_ok=True)
-    estimate = estimate_recipe(load_recipe("quickstart", overrides), gpu="cpu")
-    resolved, _ = load_resolved("quickstart", overrides)
-    with acquire_run(place, resolved, source="quickstart") as run:
+    with acquire_run(place, recipe, source=source) as run:
         orchestrator = Orchestrator(
             run,
             store=Store(place.store),
-            ledger=Ledger(None, place.root, resolved.recipe),
+            ledger=Ledger(None, place.root, recipe.recipe),
             watcher=Witness(),
             stage_function="benchmarks.estimate_error.measured_stage",
         )
         orchestrator.begin()
         for step in orchestrator.inputs:
-            cpus, _ = Machine(cpus=1).share_of(resources_of(resolved, step))
+            cpus, _ = Machine(cpus=1).share_of(resources_of(recipe, step))
             request = orchestrator.request(step, Share(cpus=cpus))
             if request is not None:
                 record = orchestrator.attempt(request)
                 assert record.digest is not None, record.reason
-    measured = {
-        each["stage"]: each for each in map(json.loads, (place.root / MEASURED).read_text().splitlines())
-    }
+            if step == last:
+                break
+    file = place.root / MEASURED
+    lines = file.read_text().splitlines() if file.exists() else []
+    return {each["stage"]: each for each in map(json.loads, lines)}
+
+
+def compare(name: str, overrides: Sequence[str], workspace: Path) -> Iterator[str]:
+    """Run the quickstart with these overrides, and yield a line of the table for each stage."""
+    from flows.estimates.recipe_estimate import estimate_recipe
+    from flows.runs.resolving import load_resolved
+    from flows.runs.workspace import Workspace
+    from schemas.loading.recipe_file import load_recipe
+
+    place = Workspace(workspace / name)
+    place.root.mkdir(parents=True, exist_ok=True)
+    estimate = estimate_recipe(load_recipe("quickstart", overrides), gpu="cpu")
+    resolved, _ = load_resolved("quickstart", overrides)
+    measured = measure_stages(resolved, place, source="quickstart")
     for stage in estimate.stages:
         found = measured[stage.name]
         seconds, memory = found["seconds"], found["bytes"]
