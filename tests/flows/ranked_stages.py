@@ -9,12 +9,14 @@ from torch import nn
 
 from schemas.recipe.resolved import ResolvedSupervisedFineTuning
 from schemas.records.job import StageJob, StageResult
-from tasks.training import ranks
+from tasks.training import preemption, ranks
 from tasks.training.attempt import Attempt
 from tasks.training.optimization import make_optimizer, update_weights
 from tasks.training.stage_state import NoState
 
 STEPS = 40
+MISBEHAVES_AFTER = 9
+"""Steps before the one in which a rank misbehaves: what is saved then is step 5 (``checkpoint_every``)."""
 SECONDS_A_STEP = 0.05
 ROWS = 5
 
@@ -22,7 +24,7 @@ ROWS = 5
 def train(job: StageJob) -> StageResult:
     """Regress on five rows, shared out over the ranks.
 
-    ``misbehaves`` in scratch makes the last rank fail in the step before the tenth, in the way that the file says.
+    ``misbehaves`` in scratch makes the last rank misbehave in the tenth step, once, in the way that the file says.
     """
     work = cast(ResolvedSupervisedFineTuning, job.work)
     network = nn.Linear(3, 1, bias=False)
@@ -38,7 +40,7 @@ def train(job: StageJob) -> StageResult:
             for part in ranks.parts(ROWS, 1):
                 error = network(inputs[part.rows]) - inputs[part.rows].sum(dim=1, keepdim=True)
                 (part.weight * error.square().sum() / ROWS).backward()
-            if step == 9 and ranks.rank() == ranks.world_size() - 1:
+            if step == MISBEHAVES_AFTER and ranks.rank() == ranks.world_size() - 1:
                 misbehave(job)
             rates = update_weights(optimizer, network, work, step=step, total_steps=STEPS)
             attempt.finish_step({"loss": rates["grad_norm"]}, num_tokens=ROWS, headline="loss")
@@ -54,7 +56,7 @@ def train(job: StageJob) -> StageResult:
 
 
 def misbehave(job: StageJob) -> None:
-    """Once, in the way that the file says."""
+    """Once, in the way that the file says; the file is gone as soon as it has begun."""
     file = job.scratch / "misbehaves"
     how = file.read_text() if file.exists() else ""
     file.unlink(missing_ok=True)
@@ -62,5 +64,5 @@ def misbehave(job: StageJob) -> None:
         raise ValueError("data.demonstrations: row 7 has no prompt; remove it")
     if how == "killed":
         os.kill(os.getpid(), 9)
-    while how == "hangs":
+    while how == "hangs" or (how == "waits to be stopped" and not preemption.requested()):
         time.sleep(0.05)

@@ -23,8 +23,16 @@ from schemas.recipe.stage import Resources
 from schemas.records.attempt import Share
 from schemas.records.job import StageResult
 from tasks.training.scratch import read_committed
-from tests.flows.launchers.test_torchrun import ROOT, TRAIN, job_in, weights, work_of
-from tests.flows.ranked_stages import STEPS
+from tests.flows.launchers.test_torchrun import (
+    ROOT,
+    TRAIN,
+    is_misbehaving,
+    job_in,
+    misbehaves,
+    weights,
+    work_of,
+)
+from tests.flows.ranked_stages import MISBEHAVES_AFTER, STEPS
 
 pytest.importorskip("ray", reason="pip install -e '.[ray]'")
 
@@ -94,47 +102,51 @@ def failure(folder: Path, **options: Any) -> tuple[str, int, str]:
     return found.cause, found.exit_code, found.message
 
 
-def misbehaves(folder: Path, how: str) -> None:
-    (folder / "scratch").mkdir()
-    (folder / "scratch" / "misbehaves").write_text(how)
-
-
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> StageResult:
     """The stage in one process."""
     return launch(tmp_path_factory.mktemp("alone"), nodes=None)
 
 
-def test_asked_to_stop_and_then_with_a_node_lost_it_ends_as_one_process_does(
+def test_asked_to_stop_it_saves_and_goes_on_as_one_process(
     alone: StageResult, at_cluster: RayCluster, tmp_path: Path
 ) -> None:
+    misbehaves(tmp_path, "waits to be stopped")
     stop = threading.Event()
-
-    def stop_after_the_first_checkpoint() -> None:
-        if read_committed(tmp_path / "scratch")[0]:
-            stop.set()
-
-    cause, code, message = failure(tmp_path, stop=stop, on_poll=stop_after_the_first_checkpoint)
+    cause, code, message = failure(
+        tmp_path, stop=stop, on_poll=lambda: stop.set() if is_misbehaving(tmp_path) else None
+    )
     assert (cause, code) == ("preempted", ExitCode.RESUME)
     saved, _ = read_committed(tmp_path / "scratch")
-    assert 5 <= saved < STEPS
+    assert saved == MISBEHAVES_AFTER + 1
     assert f"after step {saved} of {STEPS}" in message
+    goes_on_as_one_process(tmp_path, alone, saved)
 
-    def lose_a_node_after_the_next_checkpoint() -> None:
+
+def test_a_lost_node_is_a_killed_rank_and_another_takes_its_place(
+    alone: StageResult, at_cluster: RayCluster, tmp_path: Path
+) -> None:
+    misbehaves(tmp_path, "hangs")
+    nodes = 2
+
+    def lose_a_node_once() -> None:
         nonlocal nodes
-        if nodes == 2 and read_committed(tmp_path / "scratch")[0] > saved:
+        if nodes == 2 and is_misbehaving(tmp_path) and read_committed(tmp_path / "scratch")[0] == 5:
             nodes = at_cluster.say("lose")
 
-    nodes = 2
-    cause, code, _ = failure(tmp_path, attempt=2, on_poll=lose_a_node_after_the_next_checkpoint)
+    try:
+        cause, code, _ = failure(tmp_path, on_poll=lose_a_node_once)
+    finally:
+        if nodes == 1:
+            at_cluster.say("add")
     assert (cause, code) == ("killed", ExitCode.RESUME)
-    resumed, _ = read_committed(tmp_path / "scratch")
-    assert saved < resumed < STEPS
+    goes_on_as_one_process(tmp_path, alone, 5)
 
-    at_cluster.say("add")
-    result = launch(tmp_path, attempt=3)
+
+def goes_on_as_one_process(folder: Path, alone: StageResult, step: int) -> None:
+    result = launch(folder, attempt=2)
     assert (alone.metrics["ranks"], result.metrics["ranks"]) == (1, 2)
-    assert result.metrics["began"] == resumed
+    assert result.metrics["began"] == step
     assert weights(result) == pytest.approx(weights(alone), abs=1e-5)
 
 
@@ -146,7 +158,7 @@ def test_the_driver_writes_where_all_ranks_stand(at_cluster: RayCluster, tmp_pat
 
     def ask_until_both_are_seen() -> None:
         nonlocal asked_at
-        if not (tmp_path / "scratch" / "misbehaves").exists() and time.monotonic() - asked_at > 5.0:
+        if is_misbehaving(tmp_path) and time.monotonic() - asked_at > 5.0:
             asked_at = time.monotonic()
             [driver] = local_process._stages
             os.kill(driver, signal.SIGUSR1)

@@ -23,7 +23,7 @@ from schemas.recipe.work import ImportVerifier, Work
 from schemas.records.attempt import Share
 from schemas.records.job import StageJob, StageResult
 from tasks.training.scratch import read_committed
-from tests.flows.ranked_stages import STEPS
+from tests.flows.ranked_stages import MISBEHAVES_AFTER, STEPS
 
 ROOT = Path(__file__).parents[3]
 TRAIN = "tests.flows.ranked_stages.train"
@@ -71,6 +71,16 @@ def failure(folder: Path, **options: Any) -> tuple[str, int, str]:
     return found.cause, found.exit_code, found.message
 
 
+def misbehaves(folder: Path, how: str) -> None:
+    """Have a rank of the next attempt misbehave; ``ranked_stages.misbehave`` says how."""
+    (folder / "scratch").mkdir()
+    (folder / "scratch" / "misbehaves").write_text(how)
+
+
+def is_misbehaving(folder: Path) -> bool:
+    return not (folder / "scratch" / "misbehaves").exists()
+
+
 def weights(result: StageResult) -> list[float | None]:
     return [value for name, value in result.metrics.items() if name.startswith("weight")]
 
@@ -109,16 +119,14 @@ def test_two_ranks_make_what_one_process_makes(alone: StageResult, tmp_path: Pat
 
 def test_after_a_request_to_stop_every_rank_has_saved_at_one_step(alone: StageResult, tmp_path: Path) -> None:
     """The next attempt goes on from that step, on another number of ranks."""
+    misbehaves(tmp_path, "waits to be stopped")
     stop = threading.Event()
-
-    def stop_after_the_first_checkpoint() -> None:
-        if read_committed(tmp_path / "scratch")[0]:
-            stop.set()
-
-    cause, code, message = failure(tmp_path, ranks=2, stop=stop, on_poll=stop_after_the_first_checkpoint)
+    cause, code, message = failure(
+        tmp_path, ranks=2, stop=stop, on_poll=lambda: stop.set() if is_misbehaving(tmp_path) else None
+    )
     assert (cause, code) == ("preempted", ExitCode.RESUME)
     step, _ = read_committed(tmp_path / "scratch")
-    assert 5 <= step < STEPS
+    assert step == MISBEHAVES_AFTER + 1
     assert f"after step {step} of {STEPS}" in message
     result = launch(tmp_path, ranks=3, attempt=2)
     assert (result.metrics["began"], result.metrics["ranks"]) == (step, 3)
@@ -128,8 +136,7 @@ def test_after_a_request_to_stop_every_rank_has_saved_at_one_step(alone: StageRe
 def test_when_a_rank_is_killed_the_next_attempt_goes_on_from_the_checkpoint(
     alone: StageResult, tmp_path: Path
 ) -> None:
-    (tmp_path / "scratch").mkdir()
-    (tmp_path / "scratch" / "misbehaves").write_text("killed")
+    misbehaves(tmp_path, "killed")
     cause, code, _ = failure(tmp_path, ranks=2)
     assert (cause, code) == ("killed", ExitCode.RESUME)
     wait_for_end(pids(tmp_path))
@@ -139,8 +146,7 @@ def test_when_a_rank_is_killed_the_next_attempt_goes_on_from_the_checkpoint(
 
 
 def test_when_a_rank_hangs_the_watchdog_writes_where_all_stand_and_kills_them(tmp_path: Path) -> None:
-    (tmp_path / "scratch").mkdir()
-    (tmp_path / "scratch" / "misbehaves").write_text("hangs")
+    misbehaves(tmp_path, "hangs")
     cause, code, message = failure(tmp_path, ranks=2, hang_seconds=3.0)
     assert (cause, code) == ("hung", ExitCode.HUNG)
     assert "no progress for 3 s" in message
@@ -152,8 +158,7 @@ def test_when_a_rank_hangs_the_watchdog_writes_where_all_stand_and_kills_them(tm
 
 def test_the_error_of_one_rank_is_that_of_the_stage(tmp_path: Path) -> None:
     """The others only see that their connection broke."""
-    (tmp_path / "scratch").mkdir()
-    (tmp_path / "scratch" / "misbehaves").write_text("refuses")
+    misbehaves(tmp_path, "refuses")
     cause, code, message = failure(tmp_path, ranks=2)
     assert (cause, code) == ("refused", ExitCode.BAD_INPUT)
     assert message == "data.demonstrations: row 7 has no prompt; remove it"
