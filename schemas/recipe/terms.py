@@ -31,8 +31,8 @@ class RewardTerm(Frozen):
 
     @property
     def name(self) -> str:
-        """The term's name in metrics."""
-        raise NotImplementedError
+        """The term's name in metrics: what the field of its kind names."""
+        return str(getattr(self, row_of(self).field))
 
     @property
     def stage(self) -> str | None:
@@ -63,11 +63,6 @@ class ModelTerm(RewardTerm):
             )
 
     @property
-    def name(self) -> str:
-        """The stage's."""
-        return self.model
-
-    @property
     def stage(self) -> str:
         """The stage that trained the model."""
         return self.model
@@ -82,11 +77,6 @@ class VerifierTerm(RewardTerm):
     """One of the recipe's ``verifiers``, or a built-in one."""
     wrong: Number = 0.0
     """Score of a wrong response; a right one scores 1. VC-PPO and DAPO use −1."""
-
-    @property
-    def name(self) -> str:
-        """The verifier's."""
-        return self.verifier
 
     @property
     def verifier_name(self) -> str:
