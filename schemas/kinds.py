@@ -78,7 +78,15 @@ _TABLE = (
         makes="dataset",
         revision=4,
         imports="data",
-        numbers=(*ROWS, "source_rows", "dropped_rows", "repeated_rows", "unused_rows", "near_duplicate_rows"),
+        numbers=(
+            *ROWS,
+            "source_rows",
+            "dropped_rows",
+            "repeated_rows",
+            "unused_rows",
+            "contaminated_rows",
+            "near_duplicate_rows",
+        ),
     ),
     Kind(
         work=MixData,

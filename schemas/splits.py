@@ -13,13 +13,14 @@ def shares_of(recipe: Recipe) -> Shares:
 
 
 def is_only_dataset(recipe: Recipe, name: str) -> bool:
-    """Whether the dataset gives a number of rows and is the only one; then the number may exceed its share."""
+    """Whether the dataset gives a number of rows and is the only one beside test sets; then the number may exceed its share."""
     split = recipe.data[name].split
-    return len(recipe.data) == 1 and (isinstance(split.validation, int) or isinstance(split.test, int))
+    is_only = all(data.is_test_set for other, data in recipe.data.items() if other != name)
+    return is_only and (isinstance(split.validation, int) or isinstance(split.test, int))
 
 
-def asked_test_rows(recipe: Recipe, name: str) -> int | float | None:
-    """What a dataset or a mixture says of its test rows: a number, a share, or nothing."""
+def asked_test_rows(recipe: Recipe, name: str) -> int | float | str | None:
+    """What a dataset or a mixture says of its test rows: a number, a share, ``all``, or nothing."""
     if name in recipe.mixtures:
         return recipe.mixtures[name].split.test
     return recipe.data[name].split.test if name in recipe.data else None
@@ -29,7 +30,9 @@ def with_shares(recipe: Recipe) -> Recipe:
     """The recipe with default shares filled in."""
     shares = shares_of(recipe)
     data = {
-        name: each.model_copy(
+        name: each
+        if each.is_test_set
+        else each.model_copy(
             update={
                 "split": Split(
                     validation=shares.validation if each.split.validation is None else each.split.validation,

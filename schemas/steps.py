@@ -94,8 +94,9 @@ def dependencies(recipe: Recipe) -> dict[str, dict[str, str]]:
     """Step → role → step whose artifact it reads; ``publish`` adds no dependency.
 
     Steps are the recipe's stages and the implicit ``model``, ``models.NAME``, ``data.NAME``, ``mixtures.NAME``, ``verifiers.NAME`` and
-    ``benchmarks.NAME`` that they read. Roles are names of fields; the parts of a mixture have the roles ``part.0``, ``part.1`` …; term i of reward r has the role ``reward.r.i`` if it is a model or one of the recipe's
-    verifiers. A verifier has a dry run on each dataset that it judges (roles ``prompts.0``, ``prompts.1`` …); a
+    ``benchmarks.NAME`` that they read. Roles are names of fields; the parts of a mixture have the roles ``part.0``, ``part.1`` …;
+    test sets have the roles ``test_set.0``, ``test_set.1`` … in other datasets, and those of ``near_duplicates`` ``held_out.0``,
+    ``held_out.1`` …; term i of reward r has the role ``reward.r.i`` if it is a model or one of the recipe's verifiers. A verifier has a dry run on each dataset that it judges (roles ``prompts.0``, ``prompts.1`` …); a
     built-in verifier only if the dataset is not from its own task. Before adapters are published, ``merged.STAGE`` makes a
     whole model of them.
     """
@@ -107,13 +108,55 @@ def dependencies(recipe: Recipe) -> dict[str, dict[str, str]]:
         if f"{MIXTURE_PREFIX}{name}" in read
     }
     read |= {step for inputs in mixtures.values() for step in inputs.values()}
+    datasets = _datasets_read(recipe, read)
     models = (
         f"{OTHER_MODEL_PREFIX}{name}" for name in recipe.models
     )  # one with a stand-in is read by nobody
     benchmarks = (f"{BENCHMARK_PREFIX}{name}" for name in recipe.benchmarks)
-    implicit = (MODEL, *models, *(f"data.{name}" for name in recipe.data), *benchmarks)
-    before: dict[str, dict[str, str]] = {step: {} for step in implicit if step in read}
-    return {**before, **mixtures, **_verifier_steps(recipe), **stages, **_merging_steps(recipe)}
+    before: dict[str, dict[str, str]] = {step: {} for step in (MODEL, *models) if step in read}
+    after: dict[str, dict[str, str]] = {step: {} for step in benchmarks if step in read}
+    verifiers = _verifier_steps(recipe)
+    return {**before, **datasets, **after, **mixtures, **verifiers, **stages, **_merging_steps(recipe)}
+
+
+def _datasets_read(recipe: Recipe, read: set[str]) -> dict[str, dict[str, str]]:
+    """The steps that prepare datasets, each with those whose held-out prompts it leaves out."""
+    apart = {name: _kept_apart_from(recipe, name) for name in recipe.data}
+    names = {name for name in recipe.data if f"data.{name}" in read}
+    while more := {other for name in names for other in apart[name].values()} - names:
+        names |= more
+    return {
+        f"data.{name}": {role: f"data.{other}" for role, other in apart[name].items()}
+        for name in recipe.data
+        if name in names
+    }
+
+
+def _kept_apart_from(recipe: Recipe, name: str) -> dict[str, str]:
+    """Role → dataset whose held-out prompts this one does not train on."""
+    near = recipe.data[name].near_duplicates
+    named = enumerate(near.held_out_of if near else ())
+    return {
+        **{role_of_test_set(i): other for i, other in enumerate(other_test_sets(recipe, name))},
+        **{held_out_role(i): other for i, other in named if not recipe.data[other].is_test_set},
+    }
+
+
+def other_test_sets(recipe: Recipe, name: str) -> tuple[str, ...]:
+    """The test sets whose prompts this dataset leaves out; none, if it is one itself."""
+    if recipe.data[name].is_test_set:
+        return ()
+    return tuple(other for other, data in recipe.data.items() if data.is_test_set)
+
+
+def role_of_test_set(position: int) -> str:
+    """The role of a test set."""
+    return f"test_set.{position}"
+
+
+def held_out_role(position: int) -> str:
+    """The role of a dataset that ``near_duplicates.held_out_of`` names."""
+    return f"held_out.{position}"
 
 
 def _model_step(recipe: Recipe, name: str | None) -> str | None:
@@ -250,6 +293,8 @@ def ordered_steps(recipe: Recipe) -> list[str]:
 def content_of(recipe: Recipe, data_name: str) -> Content:
     """The content of a dataset or a mixture, from the stages that read it. Demonstrations may also be read as prompts.
 
+    Of a dataset that only others are kept apart from, prompts.
+
     Raises:
         ValueError: no stage reads it, so its content is unknown.
     """
@@ -260,6 +305,8 @@ def content_of(recipe: Recipe, data_name: str) -> Content:
         for field, content in KINDS[stage.kind].data.items()
         if getattr(stage, field) in names
     ]
+    if not readings and any(data_name in _kept_apart_from(recipe, other).values() for other in recipe.data):
+        return "prompts"
     if not readings:
         raise ValueError(f"data.{data_name} is read by no stage; remove it, or name it in one")
     return next((content for content in readings if content != "prompts"), "prompts")

@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from schemas.conversations import first_words
-from schemas.recipe.inputs import Data, NearDuplicates
+from schemas.recipe.inputs import Data
 from schemas.recipe.sources import Builtin
 from schemas.recipe.work import PrepareData
 from schemas.records.job import StageJob, StageResult
@@ -33,6 +32,13 @@ from schemas.source_files import (
 from schemas.steps import CONTENT_COLUMNS
 from schemas.tables import usable_rows
 from tasks.data import arithmetic
+from tasks.data.contamination import (
+    ASKED_COLUMNS,
+    asked_text,
+    contaminated,
+    held_out_elsewhere,
+    positions_of,
+)
 from tasks.data.formats import Format
 from tasks.data.hub_files import UnreachableHub, source_files
 from tasks.data.near_duplicates import near_duplicates
@@ -44,14 +50,16 @@ from tasks.data.splits import (
     TEST,
     TRAIN,
     VALIDATION,
-    prompt_position,
     side_of,
+    size_of,
     split_alone,
     split_by_shares,
 )
 from tasks.training.progress import Progress
 from tasks.training.scratch import PROGRESS
 
+LEFT_OUT = {"contaminated": "contaminated", "near_duplicates": "near_duplicate"}
+"""Key of ``report.json`` → the metric ``NAME_rows`` with the same number."""
 BUILTIN_SEED = 0
 """Built-in data is like a file: the same for every recipe and seed."""
 
@@ -79,15 +87,13 @@ def run(job: StageJob[PrepareData]) -> StageResult:
     progress.update(1, phase="splitting")
 
     # 2. Set rows apart, by prompt
-    asked = partial(asked_texts, rows, columns)
-    sides = sides_of(asked(), work)
-    near = leave_out_near_duplicates(asked, sides, data.near_duplicates, name=job.name)
+    sides, left_out = set_apart(partial(asked_texts, rows, columns), job)
     progress.update(2, phase="writing")
 
     # 3. Write
     counts = write_splits(rows, columns, sides, job.output, train_rows=data.rows)
     (job.output / "report.json").write_text(
-        json.dumps({**described(counts, report, found), **near}, indent=2) + "\n"
+        json.dumps({**described(counts, report, found), **left_out}, indent=2) + "\n"
     )
     progress.update(3)
     return StageResult(
@@ -97,7 +103,7 @@ def run(job: StageJob[PrepareData]) -> StageResult:
             "dropped_rows": report.num_dropped,
             "repeated_rows": report.num_repeated,
             "unused_rows": len(sides) - sum(counts.values()),
-            **({"near_duplicate_rows": near["near_duplicates"]} if near else {}),
+            **{f"{name}_rows": left_out[key] for key, name in LEFT_OUT.items() if key in left_out},
         }
     )
 
@@ -144,8 +150,8 @@ def builtin_batches(work: PrepareData) -> Iterator[pa.Table]:
             seed=BUILTIN_SEED,
             wanted={
                 TRAIN: count,
-                VALIDATION: number_of(data.split.validation or shares.validation, count),
-                TEST: number_of(data.split.test or shares.test, count),
+                VALIDATION: number_of(size_of(data.split, shares, VALIDATION), count),
+                TEST: number_of(size_of(data.split, shares, TEST), count),
             },
             shares={
                 TRAIN: 1 - shares.validation - shares.test,
@@ -248,48 +254,81 @@ def refuse_if_too_many_dropped(report: Report, *, name: str, max_dropped: float)
     )
 
 
-def sides_of(asked: Iterable[str], work: PrepareData) -> list[str | None]:
-    """The side of every row; None for a row that is on none: of a held-out side, beyond the number asked for."""
+def set_apart(
+    texts: Callable[[], Iterable[str]], job: StageJob[PrepareData]
+) -> tuple[list[str | None], dict[str, Any]]:
+    """The side of every row, or None if it is left out; and what ``report.json`` says of those that leak.
+
+    Raises:
+        UnusableData: no row is left, or more near-duplicates are left out than the recipe allows.
+    """
+    positions = positions_of(texts())
+    leaks = contaminated(positions, job)
+    if len(leaks) and leaks.all():
+        names = ", ".join(f"data.{name}" for name in job.work.test_sets)
+        raise UnusableData(
+            f"{job.name}: every prompt stands in a test set ({names}), so that no row can be trained on; "
+            "name another source"
+        )
+    sides = sides_of(positions, leaks, job.work)
+    told: dict[str, Any] = {}
+    if job.work.test_sets:
+        first = islice((text for text, leak in zip(texts(), leaks, strict=True) if leak), SHOWN_ROWS)
+        told = {"contaminated": int(leaks.sum()), "first_contaminated": list(first)}
+    return sides, {**told, **leave_out_near_duplicates(texts, sides, job)}
+
+
+def sides_of(positions: Sequence[float], leaks: Any, work: PrepareData) -> list[str | None]:
+    """The side of every row; None for a row that is on none: contaminated, or of a held-out side beyond the number asked for.
+
+    Args:
+        positions: of each row's prompt.
+        leaks: (N,) booleans, whether a test set has it.
+    """
+    if work.data.is_test_set:
+        return [TEST] * len(positions)
     assign = split_alone if work.alone and not isinstance(work.data.origin, Builtin) else split_by_shares
-    return list(assign(positions_of(asked), work.data.split, work.shares))
-
-
-def positions_of(asked: Iterable[str]) -> Sequence[float]:
-    """What decides the side of every row: the position of its prompt; of a conversation, of what the user said first."""
-    return array("d", map(prompt_position, asked))
+    if not leaks.any():
+        return list(assign(positions, work.data.split, work.shares))
+    kept = array("d", (position for position, leak in zip(positions, leaks, strict=True) if not leak))
+    assigned = iter(assign(kept, work.data.split, work.shares))
+    return [None if leak else next(assigned) for leak in leaks]
 
 
 def asked_texts(rows: SpooledRows, columns: Sequence[str]) -> Iterator[str]:
     """The prompt of every row; of a conversation, what the user said first."""
-    for batch in rows.batches([column for column in ("prompt", "messages") if column in columns]):
-        for row in batch.to_pylist():
-            turns = row.get("messages")
-            yield row["prompt"] if turns is None else first_words(turns)
+    for batch in rows.batches([column for column in ASKED_COLUMNS if column in columns]):
+        yield from map(asked_text, batch.to_pylist())
 
 
 def leave_out_near_duplicates(
-    texts: Callable[[], Iterable[str]], sides: list[str | None], asked: NearDuplicates | None, *, name: str
+    texts: Callable[[], Iterable[str]], sides: list[str | None], job: StageJob[PrepareData]
 ) -> dict[str, Any]:
     """Take rows for training that are nearly a held-out prompt off their side; returns what ``report.json`` says of them.
 
     Raises:
         UnusableData: they are more than the recipe allows.
     """
+    asked = job.work.data.near_duplicates
     if asked is None:
         return {}
     found = []
-    for pair in near_duplicates(texts, sides, similarity=asked.similarity):
+    for pair in near_duplicates(texts, sides, similarity=asked.similarity, elsewhere=held_out_elsewhere(job)):
         sides[pair.row] = None
         found.append(pair)
     num_train = sides.count(TRAIN) + len(found)
-    first = [asdict(pair) for pair in found[:SHOWN_ROWS]]
+    first = [
+        {field: value for field, value in asdict(pair).items() if value is not None}
+        for pair in found[:SHOWN_ROWS]
+    ]
     if len(found) > asked.max_dropped * num_train:
         examples = "\n".join(
-            f"  {each['prompt']!r} is nearly {each['held_out']!r} ({each['similarity']:.3g})"
+            f"  {each['prompt']!r} is nearly {each['held_out']!r}"
+            f"{' of data.' + each['held_out_of'] if 'held_out_of' in each else ''} ({each['similarity']:.3g})"
             for each in first
         )
         raise UnusableData(
-            f"{name}: {len(found)} of {num_train} rows for training have a prompt that is nearly a held-out one, more than "
+            f"{job.name}: {len(found)} of {num_train} rows for training have a prompt that is nearly a held-out one, more than "
             f"near_duplicates.max_dropped={asked.max_dropped:g} allows. Where prompts share a long template, raise "
             f"near_duplicates.similarity={asked.similarity:g}, else raise max_dropped. The first:\n{examples}"
         )

@@ -42,6 +42,7 @@ from schemas.steps import (
     OTHER_MODEL_PREFIX,
     content_of,
     dependencies,
+    other_test_sets,
     reward_of,
     sources_of,
 )
@@ -71,6 +72,7 @@ def work_of(recipe: ResolvedRecipe, step: str) -> Work:
             data=recipe.data[name],
             shares=shares_of(recipe),
             alone=is_only_dataset(recipe, name),
+            test_sets=other_test_sets(recipe, name),
         )
     if step.startswith(MIXTURE_PREFIX):
         name = step.removeprefix(MIXTURE_PREFIX)

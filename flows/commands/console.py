@@ -14,6 +14,7 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any, TextIO
 
@@ -393,7 +394,8 @@ def headline_of(stage: StageRecord) -> str:
     """The comparison of an evaluation, else the gated metrics, else the first metrics."""
     if compared := comparison(stage):
         return compared
-    names = [verdict.metric for verdict in stage.verdicts] or list(stage.metrics)[:2]
+    first = (name for name, value in stage.metrics.items() if value or not name.endswith("_rows"))
+    names = [verdict.metric for verdict in stage.verdicts] or list(islice(first, 2))
     return "  ".join(f"{name} {_number(stage.metrics.get(name))}" for name in names)
 
 

@@ -158,16 +158,14 @@ def _counted(
     content: Content,
     basis: str,
 ) -> DataCount:
-    held_out = [_held_out(data, shares, side, total) for side in ("validation", "test")]
-    is_builtin_prompts = isinstance(data.origin, Builtin) and data.origin.kind == "prompts"
-    train = total if is_builtin_prompts else round(total * (1 - shares.validation - shares.test))
+    train, validation, test = _sides(data, shares, total)
     columns = [*zip(*(responses for _, responses in sampled), strict=False)] if content != "rankings" else []
     if content == "rankings":
         columns = [tuple(length for _, responses in sampled for length in responses)]
     return DataCount(
-        train=max(1, train if data.rows is None else min(train, data.rows)),
-        validation=held_out[0],
-        test=held_out[1],
+        train=train,
+        validation=validation,
+        test=test,
         prompt=_sorted(prompt for prompt, _ in sampled),
         responses=tuple(_sorted(column) for column in columns),
         whole=_sorted(prompt + max(responses, default=0) for prompt, responses in sampled),
@@ -178,6 +176,19 @@ def _counted(
 
 def _sorted(lengths: Any) -> Lengths:
     return Lengths(tuple(sorted(lengths)))
+
+
+def _sides(data: Data, shares: Shares, total: int) -> tuple[int, int, int]:
+    """Rows for training, validation and test, of so many."""
+    if data.is_test_set:
+        return 0, 0, total
+    is_builtin_prompts = isinstance(data.origin, Builtin) and data.origin.kind == "prompts"
+    train = total if is_builtin_prompts else round(total * (1 - shares.validation - shares.test))
+    return (
+        max(1, train if data.rows is None else min(train, data.rows)),
+        _held_out(data, shares, "validation", total),
+        _held_out(data, shares, "test", total),
+    )
 
 
 def _held_out(data: Data, shares: Shares, side: str, total: int) -> int:

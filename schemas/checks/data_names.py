@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
+from schemas.checks.kept_apart import held_out_of, is_test_set
 from schemas.checks.plain_recipe import (
     Plain,
     builtin_content,
@@ -36,6 +37,11 @@ def data_references(plain: Plain) -> Iterator[Problem]:
                 known = [*datasets, *(each for each, of in kinds_of(plain).items() if of in collectors)]
                 remedy = suggest(target, known) or "define it under data"
                 yield Problem(field_path, f"no dataset is called {quote(target)}", remedy)
+    kept_apart = [(path, other) for path, _, other in held_out_of(plain)]
+    kept_apart += [(("data", name, "split", "test"), name) for name in data if is_test_set(plain, name)]
+    for path, other in kept_apart:
+        if other in data:  # of those that stages read, these are their content
+            readers.setdefault(other, [(path, "prompts")])
     for target, uses in readers.items():
         known_content = builtin_content(mapping_of(data[target]))
         # Prefer the content that the source is known to hold, else the one that needs more than prompts.

@@ -9,6 +9,7 @@ from typing import Any
 
 from schemas.checks.cycles import cycles
 from schemas.checks.data_names import data_references
+from schemas.checks.kept_apart import kept_apart_problems
 from schemas.checks.plain_recipe import (
     Plain,
     datasets_of,
@@ -65,6 +66,7 @@ def name_problems(plain: Plain) -> list[Problem]:
         judge_references(plain),
         _reward_references(plain),
         data_references(plain),
+        kept_apart_problems(plain),
         verifier_references(plain),
         verifiers_of_another_task(plain),
         comparisons_without_answers(plain),

@@ -213,6 +213,8 @@ def _rule(error: ErrorDetails) -> str:
             return f"{context['min_length']} or more in number"
         case "too_long":
             return f"{context['max_length']} or fewer in number"
+        case "literal_error":
+            return " or ".join(map(quote, _choices(context)))
         case _:
             return f"otherwise ({error['msg']})"
 

@@ -146,8 +146,16 @@ class Split(Frozen):
     validation: Count | Fraction | None = None
     """A share of all prompts, which must be the same in every dataset; or a number of rows from that share, of which
     the rest is not used. None: the share that other datasets give, else 0.05."""
-    test: Count | Fraction | None = None
-    """The same for the rows of gates and evaluation."""
+    test: Count | Fraction | Literal["all"] | None = None
+    """The same for the rows of gates and evaluation. ``all``: the dataset is a test set, whose rows evaluations alone read. No
+    other dataset of the recipe trains on its prompts, or selects checkpoints by them: their rows with such prompts are left out."""
+
+    @rule
+    def _a_test_set_has_test_rows_alone(self) -> None:
+        if self.test == "all" and self.validation is not None:
+            raise ValueError(
+                f"validation={self.validation:g} of a dataset whose rows are all test rows (test=all); leave it out"
+            )
 
     @rule
     def _shares_leave_training_rows(self) -> None:
@@ -207,7 +215,10 @@ class Labels(Frozen):
 
 
 class NearDuplicates(Frozen):
-    """Rows for training whose prompt is nearly one that is held out: they are left out, reported, and limited."""
+    """Rows for training whose prompt is nearly one that is held out: they are left out, reported, and limited.
+
+    Held-out prompts are the dataset's own, those of test sets (``split.test: all``), and those of ``held_out_of``.
+    """
 
     similarity: Similarity = 0.8
     """Two prompts are near-duplicates from this Jaccard similarity on: the share of their sequences of three characters
@@ -215,6 +226,14 @@ class NearDuplicates(Frozen):
     max_dropped: Probability = 0.1
     """Largest share of the rows for training that may be left out; above it the data is refused. Prompts that share a long
     template are alike without being leaks: a higher similarity tells them apart."""
+    held_out_of: tuple[Name, ...] = Field(default=(), max_length=MAX_NAMED, exclude_if=is_default(()))
+    """Other datasets of the recipe whose held-out prompts count as well. Test sets need not be named."""
+
+    @rule
+    def _names_are_different(self) -> None:
+        twice = next((name for name in self.held_out_of if self.held_out_of.count(name) > 1), None)
+        if twice is not None:
+            raise ValueError(f"held_out_of has {twice} twice; leave one out")
 
 
 class Data(Frozen):
@@ -249,8 +268,8 @@ class Data(Frozen):
     rows: Count | None = None
     """Most rows for training; None: all rows of the source."""
     near_duplicates: NearDuplicates | None = Field(default=None, exclude_if=is_unset)
-    """Leave out rows for training that are nearly the same as a held-out prompt of this dataset. None: only prompts that are
-    equal but for case and white space are kept on one side, since in short prompts (sums, say) near-duplicates are no leaks."""
+    """Leave out rows for training that are nearly the same as a held-out prompt. None: only prompts that are equal but for case
+    and white space are kept on one side, since in short prompts (sums, say) near-duplicates are no leaks."""
     max_dropped: Probability = 0.01
     """Largest share of unusable rows; above it the data is refused. Unusable are rows that cannot be read, are empty,
     or have equal sides; and, in a stage that reads them, rows whose prompt is too long or whose sides are equal after
@@ -260,6 +279,26 @@ class Data(Frozen):
     def origin(self) -> DataSource:
         """What ``source`` names."""
         return data_source(self.source)
+
+    @property
+    def is_test_set(self) -> bool:
+        """Whether all of its rows are test rows."""
+        return self.split.test == "all"
+
+    @rule
+    def _a_test_set_trains_nothing(self) -> None:
+        if not self.is_test_set:
+            return
+        if isinstance(self.origin, Builtin):
+            raise ValueError(
+                f"split.test=all makes a test set of a file, and source={self.source!r} is built in, with "
+                "test rows of its own; give a number of rows"
+            )
+        for field in ("rows", "near_duplicates"):
+            if getattr(self, field) is not None:
+                raise ValueError(
+                    f"{field} is about rows for training, and with split.test=all there are none; leave it out"
+                )
 
     @rule
     def _templates_make_text(self) -> None:

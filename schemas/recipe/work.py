@@ -2,8 +2,10 @@
 
 from typing import TYPE_CHECKING, Literal
 
+from pydantic import Field
+
 from schemas.frozen import Frozen
-from schemas.recipe.fields import Count, Name, Positive
+from schemas.recipe.fields import Count, Name, Positive, is_default
 from schemas.recipe.inputs import (
     Benchmark,
     Content,
@@ -38,7 +40,9 @@ class PrepareData(Work):
     shares: Shares = Shares()
     """The recipe's held-out shares, which decide the split of each prompt."""
     alone: bool = False
-    """Whether this is the recipe's only dataset; then a number of held-out rows may exceed its share."""
+    """Whether this is the recipe's only dataset beside test sets; then a number of held-out rows may exceed its share."""
+    test_sets: tuple[Name, ...] = Field(default=(), exclude_if=is_default(()))
+    """The recipe's test sets, whose prompts are left out; their roles are ``test_set.0``, ``test_set.1`` …"""
 
 
 class MixData(Work):

@@ -39,6 +39,10 @@ METRICS: tuple[Metric, ...] = (
         "are not trained on either. Of a mixture: rows of its parts beyond their share.",
     ),
     Metric(
+        "contaminated_rows", "rows",
+        "Rows left out because a test set of the recipe (split.test: all) has their prompt; report.json has the first.",
+    ),
+    Metric(
         "near_duplicate_rows", "rows",
         "Rows left out of training because their prompt is nearly a held-out one (near_duplicates); report.json has the first.",
     ),

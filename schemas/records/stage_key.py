@@ -27,9 +27,9 @@ from schemas.recipe.sources import (
     Registered,
 )
 from schemas.recipe.terms import row_of
-from schemas.recipe.work import ImportBenchmark, ImportModel, ImportVerifier, MixData, Work
+from schemas.recipe.work import ImportBenchmark, ImportModel, ImportVerifier, MixData, PrepareData, Work
 from schemas.source_files import data_format
-from schemas.steps import BUILTIN_VERIFIERS, JUDGES, part_role
+from schemas.steps import BUILTIN_VERIFIERS, JUDGES, held_out_role, part_role, role_of_test_set
 
 NOT_IN_KEY = frozenset(
     {
@@ -90,6 +90,12 @@ def key_parts(
             role: _take(digests, role, kind)
             for role in map(part_role, range(len(configuration.pop("parts"))))
         }
+    if isinstance(work, PrepareData):
+        test_sets = configuration.pop("test_sets", ())
+        held_out_of = (configuration["data"].get("near_duplicates") or {}).pop("held_out_of", ())
+        roles = [role_of_test_set(i) for i in range(len(test_sets))]
+        roles += [held_out_role(i) for i, name in enumerate(held_out_of) if name not in test_sets]
+        named |= {role: _take(digests, role, kind) for role in roles}
     reward_names = _reward_names(configuration)
     read_rewards = {
         place: _reward_by_content(name, rewards, digests, kind) for place, name in reward_names.items()

@@ -5,8 +5,10 @@ cut into bands; texts with an equal band are compared (Leskovec, Rajaraman and U
 """
 
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
@@ -31,14 +33,21 @@ class NearDuplicate:
     row: int
     """Its number among the usable rows, from 0."""
     held_out_row: int
+    """The same; of another dataset, its number among that one's held-out rows, validation first."""
     similarity: float
     prompt: str
     """The beginning of it."""
     held_out: str
+    held_out_of: str | None = None
+    """The dataset that holds it out; None: the same."""
 
 
 def near_duplicates(
-    texts: Callable[[], Iterable[str]], sides: Sequence[str | None], *, similarity: float
+    texts: Callable[[], Iterable[str]],
+    sides: Sequence[str | None],
+    *,
+    similarity: float,
+    elsewhere: Iterable[tuple[str, str]] = (),
 ) -> Iterator[NearDuplicate]:
     """The rows for training whose text has at least that Jaccard similarity with a held-out one, each once.
 
@@ -48,6 +57,7 @@ def near_duplicates(
         texts: the text of every row, in order; called twice.
         sides: the side of every row; may be changed behind the row that was found last.
         similarity: of their sets of shingles, above 0.
+        elsewhere: (dataset, text) that others hold out.
     """
     from rensa import RMinHash, RMinHashLSH  # only where it is asked for
 
@@ -60,14 +70,13 @@ def near_duplicates(
         signature.update(sorted(shingles(text)))
         return signature
 
-    held_out: list[tuple[int, str]] = []
+    held_out: list[tuple[str | None, int, str]] = []
     values = array("I")
-    for row, (text, side) in enumerate(zip(texts(), sides, strict=True)):
-        if side in (VALIDATION, TEST):
-            signature = signed(text)
-            index.insert(len(held_out), signature)
-            values.extend(signature.digest())
-            held_out.append((row, text))
+    for dataset, row, text in chain(_held_out(texts(), sides), _numbered(elsewhere)):
+        signature = signed(text)
+        index.insert(len(held_out), signature)
+        values.extend(signature.digest())
+        held_out.append((dataset, row, text))
     signatures = np.frombuffer(values, dtype=np.uint32).reshape(len(held_out), num_hashes)
     for row, text in enumerate(texts()):
         if sides[row] != TRAIN:
@@ -76,13 +85,26 @@ def near_duplicates(
         candidates = np.array(sorted(index.query(signature)), dtype=np.int64)
         alike = (signatures[candidates] == np.array(signature.digest(), dtype=np.uint32)).mean(axis=1)
         for place in np.argsort(-alike, kind="stable")[: int((alike >= similarity - _MARGIN).sum())]:
-            other_row, other = held_out[candidates[place]]
+            dataset, other_row, other = held_out[candidates[place]]
             exact = jaccard(text, other)
             if exact >= similarity:
                 yield NearDuplicate(
-                    row, other_row, exact, text[:_SHOWN_CHARACTERS], other[:_SHOWN_CHARACTERS]
+                    row, other_row, exact, text[:_SHOWN_CHARACTERS], other[:_SHOWN_CHARACTERS], dataset
                 )
                 break
+
+
+def _held_out(texts: Iterable[str], sides: Sequence[str | None]) -> Iterator[tuple[None, int, str]]:
+    for row, (text, side) in enumerate(zip(texts, sides, strict=True)):
+        if side in (VALIDATION, TEST):
+            yield None, row, text
+
+
+def _numbered(elsewhere: Iterable[tuple[str, str]]) -> Iterator[tuple[str, int, str]]:
+    rows: Counter[str] = Counter()
+    for dataset, text in elsewhere:
+        yield dataset, rows[dataset], text
+        rows[dataset] += 1
 
 
 def shingles(text: str) -> set[str]:

@@ -37,6 +37,12 @@ def _side_at(position: float, shares: Shares) -> str:
     return VALIDATION if position < shares.test + shares.validation else TRAIN
 
 
+def size_of(split: Split, shares: Shares, side: str) -> int | float:
+    """Rows of a held-out side, or their share of all."""
+    size, share = getattr(split, side), getattr(shares, side)
+    return size if isinstance(size, int | float) else float(share)
+
+
 def split_by_shares(positions: Sequence[float], split: Split, shares: Shares) -> list[str | None]:
     """The side of every row, of whose prompt this is the position, by ``shares``; None for rows of a held-out side beyond the number that ``split`` asks for.
 
@@ -79,7 +85,7 @@ def split_alone(positions: Sequence[float], split: Split, shares: Shares) -> lis
     Raises:
         TooFewRows: a side, or training, would be left without rows.
     """
-    sizes = {TEST: split.test or shares.test, VALIDATION: split.validation or shares.validation}
+    sizes = {side: size_of(split, shares, side) for side in (TEST, VALIDATION)}
     ordered = np.sort(np.asarray(positions))
     test_end = _end_of(sizes[TEST], start=0.0, ordered=ordered)
     validation_end = _end_of(sizes[VALIDATION], start=test_end, ordered=ordered)

@@ -116,7 +116,7 @@ OF_OTHER_SWITCHES = {
 @pytest.mark.parametrize("name", ["demonstrations", "sft", "reward", "value", "policy"])
 def test_a_stage_reports_exactly_the_metrics_of_the_page(name: str, pipeline: Any) -> None:
     kind = pipeline.job(name).work.kind
-    of_switches = {"critic_weight_mean", "near_duplicate_rows"}
+    of_switches = {"critic_weight_mean", "contaminated_rows", "near_duplicate_rows"}
     assert set(pipeline.metrics(name)) == headline_metric_names(kind) - of_switches
     journal = pipeline.root / name / "scratch" / JOURNAL
     written = {metric for entry in read(journal) for metric in entry.metrics} if journal.exists() else set()

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from flows.estimates.token_counts import DataCount, Lengths, count_data, mixed, token_counter
 from schemas.loading.recipe_file import parse_recipe
-from schemas.recipe.inputs import HeldOutRows, Mixture
+from schemas.recipe.inputs import HeldOutRows, Mixture, Split
 from schemas.recipe.recipe import Recipe
 
 RECIPE = """\
@@ -54,6 +54,17 @@ def test_rows_and_tokens_of_a_file(tmp_path: Path) -> None:
     assert response.mean == mean(2 + i % 3 for i in range(120)) + 1, "a token ends each response"
     assert found.whole.longest == 4 + 4 + 2
     assert found.basis == "120 rows of rows.jsonl, the first 120 measured, tokens one a character"
+
+
+def test_all_rows_of_a_test_set_are_test_rows(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows(120)))
+    recipe = parse_recipe(RECIPE % (path, ""), needs_files=False)
+    data = recipe.data["demos"].model_copy(update={"split": Split(test="all")})
+    recipe = recipe.model_copy(update={"data": {"demos": data}})
+    count, name = token_counter(None, is_character_model=True)
+    found = count_data(recipe, "demos", count, counted_by=name)
+    assert (found.train, found.validation, found.test) == (0, 0, 120)
 
 
 @pytest.mark.parametrize("ending", [".jsonl", ".jsonl.gz", ".parquet", ".csv", ".json"])

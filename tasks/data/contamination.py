@@ -1,0 +1,61 @@
+"""Prompts that other datasets of the recipe hold out: rows with such a prompt, or nearly one, are not trained on."""
+
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from schemas.conversations import first_words
+from schemas.recipe.work import PrepareData
+from schemas.records.job import StageJob
+from schemas.steps import held_out_role, role_of_test_set
+from tasks.data.rows import column_names, open_parquet
+from tasks.data.splits import TEST, VALIDATION, prompt_position
+
+ASKED_COLUMNS = ("prompt", "messages")
+"""Those that say what was asked."""
+_READ_ROWS = 1 << 14
+
+
+def asked_text(row: Mapping[str, Any]) -> str:
+    """The row's prompt; of a conversation, what the user said first."""
+    turns = row.get("messages")
+    text: str = row["prompt"] if turns is None else first_words(turns)
+    return text
+
+
+def positions_of(asked: Iterable[str]) -> Sequence[float]:
+    """What decides the side of every row: the position of its prompt."""
+    return array("d", map(prompt_position, asked))
+
+
+def contaminated(positions: Sequence[float], job: StageJob[PrepareData]) -> Any:
+    """(N,) booleans: whether a test set has the row's prompt, but for case and white space."""
+    if not job.work.test_sets:
+        return np.zeros(len(positions), dtype=np.bool_)
+    held_out = [
+        position
+        for i in range(len(job.work.test_sets))
+        for position in positions_of(_asked_in(job.inputs[role_of_test_set(i)], TEST))
+    ]
+    return np.isin(np.asarray(positions), np.unique(np.asarray(held_out, dtype=np.float64)))
+
+
+def held_out_elsewhere(job: StageJob[PrepareData]) -> Iterator[tuple[str, str]]:
+    """(dataset, text) of what test sets and the datasets that ``near_duplicates`` names hold out."""
+    for i, name in enumerate(job.work.test_sets):
+        yield from ((name, text) for text in _asked_in(job.inputs[role_of_test_set(i)], TEST))
+    near = job.work.data.near_duplicates
+    for i, name in enumerate(near.held_out_of if near else ()):
+        if name not in job.work.test_sets:
+            folder = job.inputs[held_out_role(i)]
+            yield from ((name, text) for side in (VALIDATION, TEST) for text in _asked_in(folder, side))
+
+
+def _asked_in(folder: Path, side: str) -> Iterator[str]:
+    columns = [column for column in ASKED_COLUMNS if column in column_names(folder, side)]
+    with open_parquet(folder / f"{side}.parquet") as file:
+        for batch in file.iter_batches(_READ_ROWS, columns=columns):
+            yield from map(asked_text, batch.to_pylist())
