@@ -94,3 +94,22 @@ def test_nothing_that_adapters_need_is_collected(lora_run: Workspace) -> None:
     before = set(objects(lora_run).values())
     collect(lora_run)
     assert all(folder.is_dir() for folder in before)
+
+
+def test_two_machines_with_a_bucket_make_the_same(
+    lora_run: Workspace, bucket: str, tmp_path: Path, ledger_database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second has neither the adapters nor what they stand on until its stage reads them."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", ledger_database)
+    overrides = ("model.lora.rank=4", "model.lora.alpha=8", PUBLISH)
+    monkeypatch.setenv("VANTAGE_CACHE", str(tmp_path / "one"))
+    make_small_chat_run(tmp_path, Workspace.at(bucket), *overrides, until="reward")
+    monkeypatch.setenv("VANTAGE_CACHE", str(tmp_path / "another"))
+    make_small_chat_run(tmp_path, Workspace.at(bucket), *overrides)
+    [expected], [found] = read_runs(lora_run), read_runs(Workspace.at(bucket))
+    assert {step: stage.digest for step, stage in found.stages.items()} == {
+        step: stage.digest for step, stage in expected.stages.items()
+    }
+    assert {name: copy.digest for name, copy in found.copies.items()} == {
+        name: copy.digest for name, copy in expected.copies.items()
+    }

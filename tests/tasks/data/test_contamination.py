@@ -72,12 +72,14 @@ def test_its_prompts_are_on_no_side_of_others_whatever_their_case_and_white_spac
     _, output = prepared(tmp_path / "plain", rows, split=split)
     sides = {row["prompt"]: side for side in SPLITS for row in read_rows(output, side)}
     assert len(sides) == 42
-    result, output = prepared(tmp_path / "apart", rows, split=split, test_sets={"exam": exam})
+    _, more = prepared(tmp_path / "more", [{"prompt": "Question 7  of 49"}], split=Split(test="all"))
+    leaks.append("question 7 of 49")
+    result, output = prepared(tmp_path / "apart", rows, split=split, test_sets={"exam": exam, "more": more})
     kept = {row["prompt"]: side for side in SPLITS for row in read_rows(output, side)}
     assert kept == {prompt: side for prompt, side in sides.items() if prompt not in leaks}
-    assert result.metrics["contaminated_rows"] == 2 == result.metrics["unused_rows"]
+    assert result.metrics["contaminated_rows"] == 3 == result.metrics["unused_rows"]
     report = (output / "report.json").read_text()
-    assert '"contaminated": 2' in report and "What is New?" in report
+    assert '"contaminated": 3' in report and "What is New?" in report
 
 
 def test_a_number_of_rows_is_reached_without_them(tmp_path: Path, exam: Path) -> None:
