@@ -249,8 +249,8 @@ class Data(Frozen):
     """Our column → a column of the file (``chosen.value`` is a field inside it) or a template
     ``"{instruction} {input}"``. A verifier gets ``answer`` with the prompt. ``reward_evaluation`` measures each ``subgroup`` of
     preferences on its own. A number in place of text makes the row unusable, except in ``answer``, ``subgroup`` and in
-    a template, where it is converted to text. Cells of CSV are text; empty ones
-    are missing. Empty: the format is recognised from the file's first 1,000 rows (``vantage data inspect`` shows it).
+    a template, where it is converted to text. Cells of CSV are text, with commas between them, or with semicolons, tabs or bars if
+    the header has no comma; empty ones are missing. Empty: the format is recognised from the file's first 1,000 rows (``vantage data inspect`` shows it).
 
     Conversations (lists of messages, HH transcripts) are read from ``conversation``, which ends with the response of a
     demonstration, or from ``prompt``, ``chosen`` and ``rejected``; two conversations without a prompt have it in common.

@@ -14,7 +14,7 @@ import re
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
@@ -271,8 +271,9 @@ def _refuse_rest(rest: bytes, file: BinaryIO) -> None:
 # -- CSV
 
 
-_OTHER_MARKS = (";", "\t", "|")
-"""What stands between cells in place of commas, in files of some programs."""
+_MARKS = (",", ";", "\t", "|")
+"""What may stand between cells: the first of these that the header has outside of quotes."""
+_QUOTED = re.compile(r'"(?:[^"]|"")*"')
 
 
 def _csv_rows(file: BinaryIO) -> Iterator[SourceRow]:
@@ -282,11 +283,6 @@ def _csv_rows(file: BinaryIO) -> Iterator[SourceRow]:
     if not isinstance(header, list):
         raise UnreadableFile(
             "its first line, which names the columns, is no line of CSV with line ends of \\n"
-        )
-    other = next((mark for mark in _OTHER_MARKS if len(header) == 1 and mark in header[0]), None)
-    if other is not None:
-        raise UnreadableFile(
-            f"its first line has {other!r} between the names of columns; write it with commas"
         )
     doubled = sorted({name for name in header if name and header.count(name) > 1})
     if doubled:
@@ -308,12 +304,18 @@ def _csv_row(header: list[str], cells: list[str]) -> SourceRow:
 
 
 class _TextLines:
-    """The records of a CSV file. Where a quote is wrong, lines that were taken for the rest of a cell are put back."""
+    """The records of a CSV file, whose first line says what stands between cells. Where a quote is wrong, lines that were taken for the rest of a cell are put back."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._lines = _lines(file)
         self._waiting: deque[str | None] = deque()
         self._taken: list[str | None] = []
+        header = ""
+        with suppress(csv.Error):  # one that is too long is told with the first record
+            header = next(self._feed(), "")
+        self._waiting.extend(self._taken)
+        unquoted = _QUOTED.sub("", header)
+        self._mark = next((mark for mark in _MARKS if mark in unquoted), _MARKS[0])
 
     def record(self, num_cells: int | None = None) -> list[str] | Fault | None:
         """The next record that is no blank line, or why it is none; None at the end of the file.
@@ -325,16 +327,28 @@ class _TextLines:
         while True:
             self._taken = []
             try:
-                cells = next(csv.reader(self._feed(), strict=True), None)
+                cells = next(csv.reader(self._feed(), strict=True, delimiter=self._mark), None)
             except csv.Error:
                 return self._fault("not CSV: its quotes, its line end or its length")
             if cells is None:
                 return None
             rest = [line or "" for line in self._taken[1:]]
-            if num_cells is not None and len(cells) != num_cells and rest and _are_records(rest, num_cells):
+            if (
+                num_cells is not None
+                and len(cells) != num_cells
+                and rest
+                and self._are_records(rest, num_cells)
+            ):
                 return self._fault("not CSV: its quotes, its line end or its length")
             if cells:
                 return cells
+
+    def _are_records(self, lines: list[str], num_cells: int) -> bool:
+        try:
+            reader = csv.reader(lines, strict=True, delimiter=self._mark)
+            return all(len(cells) in (0, num_cells) for cells in reader)
+        except csv.Error:
+            return False
 
     def _fault(self, reason: str) -> Fault:
         self._waiting.extendleft(reversed(self._taken[1:]))
@@ -355,13 +369,6 @@ class _TextLines:
             if size > MAX_ROW_BYTES:
                 raise csv.Error("too long")
             yield line or ""
-
-
-def _are_records(lines: list[str], num_cells: int) -> bool:
-    try:
-        return all(len(cells) in (0, num_cells) for cells in csv.reader(lines, strict=True))
-    except csv.Error:
-        return False
 
 
 # -- Parquet

@@ -88,6 +88,13 @@ PREFERENCES: dict[str, Callable[[int], Row]] = {
         "rejected": str([user(asked(n)), assistant(bad(n))]),
     },
     "arena": arena,
+    "a_column_for_each_answer": lambda n: {
+        "prompt": asked(n),
+        **sides(n, "response_a", "response_b"),
+        "winner_model_a": int(n % 5 != 4 and n % 2 == 0),
+        "winner_model_b": int(n % 5 != 4 and n % 2 == 1),
+        "winner_tie": int(n % 5 == 4),
+    },
     "stack_exchange_paired": lambda n: {"question": asked(n), "response_j": good(n), "response_k": bad(n)},
     "stack_exchange_preferences": lambda n: {
         "question": asked(n),

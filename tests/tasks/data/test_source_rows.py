@@ -203,11 +203,21 @@ def test_a_csv_without_a_usable_header_is_refused(tmp_path: Path, text: str, sai
         read(tmp_path, text, ".csv")
 
 
-@pytest.mark.parametrize("mark", [";", "\t"])
-def test_a_csv_without_commas_is_refused_with_what_to_write(tmp_path: Path, mark: str) -> None:
-    (tmp_path / "rows.csv").write_text(f'prompt{mark}response\n"q, and\nmore"{mark}a\n')
-    with pytest.raises(UnreadableFile, match="between the names of columns; write it with commas"):
-        list(read_rows_of(tmp_path / "rows.csv", ".csv", NO_LIMIT))
+@pytest.mark.parametrize("mark", [";", "\t", "|"])
+@pytest.mark.parametrize("quote", ["", '"'])
+def test_the_header_says_what_stands_between_cells(tmp_path: Path, mark: str, quote: str) -> None:
+    header = f"{quote}prompt, or question{quote}" if quote else "prompt"
+    text = f'{header}{mark}{quote}response{quote}\n"q, {mark} and\nmore"{mark}a, b\n"never closed{mark}c\nd{mark}e\n'
+    (tmp_path / "rows.csv").write_text(text)
+    first, broken, last = read_rows_of(tmp_path / "rows.csv", ".csv", NO_LIMIT)
+    assert first == {header.strip('"'): f"q, {mark} and\nmore", "response": "a, b"}
+    assert reasons([broken]) == ["not CSV: its quotes, its line end or its length"]
+    assert last == {header.strip('"'): "d", "response": "e"}
+
+
+def test_of_several_marks_in_the_header_a_comma_counts(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("prompt,a;b\nx;y,z\n")
+    assert list(read_rows_of(tmp_path / "rows.csv", ".csv", NO_LIMIT)) == [{"prompt": "x;y", "a;b": "z"}]
 
 
 def test_a_bad_value_of_parquet_costs_its_row(tmp_path: Path) -> None:
