@@ -63,6 +63,7 @@ class Assembly:
         row = dict(values)
         if self.content == "preferences" and "chosen" not in self.columns:
             self._choose(row)
+        _read_rounds(row)
         turns = self._turns(row)
         if turns is not None:
             turns = _with_earlier_turns(turns, row)
@@ -72,7 +73,7 @@ class Assembly:
             row["prompt"] = turns[0]["content"] if is_one_prompt(turns) else transcript(turns)
         if row.get("scores") is not None and row.get("ranks") is None:
             row["ranks"] = [None if score is None else -score for score in row["scores"]]
-        for column in ("response", "chosen", "rejected"):
+        for column in _SIDES:
             if isinstance(row.get(column), list):
                 row[column] = _last_words(row[column], column)
         if turns is not None:
@@ -141,16 +142,45 @@ class Assembly:
         row["chosen"], row["rejected"] = pair[ranks.index(min(ranks))], pair[ranks.index(max(ranks))]
 
 
+_SIDES = ("response", "chosen", "rejected")
+
+
+def _read_rounds(row: Values) -> None:
+    """Make messages of a prompt and responses that are lists of texts written as JSON, an item a round (Chatbot Arena)."""
+    sides = [side for side in _SIDES if row.get(side) is not None]
+    asked = texts_in_json(row.get("prompt"))
+    said = [texts_in_json(row[side]) for side in sides]
+    if not asked or not said or any(texts is None or len(texts) != len(asked) for texts in said):
+        return
+    for side, texts in zip(sides, said, strict=True):
+        row[side] = [
+            Message(role=role, content=text, extra=None)
+            for each in zip(asked, texts or [], strict=True)
+            for role, text in zip(("user", "assistant"), each, strict=True)
+        ]
+    row["prompt"] = [Message(role="user", content=asked[0], extra=None)]
+
+
+def texts_in_json(value: Any) -> list[str] | None:
+    """The texts of a list that is written as JSON in a text; None: it is anything else."""
+    if not isinstance(value, str) or not value.lstrip().startswith("["):
+        return None
+    try:
+        found = json.loads(value)
+    except (ValueError, RecursionError):
+        return None
+    is_list = isinstance(found, list) and all(isinstance(item, str) for item in found)
+    return found if is_list else None
+
+
 def _with_earlier_turns(turns: list[Message], row: Values) -> list[Message]:
     """The prompt with the turns that stand before the last one in the responses, where these are conversations."""
-    for column in ("response", "chosen", "rejected"):
+    for column in _SIDES:
         if is_transcript(row.get(column)):
             read = read_transcript(row[column])
             if len(read) > 1 and joined(turns, read[:-1]) is not None:
                 row[column] = read
-    sides = [
-        row[column] for column in ("response", "chosen", "rejected") if isinstance(row.get(column), list)
-    ]
+    sides = [row[column] for column in _SIDES if isinstance(row.get(column), list)]
     before = [side[:-1] for side in sides]
     if not any(before):
         return turns

@@ -97,8 +97,8 @@ class RowMapper:
             )
         value = self._follow(row, spec, ours)
         try:
-            if self._is_text and isinstance(value, str) and read is as_number:
-                value = _number_in(value)
+            if self._is_text and read in (as_number, as_numbers):
+                value = _numbers_in(value)
             return None if value is None else read(value)
         except ValueError as error:
             wanted = f"; {ours} is {kind}{_hint(ours)}"
@@ -216,6 +216,13 @@ def whole_text(text: str | None) -> str | None:
     except UnicodeEncodeError:
         raise ValueError("half of a character (a lone surrogate) is not text") from None
     return text
+
+
+def _numbers_in(value: Any) -> Any:
+    """The number in a text, also in each of a list, as columns of one pattern are; anything else as it is."""
+    if isinstance(value, list):
+        return list(map(_numbers_in, value))
+    return _number_in(value) if isinstance(value, str) else value
 
 
 def _number_in(text: str) -> float:

@@ -4,6 +4,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tasks.data.columns import RowMapper, WrongValue
+
 if TYPE_CHECKING:
     from tasks.data.formats import Format
 
@@ -12,6 +14,8 @@ _MOST = 0.9
 _LEAST_CHARACTERS = 20
 """Of a prompt: a shorter one may be how a response begins by chance."""
 
+
+_RESPONSES = ("response", "chosen", "rejected", "response_a", "response_b", "responses")
 
 MARKS = ("label", "desirable", "if_chosen", "is_safe")
 """Columns that mark a single answer as good or bad."""
@@ -34,7 +38,7 @@ def refuse_garbled(found: "Format", rows: Sequence[Mapping[str, Any]], content: 
                 "into a file of their own, or, if all shall be learnt, map the columns in the recipe under data.NAME.columns"
             )
     prompt = found.columns.get("prompt", "")
-    if _share(_is_json_list(row.get(prompt)) for row in rows) >= _MOST:
+    if not _has_rounds(found, rows) and _share(_is_json_list(row.get(prompt)) for row in rows) >= _MOST:
         raise GarbledRows(
             f"the texts of {prompt!r} are lists written as JSON; write the file with messages "
             '([{"role": "user", "content": …}]), or with one text for each prompt and response'
@@ -69,6 +73,21 @@ def _is_json_list(text: Any) -> bool:
     except (ValueError, RecursionError):
         return False
     return isinstance(value, list) and bool(value) and all(isinstance(item, str | None) for item in value)
+
+
+def _has_rounds(found: "Format", rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the responses are such lists too: then an item of each is a round (``tasks.data.assembly``)."""
+    sides = {column: spec for column, spec in found.columns.items() if column in _RESPONSES}
+    return bool(sides) and _share(_are_json_lists(RowMapper(sides), row) for row in rows) >= _MOST
+
+
+def _are_json_lists(mapper: RowMapper, row: Mapping[str, Any]) -> bool:
+    try:
+        found = mapper.map(row).values()
+    except WrongValue:
+        return False
+    texts = [text for value in found for text in (value if isinstance(value, list) else [value])]
+    return bool(texts) and all(map(_is_json_list, texts))
 
 
 def _begin_alike(row: Mapping[str, Any], prompt: str, sides: Sequence[str]) -> bool:

@@ -1,5 +1,6 @@
 """Layouts of published datasets, with invented words: who asks, which side is better, and what is refused with its remedy."""
 
+import csv
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -95,6 +96,13 @@ PREFERENCES: dict[str, Callable[[int], Row]] = {
         "winner_model_b": int(n % 5 != 4 and n % 2 == 1),
         "winner_tie": int(n % 5 == 4),
     },
+    "rounds_written_as_json": lambda n: {
+        "prompt": json.dumps([asked(n)]),
+        **{side: json.dumps([text]) for side, text in sides(n, "response_a", "response_b").items()},
+        "winner_model_a": int(n % 5 != 4 and n % 2 == 0),
+        "winner_model_b": int(n % 5 != 4 and n % 2 == 1),
+        "winner_tie": int(n % 5 == 4),
+    },
     "stack_exchange_paired": lambda n: {"question": asked(n), "response_j": good(n), "response_k": bad(n)},
     "stack_exchange_preferences": lambda n: {
         "question": asked(n),
@@ -140,6 +148,38 @@ def test_pairs(tmp_path: Path, layout: str) -> None:
     entry = yaml.safe_load(found.recipe)["data"]["rows"]
     reader = RowReader(Data(**entry), "preferences", [])
     assert [reader.read(PREFERENCES[layout](n)) for n, _ in rows] == [row for _, row in rows]
+
+
+def test_numbers_in_columns_of_one_pattern_are_read_from_csv(tmp_path: Path) -> None:
+    rows = [PREFERENCES["rounds_written_as_json"](n) for n in range(20)]
+    with (tmp_path / "rows.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    found, made = inspect_file(tmp_path / "rows.csv", "preferences")
+    assert found.columns["scores"] == "winner_model_[ab]" and len(made) == 16
+    assert all((row["chosen"], row["rejected"]) == (good(n), bad(n)) for n, row in made)
+
+
+def test_several_rounds_written_as_json_are_a_conversation(tmp_path: Path) -> None:
+    """Chatbot Arena's; where the earlier answers differ, no pair is made."""
+
+    def row(n: int) -> Row:
+        first = ["Hello!", "Good day." if n == 7 else "Hello!"]
+        texts = {
+            side: json.dumps([first[i], text])
+            for i, (side, text) in enumerate(zip("ab", in_turn(n), strict=True))
+        }
+        answers = {f"response_{side}": text for side, text in texts.items()}
+        return {"prompt": json.dumps(["Hi.", asked(n)]), **answers, "winner": f"model_{'ab'[n % 2]}"}
+
+    found, rows = inspect_file(lines(tmp_path / "rows.jsonl", [row(n) for n in range(20)]), "preferences")
+    assert [n for n, _ in rows] == [n for n in range(20) if n != 7] and len(found.problems) == 1
+    for n, made in rows:
+        assert [(turn["role"], turn["content"]) for turn in made["messages"]] == [
+            ("user", "Hi."), ("assistant", "Hello!"), ("user", asked(n)),
+        ]  # fmt: skip
+        assert (made["chosen"], made["rejected"]) == (good(n), bad(n))
 
 
 DEMONSTRATIONS: dict[str, Callable[[int], Row]] = {
