@@ -46,17 +46,28 @@ def gae(
     _check_unit_interval("gamma", gamma)
     _check_unit_interval("lam", lam)
     rewards, values = keep(rewards.detach(), response_mask), keep(values.detach(), response_mask)
-    advantages = torch.zeros_like(rewards + values)
-    decay = gamma * _one_per_row("lam", lam, advantages)
-    next_value = _one_per_row("final_values", 0.0 if final_values is None else final_values, advantages)
-    advantage = torch.zeros_like(next_value)
-    for t in reversed(range(response_mask.shape[1])):
-        valid = response_mask[:, t]
-        delta = rewards[:, t] + gamma * next_value - values[:, t]
-        advantage = torch.where(valid, delta + decay * advantage, advantage)
-        next_value = torch.where(valid, values[:, t], next_value)
-        advantages[:, t] = torch.where(valid, advantage, 0.0)
-    return advantages
+    zeros = torch.zeros_like(rewards + values)
+    decay = gamma * _one_per_row("lam", lam, zeros)
+    after_last = _one_per_row("final_values", 0.0 if final_values is None else final_values, zeros)
+    # Time-major, so that what one step reads lies together; masked positions are stepped over by δ = 0 and a decay of 1.
+    rewards, values, valid = (each.t().contiguous() for each in (rewards, values, response_mask))
+    deltas = torch.where(valid, rewards + gamma * _next_values(values, valid, after_last) - values, 0.0)
+    decays = torch.where(valid, decay, 1.0)
+    advantages = torch.empty_like(deltas)
+    advantage = torch.zeros_like(after_last)
+    for t in reversed(range(len(deltas))):
+        advantage = torch.mul(decays[t], advantage, out=advantages[t]).add_(deltas[t])
+    return keep(advantages.t().contiguous(), response_mask)
+
+
+def _next_values(values: Tensor, valid: Tensor, after_last: Tensor) -> Tensor:
+    """(T,B) the value at the next valid position of each row, or `after_last` (B,) where there is none."""
+    found = torch.empty_like(values, dtype=after_last.dtype)
+    following = after_last
+    for t in reversed(range(len(values))):
+        found[t] = following
+        following = torch.where(valid[t], values[t], following)
+    return found
 
 
 def truncated_gae(
