@@ -37,6 +37,7 @@ from models.folders import (
 )
 from models.logprobs import token_logprobs
 from models.output_head import LanguageHead, output_head, trunk
+from models.pass_counts import count_pass
 from models.scalar_head import fresh_head, read_scalars
 from models.sequences import Sequences
 from models.sharding import are_deferred, is_sharded, whole_weights
@@ -87,6 +88,7 @@ class ScalarModel(nn.Module):
         With `language`, the first N of these sequences, also the language head's log-probabilities (N, T) of their
         responses, from the same pass.
         """
+        count_pass(input_ids.numel(), attention_mask.sum())
         output = self.backbone(input_ids=input_ids, attention_mask=attention_mask, use_cache=False)
         hidden: Tensor = output.last_hidden_state
         at_positions = hidden.gather(1, positions[:, :, None].expand(-1, -1, hidden.shape[-1]))

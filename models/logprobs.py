@@ -16,6 +16,7 @@ from models.chunked_logits import (
 )
 from models.chunks import chunks
 from models.output_head import OutputHead, output_head, trunk
+from models.pass_counts import count_pass
 from models.scalar_head import read_scalars
 from models.sequences import Sequences
 
@@ -228,6 +229,7 @@ def _hidden_states(model: PreTrainedModel, sequences: Sequences) -> Tensor:
         if packing is None
         else {"input_ids": packing.input_ids, "position_ids": packing.position_ids}
     )
+    count_pass(inputs["input_ids"].numel(), sequences.attention_mask.sum())
     output = trunk(model)(**inputs, use_cache=False)
     hidden: Tensor = output.last_hidden_state
     return hidden

@@ -232,7 +232,7 @@ _TABLE = (
         curves=(
             *ROLLOUT,
             *SAMPLER,
-            "tokens_per_second",
+            *("tokens_per_second", "padding_share"),
             # the rollout
             *("scaled_score_mean", "reward_moments_mean", "reward_moments_std", "kl_coef", "reward_mean"),
             *(

@@ -64,6 +64,11 @@ METRICS: tuple[Metric, ...] = (
     Metric("learning_rate", "1", "Learning rate of the last optimiser step."),
     Metric("tokens_per_second", "tokens/s", "Tokens of prompts and responses processed per second."),
     Metric(
+        "padding_share", "1",
+        "Share of the positions in the step's passes that was padding, of all networks, with and without a gradient; "
+        "sampling does not count.",
+    ),
+    Metric(
         "grad_norm", "1",
         "L2 norm of the whole gradient before clipping, at the last optimiser step; best_of_n: the mean over the "
         "iteration's steps.",

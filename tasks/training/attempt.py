@@ -10,11 +10,13 @@ from math import isfinite
 from types import TracebackType
 from typing import Any, Generic, NoReturn, Self, cast
 
+import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from ledger.journal import Journal
+from models.pass_counts import taken_counts
 from schemas.records.job import StageJob
 from tasks.training import checkpoints, preemption, ranks
 from tasks.training.optimization import TrainingDiverged
@@ -105,6 +107,7 @@ class Attempt(Generic[State]):
             Preempted: the process was asked to stop; everything up to the finished step is saved.
         """
         self._progress.update(self.step)  # the first step begins now, not when the stage did
+        taken_counts()  # so of all that was computed before
         while self.step < self._total and not self._stopped:
             yield self.step
             self.step += 1
@@ -141,7 +144,7 @@ class Attempt(Generic[State]):
         """Write a step's metrics to the journal and show how far the stage is.
 
         Args:
-            metrics: name → value, of ``schemas.records.metrics``.
+            metrics: name → value, of ``schemas.records.metrics``; how much of the step's passes was padding is added.
             num_tokens: tokens that the step read or sampled, on all ranks.
             headline: the metric that a person wants to see beside the progress bar.
 
@@ -152,6 +155,7 @@ class Attempt(Generic[State]):
             raise TrainingDiverged(
                 f"{headline} is {metrics[headline]} at step {self.step}; lower the learning rate, or look at the data"
             )
+        metrics = {**metrics, **_padding_share()}
         tokens_per_second = self._speed.after(num_tokens)
         self._summary = f"{headline} {metrics[headline]:.4g}, {tokens_per_second:,.0f} tokens/s"
         if self._journal is not None:
@@ -278,3 +282,10 @@ class Speed:
             self._marks.popleft()
         start, before = self._marks[0]
         return (total - before) / max(now - start, 1e-9)
+
+
+def _padding_share() -> dict[str, float]:
+    """Of the passes since the last step, on all ranks; nothing where no rank made one."""
+    counts = taken_counts()
+    computed = ranks.total(torch.tensor([counts.positions, int(counts.tokens)], dtype=torch.float64))
+    return {"padding_share": 1 - float(computed[1] / computed[0])} if computed[0] else {}

@@ -188,7 +188,7 @@ def last_metrics(job: StageJob) -> dict[str, float]:
         name: value
         for entry in read(job.scratch / JOURNAL)
         for name, value in entry.metrics.items()
-        if name != "tokens_per_second"
+        if name not in ("tokens_per_second", "padding_share")  # which depends on who computes which rows
     }
 
 

@@ -1,0 +1,74 @@
+"""How much of the passes of a run was padding, as the run says it, against what transformers' model was given."""
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaModel
+
+from ledger.journal import read
+from models.builtin import build_tiny
+from models.folders import load_policy
+from models.logprobs import response_logprobs
+from models.packing import pack
+from models.pass_counts import taken_counts
+from models.sequences import collate
+from schemas.kinds import resolve_work
+from tasks.stages import run_stage
+from tasks.training.attempt import Attempt
+from tasks.training.scratch import JOURNAL
+
+
+@pytest.mark.parametrize("stage", ["sft", "reward", "value", "policy"])
+def test_a_step_says_how_much_of_its_passes_was_padding(
+    stage: str, pipeline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = pipeline.job(stage, folder=tmp_path)  # which makes its inputs first
+    job = job.model_copy(update={"work": resolve_work(job.work)})
+    given: list[tuple[int, int]] = []
+    forward = LlamaModel.forward
+
+    def recorded(self: LlamaModel, *args: Any, **inputs: Any) -> Any:
+        mask = inputs.get("attention_mask")
+        if (
+            mask is not None and not inputs["use_cache"]
+        ):  # which sampling has; a model is tried without a mask
+            given.append((inputs["input_ids"].numel(), int(mask.sum())))
+        return forward(self, *args, **inputs)
+
+    monkeypatch.setattr(LlamaModel, "forward", recorded)
+    ends: list[int] = []
+    finish_step = Attempt.finish_step
+
+    def noted(self: Attempt[Any], *args: Any, **named: Any) -> None:
+        ends.append(len(given))
+        finish_step(self, *args, **named)
+
+    monkeypatch.setattr(Attempt, "finish_step", noted)
+    run_stage(job)
+
+    said = [entry.metrics["padding_share"] for entry in read(job.scratch / JOURNAL)]
+    assert len(said) == len(ends) > 1
+    for (before, end), share in zip(pairwise(ends), said[1:], strict=True):
+        positions, tokens = map(sum, zip(*given[before:end], strict=True))
+        assert share == pytest.approx(1 - tokens / positions, abs=1e-12)
+        assert 0 <= share < 1
+    assert any(share > 0 for share in said)
+
+
+def test_packed_rows_are_counted_as_they_are_computed(tmp_path: Path) -> None:
+    prompts, responses = [[1, 2, 3], [1, 2], [1]], [[4, 5], [4, 5, 6, 7], [8]]
+    sequences = collate(prompts, responses, pad_token_id=0)
+    build_tiny(tmp_path, seed=0)
+    model = load_policy(tmp_path)
+    taken_counts()
+    with torch.no_grad():
+        response_logprobs(model, sequences, temperature=1.0)
+        counts = taken_counts()
+        assert (counts.passes, counts.positions, int(counts.tokens)) == (1, 3 * 6, 13)
+        response_logprobs(model, pack(sequences, [[1], [0, 2]]), temperature=1.0)
+    counts = taken_counts()
+    assert (counts.passes, counts.positions, int(counts.tokens)) == (1, 2 * 7, 13)
+    assert taken_counts().positions == 0
