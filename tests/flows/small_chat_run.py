@@ -63,6 +63,7 @@ def make_small_chat_run(
         for publication in orchestrator.recipe.publish if until is None else ():
             publish(publication, orchestrator)
         orchestrator.end()
+        orchestrator.ledger.close()  # nothing changes the workspace after this
     return workspace
 
 

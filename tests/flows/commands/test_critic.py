@@ -40,6 +40,7 @@ def run_all(workspace: Workspace, recipe: Path, *overrides: str, until: str | No
         attempt_all(orchestrator, until=until)
         if until is None:
             orchestrator.run.update(status=orchestrator.run.outcome())
+        orchestrator.ledger.close()  # what is sent in the background would change a workspace that is copied
         return orchestrator.run.record.run_id
 
 
