@@ -21,8 +21,7 @@ from models.policy import PolicyModel
 from models.sequences import Sequences, collate
 from tasks.training.data_order import DataOrder
 from tasks.training.likelihood import accumulate_nll
-from tasks.training.packed_passes import packed_parts
-from tasks.training.ranks import parts
+from tasks.training.passes import packed_passes, passes
 
 ROWS, BATCH_SIZE, MICROBATCH_SIZE = 2048, 32, 8
 MEDIAN, SIGMA, PROMPT = 60.0, 0.8, 4
@@ -87,17 +86,13 @@ def time_of(policy: PolicyModel, batches: list[Sequences], *, packing: bool) -> 
 
 def positions(batches: list[Sequences], *, packing: bool) -> str:
     """How many positions the passes compute, and how many passes there are."""
-    computed, passes = 0, 0
+    computed, number = 0, 0
     for batch in batches:
-        if packing:
-            for part in packed_parts(batch.attention_mask.sum(dim=1).tolist(), MICROBATCH_SIZE):
-                layout = part.select(batch).packing
-                assert layout is not None
-                computed, passes = computed + layout.input_ids.numel(), passes + 1
-        else:
-            for each in parts(len(batch), MICROBATCH_SIZE):
-                computed, passes = computed + batch.select(each.rows).input_ids.numel(), passes + 1
-    return f"{computed:,} positions in {passes} passes"
+        for part in (packed_passes if packing else passes)(batch.total_lengths.tolist(), MICROBATCH_SIZE):
+            micro = part.select(batch)
+            ids = micro.input_ids if micro.packing is None else micro.packing.input_ids
+            computed, number = computed + ids.numel(), number + 1
+    return f"{computed:,} positions in {number} passes"
 
 
 if __name__ == "__main__":

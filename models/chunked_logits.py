@@ -9,7 +9,9 @@ from torch.nn.functional import linear
 from models.output_head import OutputHead
 
 CHUNK_ELEMENTS = 2**23
-"""Logits held at once when `chunk_tokens` is not given: 32 MiB of float32."""
+"""Logits computed at once when `chunk_tokens` is not given: 32 MiB of float32."""
+KEPT_ELEMENTS = 2**26
+"""Logits of one pass that are kept for its backward pass: 256 MiB of float32. Of more, all are computed a second time."""
 
 
 def default_chunk_tokens(head: OutputHead) -> int:

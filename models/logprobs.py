@@ -9,6 +9,7 @@ from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel
 
 from models.chunked_logits import (
+    KEPT_ELEMENTS,
     HeadGradients,
     default_chunk_tokens,
     in_autocast_type,
@@ -52,8 +53,9 @@ def response_logprobs(
 ) -> LogProbs:
     """Score each response token under softmax(logits / temperature), the distribution that `sample` draws from.
 
-    One forward pass of the trunk; then logits of `chunk_tokens` valid response tokens at a time, computed again in
-    the backward pass, so that no tensor has B·T·V elements. Differentiable once with respect to every parameter.
+    One forward pass of the trunk; then logits of `chunk_tokens` valid response tokens at a time, so that no tensor has
+    B·T·V elements. Where they are more than `KEPT_ELEMENTS` in all, the backward pass computes them again. Differentiable
+    once with respect to every parameter.
 
     With a `reference`, also Σ_v π(v)·(log π(v) − log π_ref(v)) at each token, both under the temperature; no gradient
     reaches the reference. With a `value_head`, also what it reads from the policy's own last hidden states, with
@@ -119,6 +121,7 @@ def token_logprobs(
     if reference is not None:
         with torch.no_grad():
             reference = in_autocast_type(*reference)
+    learns = torch.is_grad_enabled() and (hidden.requires_grad or head.weight.requires_grad)
     logprobs, entropy, full_kl, ref_logprobs = _ChunkedLogProbs.apply(  # type: ignore[no-untyped-call]
         hidden,
         head.weight,
@@ -129,6 +132,7 @@ def token_logprobs(
         temperature,
         with_entropy,
         default_chunk_tokens(head) if chunk_tokens is None else chunk_tokens,
+        learns and (1 if reference is None else 2) * len(targets) * len(head.weight) <= KEPT_ELEMENTS,
     )
     return LogProbs(
         logprobs,
@@ -157,7 +161,9 @@ class _ChunkedLogProbs(torch.autograd.Function):
         temperature: float,
         with_entropy: bool,
         chunk_tokens: int,
+        keeps_logits: bool,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        ctx.kept = []
         ctx.settings = reference, scaling, temperature, with_entropy, chunk_tokens
         head = OutputHead(weight, bias, *scaling)
         dtype = torch.promote_types(hidden.dtype, torch.float32)
@@ -166,18 +172,20 @@ class _ChunkedLogProbs(torch.autograd.Function):
         entropy, full_kl, ref_logprobs = (torch.zeros_like(logprobs) for _ in range(3))
         with torch.autocast(hidden.device.type, enabled=False):
             for chunk in chunks(len(targets), chunk_tokens):
-                logits, _ = logits_and_slope(hidden[chunk], head, temperature)
+                logits, slope = logits_and_slope(hidden[chunk], head, temperature)
+                log_q = None if reference is None else _log_probabilities(reference, chunk, temperature)
+                if keeps_logits:
+                    ctx.kept.append((logits, slope, log_q))
                 normaliser[chunk] = logits.logsumexp(dim=-1)
                 logprobs[chunk] = logits.gather(1, targets[chunk, None])[:, 0] - normaliser[chunk]
-                if not with_entropy and reference is None:
+                if not with_entropy and log_q is None:
                     continue
                 log_p = logits - normaliser[chunk, None]
-                if reference is not None:
-                    log_q = _log_probabilities(reference, chunk, temperature)
+                if log_q is not None:
                     ref_logprobs[chunk] = log_q.gather(1, targets[chunk, None])[:, 0]
-                    log_ratio = torch.sub(log_p, log_q, out=log_q)
+                    log_ratio = torch.sub(log_p, log_q, out=None if keeps_logits else log_q)
                 p = log_p.exp_()
-                if reference is not None:
+                if log_q is not None:
                     full_kl[chunk] = log_ratio.mul_(p).sum(dim=-1)
                 if with_entropy:
                     entropy[chunk] = normaliser[chunk] - p.mul_(logits).sum(dim=-1)
@@ -196,13 +204,16 @@ class _ChunkedLogProbs(torch.autograd.Function):
         gradients = HeadGradients(hidden, head, needs=ctx.needs_input_grad[:3], dtype=normaliser.dtype)
         with torch.autocast(hidden.device.type, enabled=False):
             for chunk in chunks(len(targets), chunk_tokens):
-                logits, slope = logits_and_slope(hidden[chunk], head, temperature)
+                if ctx.kept:
+                    logits, slope, log_q = ctx.kept.pop(0)
+                else:
+                    logits, slope = logits_and_slope(hidden[chunk], head, temperature)
+                    log_q = None if reference is None else _log_probabilities(reference, chunk, temperature)
                 log_p = logits.sub_(normaliser[chunk, None])
                 p = log_p.exp()
                 # what p is multiplied by, in all three gradients together
                 factor = -grad_logprobs[chunk, None]
-                if reference is not None:
-                    log_q = _log_probabilities(reference, chunk, temperature)
+                if log_q is not None:
                     centred = torch.sub(log_p, log_q, out=log_q).sub_(full_kl[chunk, None])
                     factor = centred.mul_(grad_kl[chunk, None]).add_(factor)
                 if with_entropy:
@@ -211,7 +222,7 @@ class _ChunkedLogProbs(torch.autograd.Function):
                 grad = p.mul_(factor)
                 grad.scatter_add_(1, targets[chunk, None], grad_logprobs[chunk, None])
                 gradients.add(chunk, grad, slope)
-        return (*gradients.result(), *[None] * 6)
+        return (*gradients.result(), *[None] * 7)
 
 
 def _log_probabilities(model: tuple[Tensor, OutputHead], chunk: slice, temperature: float) -> Tensor:

@@ -2,7 +2,7 @@
 
 import inspect
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -160,7 +160,10 @@ def _sample_batch(
 ) -> list[_Response]:
     """The response to each prompt; `uniform` (B, max_new_tokens) in [0, 1), None: greedy."""
     device = model.device
-    input_ids, attention_mask = _left_pad(prompts, pad_token_id, device)
+    # a prompt is read once, whatever number of responses it has
+    distinct = {prompt: place for place, prompt in enumerate(dict.fromkeys(map(tuple, prompts)))}
+    prompt_of = torch.tensor([distinct[tuple(prompt)] for prompt in prompts], device=device)
+    input_ids, attention_mask = _left_pad(list(distinct), pad_token_id, device)
     uniform = None if uniform is None else uniform.to(device)
     ids = torch.full((len(prompts), max_new_tokens), pad_token_id, device=device)
     logprobs = torch.zeros(len(prompts), max_new_tokens, device=device)
@@ -182,8 +185,11 @@ def _sample_batch(
             use_cache=True,
             logits_to_keep=1,
         )
-        cache = output.past_key_values
-        distribution = (output.logits[:, -1].float() / temperature).log_softmax(dim=-1)
+        cache, logits = output.past_key_values, output.logits[:, -1]
+        if step == 0 and len(distinct) < len(prompts):
+            cache.batch_select_indices(prompt_of)
+            logits, attention_mask = logits[prompt_of], attention_mask[prompt_of]
+        distribution = (logits.float() / temperature).log_softmax(dim=-1)
         tokens = distribution.argmax(dim=-1) if uniform is None else _draw(distribution, uniform[rows, step])
         ids[rows, step] = torch.where(active, tokens, ids[rows, step])
         logprobs[rows, step] = distribution.gather(1, tokens[:, None])[:, 0]
@@ -221,10 +227,12 @@ def _draw(distribution: Tensor, uniform: Tensor) -> Tensor:
     return torch.searchsorted(cumulative, threshold, right=True)[:, 0].clamp(max=distribution.shape[-1] - 1)
 
 
-def _left_pad(prompts: list[list[int]], pad_token_id: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def _left_pad(
+    prompts: Sequence[Sequence[int]], pad_token_id: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
     width = max(map(len, prompts))
     input_ids = torch.tensor(
-        [[pad_token_id] * (width - len(prompt)) + prompt for prompt in prompts], device=device
+        [[*[pad_token_id] * (width - len(prompt)), *prompt] for prompt in prompts], device=device
     )
     starts = torch.tensor([width - len(prompt) for prompt in prompts], device=device)
     return input_ids, (torch.arange(width, device=device) >= starts[:, None]).long()

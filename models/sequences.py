@@ -61,6 +61,11 @@ class Sequences:
         return self.response_mask.sum(dim=1)
 
     @property
+    def total_lengths(self) -> Tensor:
+        """(B,): tokens of each prompt with its response."""
+        return self.prompt_lengths + self.lengths
+
+    @property
     def response_positions(self) -> Tensor:
         """(B, T): where the hidden state stands whose logits chose response token t: prompt_length − 1 + t.
 
@@ -72,7 +77,7 @@ class Sequences:
     @property
     def last_positions(self) -> Tensor:
         """(B,): where the last token of each sequence stands; it has seen the whole response."""
-        return self.prompt_lengths + self.lengths - 1
+        return self.total_lengths - 1
 
     def places(self, sequences: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Row and column, in a pass, of tokens at `positions` (N,) of the sequences (N,)."""

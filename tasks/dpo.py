@@ -34,6 +34,7 @@ from tasks.training.optimization import (
     training_device,
     update_weights,
 )
+from tasks.training.passes import passes
 from tasks.training.seeds import stage_seed
 from tasks.training.stage_state import NoState
 
@@ -140,8 +141,8 @@ def accumulate_preferences(
     """Add the gradient of the minibatch's mean loss, micro-batch by micro-batch; returns its metrics and tokens."""
     sums, loss_sum, num_tokens = MetricSums(), 0.0, 0
     num_pairs = float(len(indices))
-    for part in ranks.parts(len(indices), work.microbatch_size):
-        batch = pairs.batch(indices[part.rows]).to(models.policy.device)
+    for part in passes(pairs.lengths(indices), work.microbatch_size):
+        batch = pairs.batch([indices[row] for row in part.rows]).to(models.policy.device)
         logprobs = pair_logprobs(models, batch, precision=work.precision)
         preference = dpo(
             logprobs.chosen,
@@ -182,15 +183,15 @@ def measure_pairs(
 
     All pairs of a prompt are one cluster.
     """
-    both = torch.zeros(2, len(pairs))
-    for part in ranks.parts(len(pairs), work.microbatch_size or work.batch_size):
-        progress.phase("measuring", part.rows.start, len(pairs))
-        batch = pairs.batch(range(len(pairs))[part.rows]).to(models.policy.device)
+    both = torch.zeros(len(pairs), 2)
+    for part in passes(pairs.lengths(), work.microbatch_size or work.batch_size):
+        progress.phase("measuring", part.done, len(pairs))
+        batch = pairs.batch(part.rows).to(models.policy.device)
         logprobs = pair_logprobs(models, batch, precision=work.precision)
         chosen = implicit_rewards(logprobs.chosen, logprobs.ref_chosen, beta=work.beta)
         rejected = implicit_rewards(logprobs.rejected, logprobs.ref_rejected, beta=work.beta)
-        both[:, part.rows] = part.weight * torch.stack([chosen, rejected]).cpu()
-    measured = measure(*ranks.total(both))
+        part.put(torch.stack([chosen, rejected], dim=1), into=both)
+    measured = measure(*ranks.total(both).unbind(dim=1))
     clusters = pairs.clusters()
     return {
         "pair_accuracy": clustered_mean(measured.correct, clusters),

@@ -22,6 +22,7 @@ from tasks.training import progress, ranks
 from tasks.training.measured import defined, uncertainty_of, values_of
 from tasks.training.networks import placed
 from tasks.training.optimization import training_device
+from tasks.training.passes import passes
 from tasks.training.resampling import bootstrapped
 from tasks.training.seeds import derive_seed, stage_seed
 
@@ -77,12 +78,12 @@ def run(job: StageJob[RewardEvaluation]) -> StageResult:
 @torch.no_grad()
 def pair_scores(reward: ScalarModel, pairs: Completions, *, batch_size: int) -> Tensor:
     """Scores of the chosen and of the rejected responses, (2,N) on the CPU."""
-    both = torch.zeros(2, len(pairs))
-    for part in ranks.parts(len(pairs), batch_size):
-        progress.phase("scoring", part.rows.start, len(pairs))
-        batch = pairs.batch(range(len(pairs))[part.rows]).to(reward.device)
-        both[:, part.rows] = part.weight * torch.stack(scores(reward, batch).chunk(2)).cpu()
-    return ranks.total(both)
+    both = torch.zeros(len(pairs), 2)
+    for part in passes(pairs.lengths(), batch_size):
+        progress.phase("scoring", part.done, len(pairs))
+        batch = pairs.batch(part.rows).to(reward.device)
+        part.put(torch.stack(scores(reward, batch).chunk(2), dim=1), into=both)
+    return ranks.total(both).T
 
 
 def length_differences(pairs: Completions) -> Tensor:

@@ -52,6 +52,7 @@ from tasks.training.optimization import (
     training_device,
     update_weights,
 )
+from tasks.training.passes import passes
 from tasks.training.seeds import derive_seed, stage_seed
 from tasks.training.stage_state import NoState
 
@@ -159,8 +160,9 @@ def accumulate_pairs(
     num_pairs = float(len(indices))
     chosen_lengths = (len(pairs.response_ids["chosen"][index]) for index in indices)
     num_chosen_tokens = float(sum(chosen_lengths))
-    for part in ranks.parts(len(indices), work.microbatch_size):
-        batch = pairs.batch(indices[part.rows]).to(reward.device)
+    for part in passes(pairs.lengths(indices), work.microbatch_size):
+        rows = [indices[row] for row in part.rows]
+        batch = pairs.batch(rows).to(reward.device)
         chosen_rows = slice(0, len(batch) // 2)
         with autocast(work.precision, batch.input_ids.device):
             if work.lm_coef:
@@ -169,7 +171,7 @@ def accumulate_pairs(
                 both, logprobs = scores(reward, batch), None
         chosen, rejected = both.chunk(2)
 
-        margin = _margin(pairs, indices[part.rows], chosen)
+        margin = _margin(pairs, rows, chosen)
         preference = bradley_terry(chosen, rejected, margin=margin, denominator=num_pairs)
         centring = score_centring(chosen, rejected, denominator=num_pairs)
         loss = preference.loss + work.centre_coef * centring.loss
@@ -200,8 +202,8 @@ def accumulate_rankings(
     sums, loss_sum, num_tokens = MetricSums(), 0.0, 0
     score_sum, num_completions = 0.0, 0
     num_prompts = float(rankable(*rankings.ranks_of(indices)))
-    for part in ranks.parts(len(indices), work.microbatch_size):
-        batch = rankings.batch(indices[part.rows]).to(reward.device)
+    for part in passes(rankings.lengths(indices), work.microbatch_size):
+        batch = rankings.batch([indices[row] for row in part.rows]).to(reward.device)
         with autocast(work.precision, batch.ranks.device):
             completion_scores = scores(reward, batch.sequences)
         preference = ranking_loss(completion_scores, batch.ranks, batch.group_ids, denominator=num_prompts)
@@ -243,12 +245,11 @@ def ranking_scores(reward: ScalarModel, rankings: Rankings, *, batch_size: int) 
     """Scores (N, R) of the responses to N prompts, on the CPU; 0 where a prompt has fewer than R."""
     sizes = [len(responses) for responses in rankings.response_ids]
     found = torch.zeros(len(rankings), max(sizes))
-    for part in ranks.parts(len(rankings), batch_size):
-        progress.phase("measuring", part.rows.start, len(rankings))
-        batch = rankings.batch(range(len(rankings))[part.rows]).to(reward.device)
-        of_prompts = scores(reward, batch.sequences).cpu().split(sizes[part.rows])
-        padded = nn.utils.rnn.pad_sequence(list(of_prompts), batch_first=True)
-        found[part.rows, : padded.shape[1]] = part.weight * padded
+    for part in passes(rankings.lengths(), batch_size):
+        progress.phase("measuring", part.done, len(rankings))
+        batch = rankings.batch(part.rows).to(reward.device)
+        of_prompts = scores(reward, batch.sequences).split([sizes[row] for row in part.rows])
+        part.put(nn.utils.rnn.pad_sequence(list(of_prompts), batch_first=True), into=found)
     return ranks.total(found)
 
 
@@ -259,12 +260,12 @@ def measure_pairs(reward: ScalarModel, pairs: Completions, *, batch_size: int) -
     Margins are left out, as they only say how to learn: a pair counts as right where chosen scores above rejected, and
     the numbers of data with margins and without can be compared.
     """
-    both = torch.zeros(2, len(pairs))
-    for part in ranks.parts(len(pairs), batch_size):
-        progress.phase("measuring", part.rows.start, len(pairs))
-        batch = pairs.batch(range(len(pairs))[part.rows]).to(reward.device)
-        both[:, part.rows] = part.weight * torch.stack(scores(reward, batch).chunk(2)).cpu()
-    measured = measure(*ranks.total(both))
+    both = torch.zeros(len(pairs), 2)
+    for part in passes(pairs.lengths(), batch_size):
+        progress.phase("measuring", part.done, len(pairs))
+        batch = pairs.batch(part.rows).to(reward.device)
+        part.put(torch.stack(scores(reward, batch).chunk(2), dim=1), into=both)
+    measured = measure(*ranks.total(both).unbind(dim=1))
     clusters = pairs.clusters()
     return {
         "pair_accuracy": clustered_mean(measured.correct, clusters),
@@ -278,7 +279,7 @@ def mean_score(reward: ScalarModel, examples: Completions, *, batch_size: int) -
     """Mean score of the first demonstrations, in the reward model's own unit."""
     count = min(len(examples), CENTRE_ROWS)
     total = 0.0
-    for part in ranks.parts(count, batch_size):
-        batch = examples.batch(range(count)[part.rows]).to(reward.device)
+    for part in passes(examples.lengths(range(count)), batch_size):
+        batch = examples.batch(part.rows).to(reward.device)
         total += part.weight * float(scores(reward, batch).double().sum())
     return ranks.total(total) / count

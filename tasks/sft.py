@@ -18,7 +18,7 @@ from tasks.training.optimization import (
     training_device,
     update_weights,
 )
-from tasks.training.packed_passes import check_boundaries
+from tasks.training.packing_check import check_boundaries
 from tasks.training.seeds import stage_seed
 from tasks.training.stage_state import NoState
 

@@ -51,6 +51,7 @@ from tasks.training.optimization import (
     training_device,
     update_weights,
 )
+from tasks.training.passes import passes
 from tasks.training.seeds import derive_seed, stage_seed
 from tasks.training.stage_state import BestSoFar
 
@@ -258,9 +259,10 @@ def accumulate_value_loss(
     """Add the gradient of one minibatch's value loss, micro-batch by micro-batch; returns its metrics."""
     sums, loss_sum = MetricSums(), 0.0
     denominator = rollout.sequences.response_mask[rows].sum()
-    for part in ranks.parts(len(rows), work.microbatch_size):
-        micro = rollout.sequences.select(rows[part.rows])
-        targets = returns[rows[part.rows], : micro.response_ids.shape[1]]
+    minibatch, of_minibatch = rollout.sequences.select(rows), returns[rows]
+    for part in passes(minibatch.total_lengths.tolist(), work.microbatch_size):
+        micro = part.select(minibatch)
+        targets = of_minibatch[part.rows, : micro.response_ids.shape[1]]
         with autocast(work.precision, targets.device):
             predicted = values(critic, micro)
         result = value_loss(predicted.float(), None, targets, micro.response_mask, denominator=denominator)

@@ -123,10 +123,10 @@ class Completions:
     def __len__(self) -> int:
         return len(self.prompt_ids)
 
-    def lengths(self) -> Sequence[int]:
-        """Tokens of each prompt with its longest response."""
-        longest = (max(map(len, responses)) for responses in zip(*self.response_ids.values(), strict=True))
-        return array("i", (len(ids) + length for ids, length in zip(self.prompt_ids, longest, strict=True)))
+    def lengths(self, indices: Sequence[int] | None = None) -> Sequence[int]:
+        """Tokens of each prompt with its longest response; of all rows, or of those at ``indices``."""
+        rows, sides = range(len(self)) if indices is None else indices, self.response_ids.values()
+        return array("i", (len(self.prompt_ids[i]) + max(len(side[i]) for side in sides) for i in rows))
 
     def clusters(self) -> Tensor:
         """The number of each row's prompt, (N,): rows of one prompt are not independent."""
@@ -184,10 +184,10 @@ class Rankings:
     def __len__(self) -> int:
         return len(self.prompt_ids)
 
-    def lengths(self) -> Sequence[int]:
-        """Tokens of each prompt with its longest response."""
-        of_both = zip(self.prompt_ids, self.response_ids, strict=True)
-        return array("i", (len(prompt) + max(map(len, responses)) for prompt, responses in of_both))
+    def lengths(self, indices: Sequence[int] | None = None) -> Sequence[int]:
+        """Tokens of each prompt with its longest response; of all rows, or of those at ``indices``."""
+        rows = range(len(self)) if indices is None else indices
+        return array("i", (len(self.prompt_ids[i]) + max(map(len, self.response_ids[i])) for i in rows))
 
     def clusters(self) -> Tensor:
         """The number of each row's prompt, (N,): rows of one prompt are not independent."""

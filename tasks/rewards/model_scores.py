@@ -10,6 +10,7 @@ from schemas.recipe.terms import ModelTerm
 from tasks.rewards.term_scores import Source, TermScores
 from tasks.training import progress, ranks
 from tasks.training.networks import placed
+from tasks.training.passes import passes
 
 
 class TokenizersDiffer(ValueError):
@@ -51,7 +52,7 @@ def _scores(model: ScalarModel, sequences: Sequences, microbatch_size: int | Non
     like a preference: a uniform group would not be seen as one, and its advantages would be rounding divided by rounding.
     """
     found = torch.zeros(len(sequences), device=model.device)
-    for part in ranks.parts(len(sequences), microbatch_size):
-        progress.phase("scoring", part.rows.start, len(sequences))
-        found[part.rows] = part.weight * scores(model, sequences.select(part.rows)).float()
+    for part in passes(sequences.total_lengths.tolist(), microbatch_size):
+        progress.phase("scoring", part.done, len(sequences))
+        part.put(scores(model, part.select(sequences)), into=found)
     return ranks.total(found)[sequences.first_equal_rows()]

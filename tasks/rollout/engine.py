@@ -7,6 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from models.chunks import chunks
 from models.policy import PolicyModel
 from models.sampling import InStep, Samples, sample
 from tasks.data.examples import Codec
@@ -74,7 +75,7 @@ class LocalEngine:
             return None
         return InStep(
             forward=self.policy.next_logits,
-            num_batches=len(ranks.parts(count, self.microbatch_size)),
+            num_batches=len(chunks(-(-count // ranks.world_size()), self.microbatch_size)),
             all_ended=lambda ended: not ranks.any_rank(not ended),
         )
 

@@ -12,11 +12,13 @@ from algorithms.swapped_verdicts import SwappedVerdicts, swapped_verdicts
 from models.folders import load_tokenizer
 from models.policy import PolicyModel
 from models.prompts import encode_prompts, encode_responses
-from models.sequences import Sequences, collate
+from models.sequences import collate
 from schemas.recipe.rewards import PAIR_FIELDS, Judge
 from schemas.records.job import StageJob
-from tasks.rollout.rollouts import Sampled, per_token, sequence_sums
+from tasks.rollout.rollouts import Sampled, sequence_sums
+from tasks.training import progress, ranks
 from tasks.training.networks import fixed_policy
+from tasks.training.passes import passes
 
 READ_AT_ONCE = 64
 """Questions with an answer in one forward pass without ``microbatch_size``; each pair has four."""
@@ -97,6 +99,7 @@ def judge_texts(
     )
 
 
+@torch.no_grad()
 def preferences(
     judge: PromptedJudge, prompts: Sequence[str], firsts: Sequence[str], seconds: Sequence[str]
 ) -> Tensor:
@@ -108,26 +111,20 @@ def preferences(
     questions = [question(judge.template, *shown) for shown in zip(prompts, firsts, seconds, strict=True)]
     rows = encode_prompts(judge.tokenizer, questions, chat=None)
     _refuse_too_long(judge, rows)
-    # both answers to a question in neighbouring rows, which so have the same padding
-    sequences = collate(
-        [row for row in rows for _ in judge.answers],
-        [ids for _ in rows for ids in judge.answers],
-        pad_token_id=int(judge.tokenizer.pad_token_id),
-    ).to(judge.policy.device)
+    found = torch.zeros(len(rows), 2, dtype=torch.float64)
     size = judge.microbatch_size or READ_AT_ONCE
-
-    def compute(micro: Sequences) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = judge.policy(micro, temperature=1.0)
-        return found
-
-    of_tokens = per_token(
-        compute,
-        sequences,
-        microbatch_size=size + size % 2,  # both answers in one pass
-        computes="asking the judge",
-    )
-    sums = sequence_sums(of_tokens["logprobs"].double(), sequences.response_mask).cpu().view(-1, 2)
-    return sums[:, 0] - sums[:, 1]
+    for part in passes(list(map(len, rows)), max(size // 2, 1)):
+        progress.phase("asking the judge", part.done, len(rows))
+        # both answers to a question in one pass, where they have the same padding
+        both = collate(
+            [rows[place] for place in part.rows for _ in judge.answers],
+            [ids for _ in part.rows for ids in judge.answers],
+            pad_token_id=int(judge.tokenizer.pad_token_id),
+        ).to(judge.policy.device)
+        of_tokens: dict[str, Tensor] = judge.policy(both, temperature=1.0)
+        part.put(sequence_sums(of_tokens["logprobs"].double(), both.response_mask).view(-1, 2), into=found)
+    first, second = ranks.total(found).unbind(dim=1)
+    return first - second
 
 
 def question(template: str, prompt: str, first: str, second: str) -> str:

@@ -25,6 +25,7 @@ from tasks.rollout.rollout_models import RolloutModels
 from tasks.training import progress, ranks
 from tasks.training.data_order import DataOrder
 from tasks.training.optimization import autocast
+from tasks.training.passes import passes
 
 
 @dataclass(frozen=True)
@@ -352,25 +353,23 @@ def per_token(
     microbatch_size: int | None,
     computes: str,
 ) -> dict[str, Tensor]:
-    """``compute`` over the micro-batches of all ranks, its results gathered into float32: (b,T) into (B,T) with 0 outside the mask, and
+    """``compute`` over the passes of all ranks, its results gathered into float32: (b,T) into (B,T) with 0 outside the mask, and
     one number for each response, (b,), into (B,).
 
     ``computes`` is what progress calls it.
     """
     gathered: dict[str, Tensor] = {}
-    for part in ranks.parts(len(sequences), microbatch_size):
-        progress.phase(computes, part.rows.start, len(sequences))
-        micro = sequences.select(part.rows)
+    for part in passes(sequences.total_lengths.tolist(), microbatch_size):
+        progress.phase(computes, part.done, len(sequences))
+        micro = part.select(sequences)
         for name, found in compute(micro).items():
             per_response = found.dim() == 1
             if name not in gathered:
                 shape = (len(sequences),) if per_response else sequences.response_ids.shape
                 gathered[name] = torch.zeros(shape, device=found.device)
-            if per_response:
-                gathered[name][part.rows] = part.weight * found.float()
-            else:
-                kept = found.float().masked_fill(~micro.response_mask, 0.0)
-                gathered[name][part.rows, : found.shape[1]] = part.weight * kept
+            part.put(
+                found if per_response else found.masked_fill(~micro.response_mask, 0.0), into=gathered[name]
+            )
     return {name: ranks.total(found) for name, found in gathered.items()}
 
 

@@ -1,6 +1,5 @@
 """Maximum likelihood of given responses: what fine-tuning, best of n and demonstrations beside a policy's loss share."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +11,7 @@ from models.sequences import Sequences
 from tasks.data.examples import Completions
 from tasks.training import progress, ranks
 from tasks.training.optimization import Precision, autocast
-from tasks.training.packed_passes import PackedPart, packed_parts
+from tasks.training.passes import packed_passes, passes
 
 
 @dataclass(frozen=True)
@@ -41,12 +40,11 @@ def measure_likelihood(policy: PolicyModel, examples: Completions, *, batch_size
     """How likely the responses are at temperature 1."""
     nll = torch.zeros(len(examples), dtype=torch.float64)
     num_tokens = torch.tensor(examples.num_learnt())
-    for part in ranks.parts(len(examples), batch_size):
-        progress.phase("measuring", part.rows.start, len(examples))
-        batch = examples.batch(range(len(examples))[part.rows]).to(policy.device)
+    for part in passes(examples.lengths(), batch_size):
+        progress.phase("measuring", part.done, len(examples))
+        batch = examples.batch(part.rows).to(policy.device)
         logprobs = policy.logprobs(batch, temperature=1.0).logprobs
-        of_rows = -logprobs.double().masked_fill(~batch.learnt, 0.0).sum(dim=1).cpu()
-        nll[part.rows] = part.weight * of_rows
+        part.put(-logprobs.double().masked_fill(~batch.learnt, 0.0).sum(dim=1), into=nll)
     return MeasuredLikelihood(ranks.total(nll), num_tokens, examples.clusters())
 
 
@@ -70,17 +68,12 @@ def accumulate_nll(
     denominator = minibatch.learnt.sum()
     total = 0.0
     logprobs = torch.zeros(minibatch.response_mask.shape, device=policy.device)
-    parts: Sequence[ranks.Part | PackedPart] = (
-        packed_parts(minibatch.attention_mask.sum(dim=1).tolist(), microbatch_size)
-        if packing
-        else ranks.parts(len(minibatch), microbatch_size)
-    )
-    for part in parts:
-        micro = part.select(minibatch) if isinstance(part, PackedPart) else minibatch.select(part.rows)
+    for part in (packed_passes if packing else passes)(minibatch.total_lengths.tolist(), microbatch_size):
+        micro = part.select(minibatch)
         with autocast(precision, policy.device):
             of_micro = policy.logprobs(micro, temperature=temperature).logprobs
         loss = token_nll(of_micro, micro.learnt, denominator=denominator).loss
         (part.weight * coef * loss).backward()
         total += part.weight * loss.item()
-        logprobs[part.rows, : of_micro.shape[1]] = part.weight * of_micro.detach()
+        part.put(of_micro.detach(), into=logprobs)
     return Likelihood(nll=ranks.total(total), logprobs=ranks.total(logprobs))

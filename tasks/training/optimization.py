@@ -33,7 +33,7 @@ def make_optimizer(module: nn.Module, *, weight_decay: float) -> torch.optim.Ada
         {"params": matrices, "weight_decay": weight_decay},
         {"params": vectors, "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW([group for group in groups if group["params"]], lr=0.0, betas=BETAS)
+    return torch.optim.AdamW([group for group in groups if group["params"]], lr=0.0, betas=BETAS, fused=True)
 
 
 def learning_rate_at(
@@ -93,7 +93,7 @@ def take_step(
         TrainingDiverged: the gradient is not finite; weights and optimiser are as they were.
     """
     ranks.add_gradients(module.parameters())
-    norm = float(ranks.whole(nn.utils.clip_grad_norm_(module.parameters(), max_grad_norm)))
+    norm = float(ranks.whole(nn.utils.clip_grad_norm_(module.parameters(), max_grad_norm, foreach=True)))
     if not math.isfinite(norm):
         optimizer.zero_grad(set_to_none=True)
         raise TrainingDiverged(

@@ -1,8 +1,8 @@
 """The processes (ranks) that do one stage together; with one process, all of it is the identity.
 
 Every rank holds all rows of a batch or rollout, and decides everything by itself from the same numbers. Only what is
-expensive is shared out: forward and backward passes, sampling, scoring. Rank r of W takes rows r, r + W, r + 2W, …; what
-it finds for each row is put in its place of a tensor of zeros, and the sum over ranks is the whole. Losses are divided by
+expensive is shared out: forward and backward passes (``passes``), sampling, scoring. What a rank finds for a row is put in
+its place of a tensor of zeros, and the sum over ranks is the whole. Losses are divided by
 the denominators of the whole minibatch, so the ranks' gradients add up to that of one process.
 
 Every function that communicates is called by all ranks, in the same order.
@@ -10,15 +10,12 @@ Every function that communicates is called by all ranks, in the same order.
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import TypeVar, cast
 
 import torch
 from torch import Tensor, distributed
 from torch.distributed.tensor import DTensor
-
-from models.chunks import chunks
 
 Summed = TypeVar("Summed", int, float, Tensor)
 Agreed = TypeVar("Agreed", int, float)
@@ -30,15 +27,6 @@ MARGIN_SECONDS = 300.0
 """How much later than the watchdog a waiting rank gives up: the watchdog writes where all ranks stand."""
 
 _is_sharded = False
-
-
-@dataclass(frozen=True)
-class Part:
-    """Rows that this rank computes in one pass."""
-
-    rows: slice
-    weight: float
-    """1. Of a pass that only keeps step with the other ranks: 0, by which its results are multiplied."""
 
 
 def patience(hang_seconds: float | None) -> timedelta:
@@ -104,22 +92,6 @@ def rank() -> int:
 def own(count: int) -> slice:
     """The rows of this rank among ``count``; each row is of exactly one rank."""
     return slice(rank(), count, world_size())
-
-
-def parts(count: int, size: int | None) -> list[Part]:
-    """This rank's rows among ``count``, at most ``size`` in one pass (None: all); as many passes on every rank.
-
-    A rank that has fewer passes than the first repeats the first row with weight 0: sharded weights are gathered in
-    each pass by all ranks.
-    """
-    mine = range(count)[own(count)]
-    found = [Part(_slice(mine[part]), 1.0) for part in chunks(len(mine), size)]
-    of_first_rank = len(chunks(len(range(0, count, world_size())), size))
-    return found + [Part(slice(0, 1), 0.0)] * (of_first_rank - len(found))
-
-
-def _slice(rows: range) -> slice:
-    return slice(rows.start, rows.stop, rows.step)
 
 
 def total(value: Summed) -> Summed:

@@ -29,6 +29,7 @@ from tasks.training import ranks
 from tasks.training.likelihood import accumulate_nll
 from tasks.training.metric_sums import MetricSums
 from tasks.training.optimization import TrainingDiverged, autocast
+from tasks.training.passes import passes
 from tasks.updates.actor_critic import ActorCritic
 from tasks.updates.estimates import Estimates, minibatch_advantages
 
@@ -50,7 +51,8 @@ class Minibatch:
     def parts(self, microbatch_size: int | None) -> "list[Microbatch]":
         """This rank's rows of the minibatch in pieces that fit into memory."""
         found = []
-        for part in ranks.parts(len(self.rows), microbatch_size):
+        lengths = self.rollout.sequences.total_lengths[self.rows]
+        for part in passes(lengths.tolist(), microbatch_size):
             rows = self.rows[part.rows]
             sequences = self.rollout.sequences.select(rows)
             width = sequences.response_ids.shape[1]

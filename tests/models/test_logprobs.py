@@ -1,4 +1,5 @@
 import math
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -20,6 +21,7 @@ from transformers import (
 )
 
 from algorithms.kl import full_kl
+from models.chunked_logits import logits_and_slope
 from models.heads import ScalarModel, scores, values
 from models.logprobs import response_logprobs, token_logprobs
 from models.output_head import OutputHead
@@ -310,7 +312,10 @@ def wide_model() -> PreTrainedModel:
 
 @pytest.mark.parametrize("with_entropy", [False, True])
 @pytest.mark.parametrize("with_reference", [False, True])
-def test_logits_of_the_whole_batch_are_never_held(with_entropy: bool, with_reference: bool) -> None:
+def test_logits_that_are_too_many_are_never_held_together(
+    with_entropy: bool, with_reference: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("models.logprobs.KEPT_ELEMENTS", 0)
     model, reference = wide_model(), wide_model()
     sequences = collate([[1, 2]] * 8, [[3] * 40] * 8, pad_token_id=0)
     chunk_tokens = 10
@@ -334,9 +339,11 @@ def test_logits_of_the_whole_batch_are_never_held(with_entropy: bool, with_refer
 
 @pytest.mark.parametrize("with_entropy", [False, True])
 @pytest.mark.parametrize("num_models", [1, 2])
-def test_logits_of_each_model_are_computed_once_forward_and_once_backward(
-    with_entropy: bool, num_models: int
+@pytest.mark.parametrize("fits", [True, False])
+def test_logits_of_each_model_are_computed_once_and_again_backward_only_where_they_are_too_many(
+    with_entropy: bool, num_models: int, fits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("models.logprobs.KEPT_ELEMENTS", num_models * 47 * 5000 - (0 if fits else 1))
     model, *references = [wide_model() for _ in range(num_models)]
     sequences = collate([[1, 2]] * 3, [[3] * 40, [3] * 7, []], pad_token_id=0)
     with LogitRows(5000) as forward:
@@ -352,7 +359,64 @@ def test_logits_of_each_model_are_computed_once_forward_and_once_backward(
     with LogitRows(5000) as backward:
         wanted = result.logprobs, result.entropy, result.full_kl, result.values
         torch.stack([each for each in wanted if each is not None]).sum().backward()
-    assert forward.count == backward.count == num_models * 47
+    assert forward.count == num_models * 47
+    assert backward.count == (0 if fits else num_models * 47)
+
+
+def test_logits_are_kept_only_where_something_learns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four chunks: of a pass without gradients, one is there when the next is computed; of one with them, all before it."""
+    alive: list[int] = []
+    seen: list[weakref.ref[Tensor]] = []
+
+    def watching(hidden: Tensor, head: OutputHead, temperature: float) -> tuple[Tensor, Tensor | float]:
+        alive.append(sum(each() is not None for each in seen))
+        logits, slope = logits_and_slope(hidden, head, temperature)
+        seen.append(weakref.ref(logits))
+        return logits, slope
+
+    monkeypatch.setattr("models.logprobs.logits_and_slope", watching)
+    head = OutputHead(torch.randn(5, 4, requires_grad=True), None, 1.0, None)
+    hidden, targets = torch.randn(4, 4), torch.tensor([0, 1, 2, 3])
+    with torch.no_grad():
+        token_logprobs(hidden, targets, head, temperature=1.0, chunk_tokens=1)
+    assert max(alive) == 1
+    alive.clear()
+    seen.clear()
+    found = token_logprobs(hidden, targets, head, temperature=1.0, chunk_tokens=1)
+    assert alive == [0, 1, 2, 3]
+    found.logprobs.sum().backward()
+    assert len(alive) == 4
+
+
+@pytest.mark.parametrize("softcap", [None, 3.0])
+@pytest.mark.parametrize("with_reference", [False, True])
+@pytest.mark.parametrize("with_entropy", [False, True])
+def test_keeping_logits_changes_no_bit(
+    softcap: float | None, with_reference: bool, with_entropy: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a graph goes backward twice, whose second time finds nothing kept."""
+    results = []
+    for elements in (0, 10**6):
+        monkeypatch.setattr("models.logprobs.KEPT_ELEMENTS", elements)
+        torch.manual_seed(5)
+        hidden = torch.randn(7, 4, requires_grad=True)
+        weight = torch.randn(11, 4, requires_grad=True)
+        reference = torch.randn(7, 3), OutputHead(torch.randn(11, 3), None, 1.0, None)
+        found = token_logprobs(
+            hidden,
+            torch.tensor([0, 10, 3, 3, 5, 1, 2]),
+            OutputHead(weight, None, 1.0, softcap),
+            temperature=0.7,
+            with_entropy=with_entropy,
+            reference=reference if with_reference else None,
+            chunk_tokens=3,
+        )
+        parts = [part for part in (found.logprobs, found.entropy, found.full_kl) if part is not None]
+        loss = sum((number + 1) * part.square().sum() for number, part in enumerate(parts))
+        loss.backward(retain_graph=True)
+        loss.backward()
+        results.append([*parts, hidden.grad, weight.grad])
+    assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
 
 
 @pytest.mark.parametrize("chunk_tokens", [1, 5, None])

@@ -112,6 +112,26 @@ def test_the_same_prompt_several_times_gives_different_samples(tiny_policy: PreT
     assert len({tuple(row) for row in result.responses}) == 6
 
 
+@pytest.mark.parametrize("size", [None, 4])
+def test_a_prompt_is_read_once_whatever_number_of_responses_it_has(
+    size: int | None, tiny_policy: PreTrainedModel
+) -> None:
+    """Three responses to each of two prompts: passes over 2 prompts, then over 6 tokens; in batches of four, over 2 and 1."""
+    prompts = [[1, 5, 6, 7]] * 3 + [[1, 9]] * 3
+    rows: list[tuple[int, int]] = []
+    seen = tiny_policy.register_forward_pre_hook(
+        lambda *call: rows.append(tuple(call[2]["input_ids"].shape)), with_kwargs=True
+    )
+    shared = draw(tiny_policy, prompts, eos_token_ids=(), microbatch_size=size)
+    seen.remove()
+    assert [shape for shape in rows if shape[1] > 1] == ([(2, 4)] if size is None else [(2, 4), (1, 4)])
+    assert {shape[0] for shape in rows if shape[1] == 1} == ({6} if size is None else {4, 2})
+    alone = [draw(tiny_policy, prompts, eos_token_ids=(), microbatch_size=1)]
+    assert shared.responses == alone[0].responses
+    for found, expected in zip(shared.logprobs, alone[0].logprobs, strict=True):
+        assert found == pytest.approx(expected, abs=1e-5)
+
+
 def test_rows_that_leave_the_batch_change_nothing(
     tiny_policy: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

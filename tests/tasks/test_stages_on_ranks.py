@@ -103,7 +103,7 @@ CASES: dict[int, dict[str, Job]] = {
         "value": of_kind("value", microbatch_size=2, iterations=2),
         "evaluation": of_kind("evaluation"),
         "pairs": pairs,
-        "collected": of_kind("collected", microbatch_size=2),
+        "collected": of_kind("collected", microbatch_size=16),
         "value of collected responses": collected_value,
         "best of n": best_of_n,
         "dpo": dpo,

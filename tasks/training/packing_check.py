@@ -1,0 +1,48 @@
+"""Whether a model keeps texts apart that stand side by side in one row of a pass."""
+
+import torch
+from torch import Tensor
+
+from models.output_head import trunk
+from models.packing import boundaries_hold, pack, takes_positions
+from models.policy import PolicyModel
+from models.sequences import Sequences, collate
+from tasks.data.examples import Completions
+
+_TRIED_TOKENS = 16
+"""Of each of the two rows with which a model is tried."""
+
+
+@torch.no_grad()
+def check_boundaries(policy: PolicyModel, examples: Completions) -> None:
+    """Try with two examples whether the model reads each as if it were alone.
+
+    Raises:
+        ValueError: it does not, so the stage has to do without packing.
+    """
+    first, second = (_tokens(examples, index) for index in (0, len(examples) - 1))
+    packed = pack(_as_sequences(policy, first, second), [[0, 1]])
+    if takes_positions(trunk(policy.causal_lm)) and boundaries_hold(
+        alone=_logprobs(policy, _as_sequences(policy, second))[0],
+        packed=_logprobs(policy, packed)[1, : len(second) - 1],
+        joined=_logprobs(policy, _as_sequences(policy, [*first, *second]))[0, len(first) :],
+    ):
+        return
+    raise ValueError(
+        f"packing=true, but {type(policy.causal_lm).__name__} does not keep texts apart that stand in one row: the tokens of "
+        "one change the log-probabilities of the other; set packing: false"
+    )
+
+
+def _tokens(examples: Completions, index: int) -> list[int]:
+    return [*examples.prompt_ids[index], *examples.response_ids["response"][index]][:_TRIED_TOKENS]
+
+
+def _as_sequences(policy: PolicyModel, *texts: list[int]) -> Sequences:
+    return collate([text[:1] for text in texts], [text[1:] for text in texts], pad_token_id=0).to(
+        policy.device
+    )
+
+
+def _logprobs(policy: PolicyModel, sequences: Sequences) -> Tensor:
+    return policy.logprobs(sequences, temperature=1.0).logprobs
