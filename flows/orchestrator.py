@@ -268,7 +268,14 @@ class Orchestrator:
     def _failed(self, step: str, outcome: AttemptOutcome) -> StageRecord:
         """Record why the step failed, and how it is retried."""
         size = self.run.record.stages[step].microbatch_size
-        retry = self._retries.after(step, outcome, microbatch_size=size, inputs=self._read(step))
+        progress = self.progress(step)
+        retry = self._retries.after(
+            step,
+            outcome,
+            microbatch_size=size,
+            pass_rows=None if progress is None else progress.pass_rows,
+            inputs=self._read(step),
+        )
         return self._recording.failed(step, outcome, retry, log=self.log_of(step))
 
     def _read(self, step: str) -> dict[str, Artifact]:

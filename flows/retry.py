@@ -40,6 +40,7 @@ class Retries:
         outcome: AttemptOutcome,
         *,
         microbatch_size: int | None,
+        pass_rows: int | None,
         inputs: Mapping[str, Artifact],
     ) -> Retry:
         """The decision after a failed attempt.
@@ -48,6 +49,8 @@ class Retries:
             step: the step.
             outcome: of the attempt, with its failure.
             microbatch_size: of the attempt; None: the recipe's.
+            pass_rows: rows of the attempt's newest pass, which may be fewer, since a pass holds rows of like length; None:
+                not known.
             inputs: role → artifact that the step reads.
         """
         failure = outcome.failure
@@ -66,6 +69,8 @@ class Retries:
                 return Retry("failed", failure.remedy, microbatch_size)
             return Retry("resumable", next_attempt, microbatch_size)
         rows = rows_per_pass(with_microbatch_size(work_of(self._recipe, step), microbatch_size), inputs)
+        if rows is not None and pass_rows is not None:
+            rows = min(rows, pass_rows)
         if was_retried or rows is None or rows < 2:
             return Retry("failed", remedy_for_memory(step, rows), microbatch_size)
         remedy = f"{next_attempt} with micro-batches of {rows // 2} in place of {rows}"

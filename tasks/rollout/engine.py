@@ -52,6 +52,7 @@ class LocalEngine:
             progress.phase("sampling", ended, len(repeated), note=f"token {token} of {limit}")
 
         mine = ranks.own(len(repeated))
+        progress.computing(min(self.microbatch_size or len(repeated), len(repeated)))
         with autocast(self.precision, self.policy.device):
             samples = sample(
                 self.policy.causal_lm,

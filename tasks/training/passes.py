@@ -1,6 +1,6 @@
 """Which rows of a batch a rank computes together: those of like length, so that little is padded."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from models.packing import first_fit_decreasing, pack
 from models.sequences import Sequences
-from tasks.training import ranks
+from tasks.training import progress, ranks
 
 OVERHEAD = {"cpu": 32, "cuda": 4096}
 """Positions that a pass would compute in the time that it takes however few rows it has (Python, kernel launches).
@@ -43,8 +43,8 @@ class Pass:
             into[self.rows] = found.to(into.device, into.dtype)
 
 
-def passes(lengths: Sequence[int], size: int | None) -> list[Pass]:
-    """This rank's passes over a batch, as many on every rank, the longest rows first.
+def passes(lengths: Sequence[int], size: int | None) -> Iterator[Pass]:
+    """This rank's passes over a batch, as many on every rank, the longest rows first; progress tells of each as it comes.
 
     Each row is of exactly one rank. Rows of equal length stay in their order.
 
@@ -61,10 +61,12 @@ def passes(lengths: Sequence[int], size: int | None) -> list[Pass]:
         rows = sorted(of_ranks[ranks.rank()][part])
         mine.append(Pass(rows, done=done))
         done += len(rows) * ranks.world_size()
-    return in_step(mine, max(map(len, cuts)))
+    for each in in_step(mine, max(map(len, cuts))):
+        progress.computing(len(each.rows))
+        yield each
 
 
-def packed_passes(lengths: Sequence[int], size: int | None) -> list[Pass]:
+def packed_passes(lengths: Sequence[int], size: int | None) -> Iterator[Pass]:
     """The same with several rows of the batch side by side in each row of a pass, which is as long as the longest.
 
     Args:
@@ -82,7 +84,9 @@ def packed_passes(lengths: Sequence[int], size: int | None) -> list[Pass]:
         rows = [row for group in groups for row in group]
         place_of = {row: place for place, row in enumerate(rows)}
         mine.append(Pass(rows, layout=[[place_of[row] for row in group] for group in groups]))
-    return in_step(mine, max(map(len, of_ranks)))
+    for each in in_step(mine, max(map(len, of_ranks))):
+        progress.computing(len(each.layout or each.rows))
+        yield each
 
 
 def in_step(mine: list[Pass], count: int) -> list[Pass]:

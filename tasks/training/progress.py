@@ -34,6 +34,8 @@ class StageProgress(Frozen):
     """How much of that is done, and of how much; 0 of 0 where that is not counted."""
     phase_note: str = ""
     """What moves while ``phase_done`` does not: ``token 37 of 72``."""
+    pass_rows: int | None = None
+    """Rows of the newest pass, as ``microbatch_size`` counts them: of the one in which memory ran out, if it did."""
     step: int
     total: int
     """The step at which the stage ends, as far as it knows."""
@@ -76,6 +78,7 @@ class Progress:
         self._showing = threading.Lock()
         self._later: threading.Timer | None = None
         self._closed = False
+        self._most_rows: dict[str, int] = {}
         self._report = StageProgress(
             phase=phase, step=0, total=total, metrics={}, started=self._started, updated=self._started
         )
@@ -107,6 +110,7 @@ class Progress:
             metrics=finite,
             headline=before.headline if headline is None else headline,
             tokens_per_second=before.tokens_per_second if tokens_per_second is None else tokens_per_second,
+            pass_rows=before.pass_rows,
             started=self._started,
             updated=before.updated,
         )
@@ -119,17 +123,35 @@ class Progress:
         self._report = self._report.model_copy(
             update={"phase": name, "phase_done": done, "phase_total": total, "phase_note": note}
         )
+        self._show_soon()
+
+    def computing(self, rows: int) -> None:
+        """Tell how many rows the next pass has.
+
+        The largest of a phase is written at once: if there is too little memory for it, the kernel may end this process.
+        """
+        phase = self._report.phase
+        self._report = self._report.model_copy(update={"pass_rows": rows})
+        if rows > self._most_rows.get(phase, 0):
+            self._most_rows[phase] = rows
+            with suppress(OSError):
+                self._show()
+        else:
+            self._show_soon()
+
+    def close(self) -> None:
+        """Write what waits to be shown, and no more after it."""
+        if self._later is not None:
+            self._later.cancel()
+            self._show_later()
+        with self._showing:  # not in the middle of a report
+            self._closed = True
+
+    def _show_soon(self) -> None:
         if self._later is None:
             self._later = threading.Timer(SECONDS_BETWEEN_SHOWS, self._show_later)
             self._later.daemon = True
             self._later.start()
-
-    def close(self) -> None:
-        """Write no more, whatever waits to be shown."""
-        with self._showing:  # not in the middle of a report
-            self._closed = True
-        if self._later is not None:
-            self._later.cancel()
 
     def _show_later(self) -> None:
         self._later = None
@@ -186,6 +208,12 @@ def phase(name: str, done: int = 0, total: int = 0, *, note: str = "") -> None:
     """Tell whoever watches this process's stage what it does within its step, and how much of that is done."""
     if _current is not None:
         _current.phase(f"{_within}{name}", done, total, note=note)
+
+
+def computing(rows: int) -> None:
+    """Tell whoever watches this process's stage how many rows its next pass has."""
+    if _current is not None:
+        _current.computing(rows)
 
 
 def end() -> None:

@@ -3,7 +3,7 @@
 Every denominator is the whole minibatch's, so micro-batches and ranks change nothing but memory and time.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import isfinite
 
@@ -48,26 +48,22 @@ class Minibatch:
     num_tokens: int
     num_positive_tokens: int
 
-    def parts(self, microbatch_size: int | None) -> "list[Microbatch]":
-        """This rank's rows of the minibatch in pieces that fit into memory."""
-        found = []
+    def parts(self, microbatch_size: int | None) -> "Iterator[Microbatch]":
+        """This rank's rows of the minibatch, pass by pass."""
         lengths = self.rollout.sequences.total_lengths[self.rows]
         for part in passes(lengths.tolist(), microbatch_size):
             rows = self.rows[part.rows]
             sequences = self.rollout.sequences.select(rows)
             width = sequences.response_ids.shape[1]
-            found.append(
-                Microbatch(
-                    whole=self,
-                    sequences=sequences,
-                    policy_mask=self.estimates.policy_mask[rows, :width],
-                    advantages=self.advantages[part.rows, :width],
-                    is_positive=self.estimates.is_positive[rows],
-                    rows=rows,
-                    weight=part.weight,
-                )
+            yield Microbatch(
+                whole=self,
+                sequences=sequences,
+                policy_mask=self.estimates.policy_mask[rows, :width],
+                advantages=self.advantages[part.rows, :width],
+                is_positive=self.estimates.is_positive[rows],
+                rows=rows,
+                weight=part.weight,
             )
-        return found
 
 
 @dataclass(frozen=True)

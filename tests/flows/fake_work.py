@@ -4,7 +4,8 @@ A stage's "weights" are a hash chain over its configuration, its inputs' weights
 doubled step, or a wrong input, shows in the artifact's digest. ``seconds.txt`` in the workspace says how long a
 step takes, ``lose.txt`` and ``refuse.txt`` which stage's first process is lost or which stage refuses its input,
 ``idle.txt`` which stage ends with the weights that it started from,
-``memory.txt`` that a stage has room for so many rows at once (``sft 32``), and ``hang.txt`` in how many attempts it
+``memory.txt`` that a stage has room for so many rows at once (``sft 32``), ``rows.txt`` that a pass has no more than so
+many (``sft 12``), and ``hang.txt`` in how many attempts it
 hangs (``sft 1``), both in ``FATAL_STEP``; ``measured.json`` gives kinds of stage more metrics, and why rows were ``dropped``; ``diagnosis.json`` is a critic's;
 ``events.txt`` there gets a line for each computation that starts and that finishes.
 """
@@ -13,6 +14,7 @@ import hashlib
 import json
 import os
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -25,7 +27,7 @@ from schemas.records.job import StageJob, StageResult
 from storage.durable_files import replace_file
 from tasks import import_verifier
 from tasks.training import preemption
-from tasks.training.progress import Progress
+from tasks.training.progress import Progress, computing
 from tasks.training.scratch import CHECKPOINTS, JOURNAL, PROGRESS, write_committed
 
 STEPS = 12
@@ -137,7 +139,8 @@ def exhaust_memory(job: StageJob) -> None:
     if room is None:
         return
     assert isinstance(job.work, SupervisedFineTuning)
-    rows = job.work.microbatch_size or job.work.batch_size
+    rows = min(job.work.microbatch_size or job.work.batch_size, _number_for(job, "rows.txt") or sys.maxsize)
+    computing(rows)
     if rows > room:
         raise OutOfMemoryError(f"CUDA out of memory. Tried to allocate {rows}.00 MiB. GPU 0 is full.")
 

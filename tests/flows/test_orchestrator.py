@@ -298,6 +298,19 @@ def test_out_of_memory_again_a_stage_fails_with_what_a_person_can_do(
         assert attempt(orchestrator, "sft").status == "completed"
 
 
+def test_out_of_memory_in_a_pass_of_fewer_rows_than_a_micro_batch_these_are_halved(
+    workspace: Workspace, recipe_file: Path
+) -> None:
+    """Half of the 64 rows that a pass may have would change nothing where memory ran out in one of 12."""
+    allow(workspace, "memory.txt", "sft 6")
+    allow(workspace, "rows.txt", "sft 12")
+    with orchestrated(workspace, recipe_file) as orchestrator:
+        attempt_all(orchestrator, until="sft")
+        first = attempt(orchestrator, "sft")
+        assert "with micro-batches of 6 in place of 12" in str(first.reason)
+        assert attempt(orchestrator, "sft").status == "completed"
+
+
 def test_a_single_sequence_that_does_not_fit_is_not_tried_again(
     workspace: Workspace, recipe_file: Path
 ) -> None:

@@ -151,7 +151,7 @@ def test_every_row_is_computed_once_and_all_ranks_make_as_many_passes(
     passes, found = set(), []
     for rank in range(world_size):
         monkeypatch.setattr(ranks, "rank", lambda rank=rank: rank)
-        parts = packed_passes(lengths, size)
+        parts = list(packed_passes(lengths, size))
         passes.add(len(parts))
         for part in parts:
             layout = part.layout or [[0]]  # a row by itself, which keeps step

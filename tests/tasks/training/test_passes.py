@@ -72,7 +72,7 @@ def test_every_row_is_of_one_rank_and_all_make_as_many_passes(
     numbers, found = set(), []
     for rank in range(world_size):
         monkeypatch.setattr(ranks, "rank", lambda rank=rank: rank)
-        mine = passes(lengths, size)
+        mine = list(passes(lengths, size))
         numbers.add(len(mine))
         assert all(size is None or len(part.rows) <= size for part in mine)
         found += [row for part in mine if part.weight for row in part.rows]
