@@ -150,8 +150,8 @@ class Training(Stage):
     max_grad_norm: Positive = 1.0
     """Gradients of a larger norm are scaled down to it."""
     microbatch_size: Count | None = None
-    """Sequences in one forward pass; changes memory, never the gradient. None: the whole minibatch in training, the
-    whole rollout in sampling and scoring."""
+    """Most sequences in one forward pass; changes memory, never the gradient. None: any number. A pass holds rows of like
+    length, so that it may have fewer."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Type of the arithmetic (autocast) in training, in sampling from the trained policy, and of its reference; also
     the type of a reward's models. All other weights, and the optimiser's state, stay in float32."""

@@ -18,6 +18,7 @@ from models.sequences import collate
 from schemas.kinds import resolve_work
 from tasks.stages import run_stage
 from tasks.training.attempt import Attempt
+from tasks.training.passes import OVERHEAD
 from tasks.training.scratch import JOURNAL
 
 
@@ -72,3 +73,27 @@ def test_packed_rows_are_counted_as_they_are_computed(tmp_path: Path) -> None:
     counts = taken_counts()
     assert (counts.passes, counts.positions, int(counts.tokens)) == (1, 2 * 7, 13)
     assert taken_counts().positions == 0
+
+
+@pytest.mark.parametrize(
+    ("stage", "changes"),
+    [
+        ("sft", {"batch_size": 64, "group_by_length": False, "microbatch_size": None}),
+        ("value", {"batch_size": 64, "minibatch_size": 64, "microbatch_size": None}),
+        ("policy", {"batch_size": 64, "minibatch_size": 64, "microbatch_size": None}),
+    ],
+)
+def test_ragged_batches_are_padded_by_little(
+    stage: str, changes: dict[str, Any], pipeline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At most a twentieth of all passes of a stage, where whole batches would be padded by a sixth and more."""
+
+    def share(overhead: int, folder: Path) -> float:
+        monkeypatch.setitem(OVERHEAD, "cpu", overhead)
+        job = pipeline.job(stage, folder=folder, **changes)
+        run_stage(job.model_copy(update={"work": resolve_work(job.work)}))
+        said = [entry.metrics["padding_share"] for entry in read(job.scratch / JOURNAL)]
+        return sum(said) / len(said)
+
+    assert share(OVERHEAD["cpu"], tmp_path / "cut") <= 0.05
+    assert share(10**6, tmp_path / "whole") > 0.16
