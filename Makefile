@@ -1,7 +1,8 @@
-# make setup | demo | test | check | servers | servers-down: each does all of its own set-up; a second call starts at once.
+# make setup | demo | test | check | bench | servers | servers-down: each does all of its own set-up; a second call starts at once.
 PYTHON ?= $(shell command -v python3 || command -v python)
 BIN := .venv/bin
 STAMP := .venv/.installed
+PEERS := .venv-peers/.installed
 SERVERS ?= .vantage-servers
 
 # The same on every machine, and quiet.
@@ -9,7 +10,7 @@ export DO_NOT_TRACK := 1
 export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export MLFLOW_DISABLE_TELEMETRY := true
 
-.PHONY: setup demo test check format servers servers-down
+.PHONY: setup demo test check bench format servers servers-down
 
 setup: $(STAMP)
 
@@ -32,6 +33,15 @@ check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# Times beside TRL's and transformers' own, which have an environment of their own. make bench BENCH="--workloads ppo --pairs 9"
+bench: setup $(PEERS)
+	$(BIN)/python -m benchmarks.peers $(BENCH)
+
+$(PEERS): benchmarks/peers/requirements.txt constraints.txt
+	test -x .venv-peers/bin/pip || $(PYTHON) -m venv .venv-peers
+	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -r benchmarks/peers/requirements.txt
+	touch $@
 
 # PostgreSQL, Prefect and MLflow on this machine. eval "$(make --silent servers)" also sets the variables that it prints.
 servers: setup

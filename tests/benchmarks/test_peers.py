@@ -1,0 +1,188 @@
+"""The table against peers: equal work or no ratio, cores that change sides, and responses of the lengths that were drawn."""
+
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, GenerationConfig
+
+from benchmarks.peers.__main__ import row
+from benchmarks.peers.counting_model import build_counting_model
+from benchmarks.peers.pairs import Pair, SideFailed, UnequalWork, check_equal, run_pair, spread, two_cores
+from benchmarks.peers.prepare import make_rows, prepare
+from benchmarks.peers.workloads import (
+    BOS,
+    EOS,
+    PAD,
+    WORKLOADS,
+    Work,
+    Workload,
+    draw_lengths,
+    prompt_ids,
+    read_material,
+    response_ids,
+)
+from models.folders import load_policy, load_tokenizer
+from models.sampling import sample
+
+WORK = Work(
+    seconds=2.0,
+    cpu_seconds=1.0,
+    optimizer_steps=16,
+    trained_rows=64,
+    trained_tokens=4096,
+    generated_tokens=2048,
+    trained_positions=5000,
+    read_positions=6000,
+)
+CORE = min(os.sched_getaffinity(0))
+CORES = (CORE, CORE)
+SMALL = Workload("small", "ppo", 12, 2, 9, prompt_tokens=6)
+
+
+@pytest.mark.parametrize("field", ["optimizer_steps", "trained_rows", "trained_tokens", "generated_tokens"])
+def test_unequal_work_is_refused(field: str) -> None:
+    other = replace(WORK, **{field: getattr(WORK, field) + 1})
+    said = (
+        f"small: {field} is {getattr(WORK, field):,} on our side and {getattr(other, field):,} on the other"
+    )
+    with pytest.raises(UnequalWork, match=said):
+        check_equal("small", Pair(WORK, other))
+
+
+def test_padding_and_time_may_differ_and_no_work_is_refused() -> None:
+    check_equal("small", Pair(WORK, replace(WORK, seconds=9.0, trained_positions=1, read_positions=1)))
+    none = Work(1.0, 1.0, 0, 0, 0, 0, 0, 0)
+    with pytest.raises(UnequalWork, match="neither side counted any work"):
+        check_equal("small", Pair(none, none))
+
+
+def test_cores_change_sides_from_pair_to_pair() -> None:
+    assert [two_cores(number, [2, 5, 7]) for number in range(4)] == [(2, 5), (5, 2), (2, 5), (5, 2)]
+    with pytest.raises(ValueError, match="this process may use 1 core"):
+        two_cores(0, [3])
+
+
+def test_ratios_by_hand() -> None:
+    """Peers of 3, 4 and 8 s beside ours of 2, 2 and 5 s: 1.5, 2 and 1.6. Their medians, 4 and 2, would give another ratio."""
+    times = ((2.0, 3.0), (2.0, 4.0), (5.0, 8.0))
+    pairs = [Pair(replace(WORK, seconds=ours), replace(WORK, seconds=peer)) for ours, peer in times]
+    found = spread([pair.ratio for pair in pairs])
+    assert (found.median, found.lowest, found.highest) == pytest.approx((1.6, 1.5, 2.0))
+    line = row(SMALL, pairs)
+    assert "| small | 2.00 (2.00–5.00) | 4.00 (3.00–8.00) | 1.60 (1.50–2.00) | 1.00 (1.00–1.00) |" in line
+
+
+def test_lengths_are_drawn_once() -> None:
+    ragged = WORKLOADS["ppo-ragged"]
+    drawn = draw_lengths(ragged, 1000)
+    assert drawn == draw_lengths(ragged, 1000) == [*draw_lengths(ragged, 600), *drawn[600:]]
+    assert (min(drawn), max(drawn)) == (8, 128)
+    assert set(draw_lengths(WORKLOADS["ppo"], 100)) == {32}
+
+
+@pytest.fixture(scope="module")
+def counting(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("counting")
+    build_counting_model(folder, seed=1)
+    return folder
+
+
+def test_both_samplers_give_the_drawn_lengths(counting: Path) -> None:
+    ragged = WORKLOADS["sampling-ragged"]
+    lengths, rows = draw_lengths(ragged, 40), make_rows(ragged, (), 40)
+    prompts = [prompt_ids(row["prompt"]) for row in rows]
+    assert {len(prompt) for prompt in prompts} == {32}
+
+    ours = sample(
+        load_policy(counting),
+        prompts,
+        max_new_tokens=128,
+        temperature=1.0,
+        eos_token_ids=[EOS],
+        pad_token_id=PAD,
+        seed=3,
+    )
+    assert [len(response) for response in ours.responses] == lengths
+    assert all(ours.ended)
+
+    torch.manual_seed(3)
+    config = GenerationConfig(
+        do_sample=True, top_k=0, top_p=1.0, max_new_tokens=128, eos_token_id=EOS, pad_token_id=PAD
+    )
+    model = AutoModelForCausalLM.from_pretrained(counting)
+    output = model.generate(input_ids=torch.tensor(prompts), generation_config=config)[:, 32:]
+    assert (output != PAD).sum(dim=1).tolist() == lengths
+
+    of_one = set(ours.responses[0][:-1])
+    assert len(of_one) == lengths[0] - 1, "each state once"
+    assert ours.responses[0] != output[0, : lengths[0]].tolist(), "one of two tokens at random"
+
+
+def test_the_tokenizer_encodes_as_both_sides_do(counting: Path) -> None:
+    tokenizer = load_tokenizer(counting)
+    [row] = make_rows(WORKLOADS["sft-ragged"], ("response",), 1)
+    assert tokenizer(row["prompt"])["input_ids"] == prompt_ids(row["prompt"])
+    whole = tokenizer(row["response"] + tokenizer.eos_token)["input_ids"]
+    assert whole == [BOS, *response_ids(row["response"])]
+
+
+def test_the_material_has_the_rows_that_vantage_prepared(tmp_path: Path) -> None:
+    pairs = replace(SMALL, kind="reward")
+    material = read_material(prepare(pairs, tmp_path))
+    assert material.workload == pairs
+    assert len(material.prompts) == len(material.responses) == 12
+    made = {
+        each["prompt"]: [each["chosen"], each["rejected"]]
+        for each in make_rows(pairs, ("chosen", "rejected"), 44)
+    }
+    assert [made[prompt] for prompt in material.prompts] == material.responses
+
+
+SIDE = """
+import os, sys
+import torch
+from transformers import LlamaConfig, LlamaModel
+from benchmarks.peers.clock import Clock
+from benchmarks.peers.workloads import Workload
+
+os.sched_setaffinity(0, {int(sys.argv[2])})
+clock = Clock(Workload("small", "ppo", 2, 3, 3, epochs=2, warmup=1, measured=2), optimizers=2)
+print("libraries may print")
+model = LlamaModel(LlamaConfig(
+    vocab_size=9, hidden_size=4, intermediate_size=4, num_hidden_layers=1, num_attention_heads=1, pad_token_id=0
+))
+optimizers = [torch.optim.SGD(model.parameters()) for _ in range(2)]
+ids = torch.tensor([[1, 5, 6, 2], [1, 5, 2, 0]])
+while True:
+    with torch.no_grad():
+        model(ids[:1])
+    clock.generated(5)
+    for _ in range(2):
+        model(ids, attention_mask=(ids != 0).long()).last_hidden_state.sum().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+"""
+
+
+def test_a_pair_of_processes_counts_whole_iterations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """2 measured iterations, each of 2 steps on 2 rows of 4 and 3 tokens, 8 positions with padding; 5 sampled, 4 read."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    script = tmp_path / "side.py"
+    script.write_text(SIDE)
+    side = [sys.executable, str(script)]
+    pair = run_pair(tmp_path / "material.json", ours=side, peer=side, cores=CORES)
+    for work in (pair.ours, pair.peer):
+        assert replace(work, seconds=0, cpu_seconds=0) == Work(0, 0, 4, 8, 28, 10, 32, 8)
+        assert 0 < work.cpu_seconds < 60
+        assert work.seconds > 0
+    check_equal("small", pair)
+
+
+def test_a_side_that_fails_is_named_with_what_it_said(tmp_path: Path) -> None:
+    failing = [sys.executable, "-c", "raise SystemExit('no such library')"]
+    with pytest.raises(SideFailed, match=r"(?s)ours ended early.*no such library"):
+        run_pair(tmp_path / "material.json", ours=failing, peer=failing, cores=CORES)
