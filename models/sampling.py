@@ -11,7 +11,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from models.kv_cache import make_room
+from models.pass_counts import count_prompts, count_sampled
 from models.stop_strings import StopStrings
+from schemas.recipe.pass_limits import UNLIMITED, PassLimits
 
 SHRINK_AT = 0.9
 """The batch is cut to its unfinished rows when they are no more than this share of it (a cut copies the cache)."""
@@ -56,7 +59,7 @@ def sample(
     seed: int,
     greedy: bool = False,
     stop_strings: StopStrings | None = None,
-    microbatch_size: int | None = None,
+    limits: PassLimits = UNLIMITED,
     rows: slice = slice(None),
     in_step: InStep | None = None,
     on_token: Callable[[int, int], None] | None = None,
@@ -64,12 +67,12 @@ def sample(
     """Sample one response to each prompt at `rows` from softmax(logits / temperature), the whole vocabulary.
 
     A row's random numbers depend on `seed`, its place in `prompts` and `max_new_tokens` alone: the global random
-    state, the microbatch size and the other rows have no part in them. Repeat a prompt for several samples.
+    state, the limits and the other rows have no part in them. Repeat a prompt for several samples.
 
     Args:
         greedy: take the likeliest token instead.
         stop_strings: a response also ends with the token that completes one of these.
-        microbatch_size: prompts in one batch, shortest first; None: all.
+        limits: of one batch, see `batches`.
         rows: which of the prompts; their responses are the same whatever else is sampled here.
         in_step: of a sharded model, all of whose ranks make every pass together; None: a whole model.
         on_token: called before each token with the number of responses that have ended, and the token's number (from 1).
@@ -82,30 +85,32 @@ def sample(
     generator = torch.Generator().manual_seed(seed)
     uniform = torch.rand(len(prompts), max_new_tokens, generator=generator, dtype=torch.float64)
     wanted = range(len(prompts))[rows]
-    order = sorted(wanted, key=lambda i: len(prompts[i]))
-    size = microbatch_size or len(prompts)
+    of_batches = [
+        [wanted[place] for place in batch]
+        for batch in batches([len(prompts[i]) for i in wanted], limits, max_new_tokens=max_new_tokens)
+    ]
     responses: dict[int, _Response] = {}
     was_training = model.training
     model.eval()
     try:
-        for number in range(-(-len(order) // size) if in_step is None else in_step.num_batches):
-            start = number * size
-            batch = order[start : start + size] or [0]  # for another rank's sake: sampled, and left out below
-            responses |= zip(
-                batch,
-                _sample_batch(
-                    model,
-                    [prompts[i] for i in batch],
-                    None if greedy else uniform[batch],
-                    in_step=in_step,
-                    max_new_tokens=max_new_tokens,
-                    temperature=temperature,
-                    endings=_Endings(eos_token_ids, stop_strings, len(batch), model.device),
-                    pad_token_id=pad_token_id,
-                    on_token=None if on_token is None else partial(_shift, on_token, start),
-                ),
-                strict=True,
+        started = 0
+        for number in range(len(of_batches) if in_step is None else in_step.num_batches):
+            # where none is left, the first prompt keeps step with the other ranks: sampled, and left out
+            batch = of_batches[number] if number < len(of_batches) else [0]
+            sampled = _sample_batch(
+                model,
+                [prompts[i] for i in batch],
+                None if greedy else uniform[batch],
+                in_step=in_step,
+                max_new_tokens=max_new_tokens,
+                temperature=temperature,
+                endings=_Endings(eos_token_ids, stop_strings, len(batch), model.device),
+                pad_token_id=pad_token_id,
+                on_token=None if on_token is None else partial(_shift, on_token, started),
             )
+            for place, response in zip(batch, sampled, strict=True):
+                responses.setdefault(place, response)
+            started += len(batch)
     finally:
         model.train(was_training)
     found = [responses[i] for i in wanted]
@@ -116,6 +121,24 @@ def sample(
         ended=[ended for _, ended, _ in found],
         logprobs=[logprobs for _, _, logprobs in found],
     )
+
+
+def batches(lengths: Sequence[int], limits: PassLimits, *, max_new_tokens: int) -> list[list[int]]:
+    """Which prompts are sampled side by side, by their places: the shortest first, as many as ``limits`` allow.
+
+    Positions are those of the cache at its end: each row has the longest prompt and `max_new_tokens` more.
+
+    Args:
+        lengths: tokens of each prompt.
+    """
+    found: list[list[int]] = []
+    for place in sorted(range(len(lengths)), key=lengths.__getitem__):
+        at_once = limits.rows_of(lengths[place] + max_new_tokens, len(lengths))
+        if found and len(found[-1]) < at_once:
+            found[-1].append(place)
+        else:
+            found.append([place])
+    return found
 
 
 class _Endings:
@@ -173,9 +196,12 @@ def _sample_batch(
     active = torch.ones_like(rows, dtype=torch.bool)
     takes_positions = "position_ids" in inspect.signature(model.forward).parameters  # not where ALiBi does it
     cache, num_active = None, len(prompts)
+    count_prompts(input_ids.numel(), sum(map(len, distinct)))
     for step in range(max_new_tokens):
         if on_token is not None:
             on_token(len(prompts) - num_active, step + 1)
+        if step:
+            count_sampled(len(rows), ended=len(rows) - num_active)
         positions = (attention_mask.cumsum(dim=1) - 1).clamp(min=0)[:, -input_ids.shape[1] :]
         output = (model if in_step is None else in_step.forward)(
             input_ids=input_ids,
@@ -186,8 +212,8 @@ def _sample_batch(
             logits_to_keep=1,
         )
         cache, logits = output.past_key_values, output.logits[:, -1]
-        if step == 0 and len(distinct) < len(prompts):
-            cache.batch_select_indices(prompt_of)
+        if step == 0:
+            make_room(cache, prompt_of, most=max_new_tokens - 1)
             logits, attention_mask = logits[prompt_of], attention_mask[prompt_of]
         distribution = (logits.float() / temperature).log_softmax(dim=-1)
         tokens = distribution.argmax(dim=-1) if uniform is None else _draw(distribution, uniform[rows, step])

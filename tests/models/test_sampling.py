@@ -1,3 +1,4 @@
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,9 @@ from transformers import (
 
 from models import sampling
 from models.logprobs import response_logprobs
-from models.sampling import Samples, sample
+from models.sampling import Samples, batches, sample
 from models.sequences import collate
+from schemas.recipe.pass_limits import PassLimits
 
 EOS = (2, 17, 30)
 """Several, so that random weights end some responses early."""
@@ -86,7 +88,7 @@ def test_tokens_are_drawn_as_often_as_they_are_probable(temperature: float) -> N
         [prompt] * num_draws + [[1] * 8],
         max_new_tokens=1,
         temperature=temperature,
-        microbatch_size=4096,
+        limits=PassLimits(4096),
     )
     counts = torch.bincount(torch.tensor([row[0] for row in result.responses[:num_draws]]), minlength=50)
     standard_error = (num_draws * p * (1 - p)).sqrt()
@@ -103,7 +105,9 @@ def test_a_row_depends_on_the_seed_and_its_place_alone(tiny_policy: PreTrainedMo
     assert draw(tiny_policy) == first
     assert draw(tiny_policy, seed=4).responses != first.responses
     for size in (1, 3, 5, 100):
-        assert draw(tiny_policy, microbatch_size=size).responses == first.responses
+        assert draw(tiny_policy, limits=PassLimits(size)).responses == first.responses
+        assert draw(tiny_policy, limits=PassLimits(tokens=40 * size)).responses == first.responses
+        assert draw(tiny_policy, limits=PassLimits(3, 40 * size)).responses == first.responses
     assert draw(tiny_policy, PROMPTS[:3]).responses == first.responses[:3]
 
 
@@ -122,11 +126,11 @@ def test_a_prompt_is_read_once_whatever_number_of_responses_it_has(
     seen = tiny_policy.register_forward_pre_hook(
         lambda *call: rows.append(tuple(call[2]["input_ids"].shape)), with_kwargs=True
     )
-    shared = draw(tiny_policy, prompts, eos_token_ids=(), microbatch_size=size)
+    shared = draw(tiny_policy, prompts, eos_token_ids=(), limits=PassLimits(size))
     seen.remove()
     assert [shape for shape in rows if shape[1] > 1] == ([(2, 4)] if size is None else [(2, 4), (1, 4)])
     assert {shape[0] for shape in rows if shape[1] == 1} == ({6} if size is None else {4, 2})
-    alone = [draw(tiny_policy, prompts, eos_token_ids=(), microbatch_size=1)]
+    alone = [draw(tiny_policy, prompts, eos_token_ids=(), limits=PassLimits(1))]
     assert shared.responses == alone[0].responses
     for found, expected in zip(shared.logprobs, alone[0].logprobs, strict=True):
         assert found == pytest.approx(expected, abs=1e-5)
@@ -198,3 +202,33 @@ def test_what_cannot_be_sampled_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         draw(tiny_policy, prompts, **options)
+
+
+@pytest.mark.parametrize(
+    "limits", [PassLimits(tokens=30), PassLimits(3, 60), PassLimits(2), PassLimits(tokens=1)]
+)
+def test_batches_hold_both_bounds_and_are_as_large_as_these_allow(limits: PassLimits) -> None:
+    """The shortest first; a batch's positions are its rows times its longest prompt with four tokens of response."""
+    lengths = [5, 1, 9, 3, 3, 2, 30, 8, 1, 4]
+
+    def fits(batch: list[int]) -> bool:
+        positions = len(batch) * (max(lengths[place] for place in batch) + 4)
+        within = positions <= (limits.tokens or positions) and len(batch) <= (limits.rows or len(batch))
+        return within or len(batch) == 1
+
+    found = batches(lengths, limits, max_new_tokens=4)
+    order = [place for batch in found for place in batch]
+    assert order == sorted(range(10), key=lambda place: (lengths[place], place))
+    assert all(map(fits, found))
+    assert not any(fits([*batch, later[0]]) for batch, later in pairwise(found))
+
+
+def test_a_row_longer_than_the_budget_is_sampled_alone(tiny_policy: PreTrainedModel) -> None:
+    widths: list[int] = []
+    seen = tiny_policy.register_forward_pre_hook(
+        lambda *call: widths.append(call[2]["input_ids"].shape[0]), with_kwargs=True
+    )
+    alone = draw(tiny_policy, limits=PassLimits(tokens=1))
+    seen.remove()
+    assert set(widths) == {1}
+    assert alone.responses == draw(tiny_policy).responses

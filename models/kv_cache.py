@@ -1,0 +1,70 @@
+"""A key-value cache with room for the tokens to come, so that a token is written beside the earlier ones."""
+
+from typing import Any
+
+from torch import Tensor
+from transformers.cache_utils import Cache, DynamicLayer
+
+ROOM = 128
+"""Tokens that space is made for at a time. A row that ends early has had no more than these for nothing."""
+
+
+def make_room(cache: Cache, rows: Tensor, *, most: int) -> None:
+    """Give every layer of a cache that has read the prompts room for up to ``most`` tokens more, in place.
+
+    `DynamicCache` copies all keys and values for each token that it adds; this copies them once in ``ROOM`` tokens. Layers
+    that are more than keys and values of all tokens (sliding windows, states of other kinds) stay what they are.
+
+    Args:
+        rows: (b,): which row of the cache each row is from now on; one may be named several times.
+    """
+    for number, layer in enumerate(cache.layers):
+        if type(layer) is DynamicLayer and layer.is_initialized:
+            cache.layers[number] = RoomyLayer(layer, rows, most=most)
+        else:
+            layer.batch_select_indices(rows)  # type: ignore[union-attr]
+
+
+class RoomyLayer(DynamicLayer):
+    """Keys and values (B, heads, L, D) of all tokens, which are views of tensors that hold some more."""
+
+    def __init__(self, layer: DynamicLayer, rows: Tensor, *, most: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        assert layer.keys is not None
+        assert layer.values is not None
+        self.dtype, self.device, self.is_initialized = layer.keys.dtype, layer.keys.device, True
+        self._remaining = most
+        self._take_over(layer.keys, layer.values, rows)
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Add the keys and values (B, heads, n, D) of the next n tokens; returns those of all."""
+        assert self.keys is not None
+        assert self.values is not None
+        start, count = self.keys.shape[-2], key_states.shape[-2]
+        if start + count > self._held[0].shape[-2]:
+            self._take_over(self.keys, self.values, None, at_least=count)
+        for held, new in zip(self._held, (key_states, value_states), strict=True):
+            held[:, :, start : start + count] = new
+        self._remaining -= count
+        self.keys, self.values = (held[:, :, : start + count] for held in self._held)
+        return self.keys, self.values
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keep the rows at ``indices``."""
+        assert self.keys is not None
+        assert self.values is not None
+        self._take_over(self.keys, self.values, indices)
+
+    def _take_over(self, keys: Tensor, values: Tensor, rows: Tensor | None, *, at_least: int = 0) -> None:
+        """Copy rows (None: all) of keys and values to where there is room for more."""
+        length, room = keys.shape[-2], max(at_least, min(ROOM, self._remaining))
+        held = []
+        for old in (keys, values):
+            count = len(old) if rows is None else len(rows)
+            new = old.new_empty(count, old.shape[1], length + room, old.shape[3])
+            new[:, :, :length] = old if rows is None else old[rows]
+            held.append(new)
+        self._held = held
+        self.keys, self.values = (new[:, :, :length] for new in held)
