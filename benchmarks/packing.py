@@ -19,6 +19,7 @@ from models.builtin import MAX_LENGTH, build_tiny
 from models.folders import load_policy
 from models.policy import PolicyModel
 from models.sequences import Sequences, collate
+from schemas.recipe.pass_limits import PassLimits
 from tasks.training.data_order import DataOrder
 from tasks.training.likelihood import accumulate_nll
 from tasks.training.passes import packed_passes, passes
@@ -77,7 +78,7 @@ def time_of(policy: PolicyModel, batches: list[Sequences], *, packing: bool) -> 
             policy,
             batch,
             temperature=1.0,
-            microbatch_size=MICROBATCH_SIZE,
+            limits=PassLimits(MICROBATCH_SIZE),
             precision="float32",
             packing=packing,
         )
@@ -88,7 +89,9 @@ def positions(batches: list[Sequences], *, packing: bool) -> str:
     """How many positions the passes compute, and how many passes there are."""
     computed, number = 0, 0
     for batch in batches:
-        for part in (packed_passes if packing else passes)(batch.total_lengths.tolist(), MICROBATCH_SIZE):
+        for part in (packed_passes if packing else passes)(
+            batch.total_lengths.tolist(), PassLimits(MICROBATCH_SIZE)
+        ):
             micro = part.select(batch)
             ids = micro.input_ids if micro.packing is None else micro.packing.input_ids
             computed, number = computed + ids.numel(), number + 1

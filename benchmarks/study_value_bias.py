@@ -30,6 +30,8 @@ from typing import Any
 
 import matplotlib
 
+from schemas.recipe.pass_limits import PassLimits
+
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import torch
@@ -126,7 +128,7 @@ class Setting:
     def respond(self, prompts: Prompts, indices: Sequence[int], *, seed: int) -> Sampled:
         """Responses of the SFT policy."""
         policy = PolicyModel(load_policy(self.folders["sft"]))
-        engine = load_engine(policy, self.codec, microbatch_size=None)
+        engine = load_engine(policy, self.codec, limits=PassLimits())
         return sample_responses(engine, self.codec, prompts, indices, device=policy.device, seed=seed)
 
     def paid_by_rule(self, sampled: Sampled) -> Responses:
@@ -163,7 +165,7 @@ def paid(sampled: Sampled, terms: Sequence[Term]) -> Responses:
         responses=sampled.responses,
         answers=sampled.answers,
         ended=sampled.ended,
-        microbatch_size=MICROBATCH,
+        limits=PassLimits(MICROBATCH),
     )
     mask = sampled.sequences.response_mask
     no_kl = torch.zeros(mask.shape)
@@ -376,7 +378,7 @@ def predict(critic: ScalarModel, sequences: Sequences) -> Tensor:
     said = per_token(
         lambda part: {"values": values(critic, part)},
         sequences,
-        microbatch_size=MICROBATCH,
+        limits=PassLimits(MICROBATCH),
         computes="values",
     )
     return said["values"]

@@ -183,7 +183,7 @@ class Orchestrator:
             share: resources to compute on; None: the whole machine.
             only_reuse: do not compute.
         """
-        began = time.monotonic()
+        began, known = time.monotonic(), self.run.record.stages[step]
         try:
             request = request_for(
                 self.recipe,
@@ -197,7 +197,8 @@ class Orchestrator:
                 log=self.log_of(step),
                 share=share,
                 only_reuse=only_reuse,
-                microbatch_size=self.run.record.stages[step].microbatch_size,
+                microbatch_tokens=known.microbatch_tokens,
+                microbatch_size=known.microbatch_size,
                 function=self.stage_function,
             )
             self.run.use_key(step, request.stage_key)
@@ -267,22 +268,15 @@ class Orchestrator:
 
     def _failed(self, step: str, outcome: AttemptOutcome) -> StageRecord:
         """Record why the step failed, and how it is retried."""
-        size = self.run.record.stages[step].microbatch_size
         progress = self.progress(step)
         retry = self._retries.after(
             step,
             outcome,
-            microbatch_size=size,
+            microbatch_tokens=self.run.record.stages[step].microbatch_tokens,
             pass_rows=None if progress is None else progress.pass_rows,
-            inputs=self._read(step),
+            pass_tokens=None if progress is None else progress.pass_tokens,
         )
         return self._recording.failed(step, outcome, retry, log=self.log_of(step))
-
-    def _read(self, step: str) -> dict[str, Artifact]:
-        """Role → input artifact, of those that exist."""
-        return {
-            role: self.artifacts[read] for role, read in self.inputs[step].items() if read in self.artifacts
-        }
 
     def _last_made_with(self, key: str) -> Mapping[str, str]:
         """Provenance that the newest run computing this key recorded; this run comes first."""

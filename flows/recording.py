@@ -98,6 +98,7 @@ class Recording:
             provenance=outcome.provenance,
             samples=self._samples(request.stage_key, outcome),
             microbatch_size=known.microbatch_size,
+            microbatch_tokens=known.microbatch_tokens,
         )
         self.run.set_stage(step, stage)
         if outcome.unreported or not reused:
@@ -134,8 +135,8 @@ class Recording:
         """Record a failed attempt and its retry; ``log`` is shown in the message."""
         assert outcome.failure is not None, "recorded only of an attempt that failed"
         stage = self.run.record.stages[step]
-        if retry.microbatch_size != stage.microbatch_size:
-            self.run.update_stage(step, microbatch_size=retry.microbatch_size)
+        if retry.microbatch_tokens != stage.microbatch_tokens:
+            self.run.update_stage(step, microbatch_tokens=retry.microbatch_tokens)
         reason = safe_text(f"{outcome.failure.message}; {retry.remedy} ({log})")
         if stage.status == "running":
             self.ledger.finish_stage(step, retry.status, reason=reason)
@@ -211,6 +212,7 @@ class AttemptObserver:
             key_parts=request.key_parts,
             provenance=begun.provenance,
             microbatch_size=request.microbatch_size,
+            microbatch_tokens=request.microbatch_tokens,
         )
         recording.run.set_stage(request.step, record)
         fields = recording.ledger_fields(request)

@@ -1,14 +1,13 @@
 """Decides whether and how a step is retried after a failed attempt."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from flows.attempts.jobs import work_of
-from flows.attempts.micro_batches import remedy_for_memory, rows_per_pass, with_microbatch_size
+from flows.attempts.micro_batches import remedy_for_memory
 from flows.exit_codes import ExitCode, may_be_retried, may_be_retried_once
 from ledger.operations import StageOutcome
 from schemas.recipe.recipe import ResolvedRecipe
-from schemas.records.artifacts import Artifact
+from schemas.recipe.stage import Stage
 from schemas.records.attempt import AttemptOutcome
 
 MAX_ATTEMPTS = 3
@@ -22,7 +21,7 @@ class Retry:
     status: StageOutcome
     """``resumable``: another attempt resumes; ``failed``: the user has to act."""
     remedy: str
-    microbatch_size: int | None
+    microbatch_tokens: int | None
     """Of the next attempt; None: the recipe's."""
 
 
@@ -39,39 +38,40 @@ class Retries:
         step: str,
         outcome: AttemptOutcome,
         *,
-        microbatch_size: int | None,
+        microbatch_tokens: int | None,
         pass_rows: int | None,
-        inputs: Mapping[str, Artifact],
+        pass_tokens: int | None,
     ) -> Retry:
         """The decision after a failed attempt.
 
         Args:
             step: the step.
             outcome: of the attempt, with its failure.
-            microbatch_size: of the attempt; None: the recipe's.
-            pass_rows: rows of the attempt's newest pass, which may be fewer, since a pass holds rows of like length; None:
-                not known.
-            inputs: role → artifact that the step reads.
+            microbatch_tokens: of the attempt; None: the recipe's.
+            pass_rows: of the attempt's newest pass; None: it told of none.
+            pass_tokens: positions of the same pass.
         """
         failure = outcome.failure
         assert failure is not None, "asked only of an attempt that failed"
         if failure.cause == "cancelled":
-            return Retry("failed", failure.remedy, microbatch_size)
+            return Retry("failed", failure.remedy, microbatch_tokens)
         if not may_be_retried_once(failure.exit_code):
             status: StageOutcome = "resumable" if may_be_retried(failure.exit_code) else "failed"
-            return Retry(status, failure.remedy, microbatch_size)
+            return Retry(status, failure.remedy, microbatch_tokens)
         was_retried = (step, failure.exit_code) in self._retried_once
         self._retried_once.add((step, failure.exit_code))
         place = f"goes on from step {outcome.committed_step}" if outcome.committed_step else "begins anew"
         next_attempt = f"attempt {(outcome.attempt or 0) + 1} {place}"
         if failure.exit_code != ExitCode.OUT_OF_MEMORY:
             if was_retried:
-                return Retry("failed", failure.remedy, microbatch_size)
-            return Retry("resumable", next_attempt, microbatch_size)
-        rows = rows_per_pass(with_microbatch_size(work_of(self._recipe, step), microbatch_size), inputs)
-        if rows is not None and pass_rows is not None:
-            rows = min(rows, pass_rows)
-        if was_retried or rows is None or rows < 2:
-            return Retry("failed", remedy_for_memory(step, rows), microbatch_size)
-        remedy = f"{next_attempt} with micro-batches of {rows // 2} in place of {rows}"
-        return Retry("resumable", remedy, rows // 2)
+                return Retry("failed", failure.remedy, microbatch_tokens)
+            return Retry("resumable", next_attempt, microbatch_tokens)
+        work = work_of(self._recipe, step)
+        if was_retried or pass_rows == 1 or not isinstance(work, Stage):
+            remedy = remedy_for_memory(step, work, rows=pass_rows, tokens=pass_tokens)
+            return Retry("failed", remedy, microbatch_tokens)
+        if pass_tokens is None:  # no pass of its own took the memory
+            return Retry("resumable", next_attempt, microbatch_tokens)
+        half = pass_tokens // 2
+        remedy = f"{next_attempt} with passes of at most {half} positions in place of {pass_tokens}"
+        return Retry("resumable", remedy, half)

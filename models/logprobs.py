@@ -17,7 +17,7 @@ from models.chunked_logits import (
 )
 from models.chunks import chunks
 from models.output_head import OutputHead, output_head, trunk
-from models.pass_counts import count_pass
+from models.pass_counts import count_logits, count_pass
 from models.scalar_head import read_scalars
 from models.sequences import Sequences
 
@@ -170,6 +170,7 @@ class _ChunkedLogProbs(torch.autograd.Function):
         logprobs = torch.empty(targets.shape, dtype=dtype, device=hidden.device)
         normaliser = torch.empty_like(logprobs)
         entropy, full_kl, ref_logprobs = (torch.zeros_like(logprobs) for _ in range(3))
+        count_logits(len(targets))
         with torch.autocast(hidden.device.type, enabled=False):
             for chunk in chunks(len(targets), chunk_tokens):
                 logits, slope = logits_and_slope(hidden[chunk], head, temperature)
@@ -202,6 +203,8 @@ class _ChunkedLogProbs(torch.autograd.Function):
         reference, scaling, temperature, with_entropy, chunk_tokens = ctx.settings
         head = OutputHead(weight, bias, *scaling)
         gradients = HeadGradients(hidden, head, needs=ctx.needs_input_grad[:3], dtype=normaliser.dtype)
+        if not ctx.kept:
+            count_logits(len(targets), again=True)
         with torch.autocast(hidden.device.type, enabled=False):
             for chunk in chunks(len(targets), chunk_tokens):
                 if ctx.kept:

@@ -18,9 +18,6 @@ TOKENIZED: tuple[ArtifactKind, ...] = (*MODELS, "rollouts")
 PUBLISHED: tuple[ArtifactKind, ...] = ("policy", "reward_model")
 """Kinds of artifact that can become a registered model."""
 
-Pass = Literal["batch_size", "minibatch_size", "test_responses"]
-"""Sequences in one forward pass without ``microbatch_size``: a field, or all responses to the test prompts."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
@@ -53,8 +50,6 @@ class Kind:
     """Fields that name one of the recipe's folders of lm-eval tasks."""
     reference_from: str | None = None
     """Field that ``reference`` defaults to."""
-    one_pass: Pass | None = None
-    """Sequences in one forward pass; None: ``microbatch_size`` does not change its memory."""
     learning_rate: float | None = None
     """Published rate, at the width in ``schemas.recipe.learning_rates``; None: it trains nothing."""
     critic_learning_rate: float | None = None

@@ -20,12 +20,14 @@ from schemas.metric_names import (
     LENGTH_GROUPS,
     PAIRS,
     PASS_AT,
+    PASSES,
     PROMPTS_READ,
     RESPONSES_READ,
     ROLLOUT,
     ROWS,
     SAMPLED_POLICY,
     SAMPLER,
+    SAMPLING,
     STEP,
     compared,
     judge_metrics,
@@ -134,7 +136,6 @@ _TABLE = (
         revision=3,
         reads={"init": ("policy",)},
         data={"data": "demonstrations"},
-        one_pass="batch_size",
         learning_rate=2e-5,  # zephyr-7b-beta, alignment-handbook
         estimates=("validation_nll", "test_nll"),
         numbers=(*PROMPTS_READ, *RESPONSES_READ),
@@ -145,10 +146,9 @@ _TABLE = (
         resolved=ResolvedRewardModelling,
         module="tasks.reward_model",
         makes="reward_model",
-        revision=3,
+        revision=4,
         reads={"init": ("policy",)},
         data={"data": "preferences", "rankings": "rankings", "centre_on": "demonstrations"},
-        one_pass="batch_size",
         learning_rate=1e-5,  # 9e-6 in OpenRLHF's reward models
         estimates=(*PAIRS, "score_gap", "validation_score_gap"),
         numbers=(*PROMPTS_READ, *RESPONSES_READ, "rows_alike_after_cut", "score_shift"),
@@ -159,11 +159,10 @@ _TABLE = (
         resolved=ResolvedDirectPreferenceOptimization,
         module="tasks.dpo",
         makes="policy",
-        revision=3,
+        revision=4,
         reads={"init": ("policy",), "reference": ("policy",), "rollouts": ("rollouts",)},
         data={"data": "preferences"},
         reference_from="init",
-        one_pass="batch_size",
         learning_rate=5e-7,  # zephyr-7b-beta
         estimates=(*PAIRS, "reward_gap", "validation_reward_gap"),
         numbers=(*PROMPTS_READ, *RESPONSES_READ, "rows_alike_after_cut", "tied_share"),
@@ -183,7 +182,6 @@ _TABLE = (
         },
         data={"prompts": "prompts"},
         reference_from="policy",
-        one_pass="minibatch_size",
         learning_rate=1e-5,  # inferred: like a reward model, a scalar head and its trunk learn fixed targets
         estimates=(
             *("explained_variance", "value_bias", "value_mse"),
@@ -202,6 +200,7 @@ _TABLE = (
         curves=(
             *STEP,
             *SAMPLER,
+            *SAMPLING,
             "value_loss",
             "value_bias",
             "validation_explained_variance",
@@ -224,7 +223,6 @@ _TABLE = (
         },
         data={"prompts": "prompts", "ptx": "demonstrations"},
         reference_from="init",
-        one_pass="minibatch_size",
         learning_rate=1e-6,  # VAPO, arXiv 2504.05118
         critic_learning_rate=2e-6,  # VAPO
         estimates=(*SAMPLED_POLICY, "kl_to_reference"),
@@ -232,7 +230,7 @@ _TABLE = (
         curves=(
             *ROLLOUT,
             *SAMPLER,
-            *("tokens_per_second", "padding_share"),
+            *("tokens_per_second", *PASSES, *SAMPLING),
             # the rollout
             *("scaled_score_mean", "reward_moments_mean", "reward_moments_std", "kl_coef", "reward_mean"),
             *(
@@ -267,11 +265,10 @@ _TABLE = (
         revision=4,
         reads={"init": ("policy",), "rollouts": ("rollouts",)},
         data={"prompts": "prompts"},
-        one_pass="minibatch_size",
         learning_rate=2e-5,  # the same loss as SFT
         estimates=SAMPLED_POLICY,
         numbers=(*PROMPTS_READ, *CHOSEN_POLICY),
-        curves=(*STEP, *ROLLOUT, *SAMPLER, "best_score_mean", "nll"),
+        curves=(*STEP, *ROLLOUT, *SAMPLER, *SAMPLING, "best_score_mean", "nll"),
     ),
     Kind(
         work=PreferenceCollection,
@@ -283,9 +280,8 @@ _TABLE = (
         reads={"policy": ("policy",)},
         other_models=("policy",),
         data={"prompts": "prompts", "demonstrations": "demonstrations"},
-        one_pass="batch_size",
         numbers=(*ROWS, *PROMPTS_READ, "tied_share", "mean_chosen_length", "mean_rejected_length"),
-        curves=("tied_share", "tokens_per_second"),
+        curves=("tied_share", "tokens_per_second", *PASSES, *SAMPLING),
     ),
     Kind(
         work=RolloutCollection,
@@ -296,7 +292,6 @@ _TABLE = (
         reads={"policy": ("policy",)},
         other_models=("policy",),
         data={"prompts": "prompts"},
-        one_pass="batch_size",
         estimates=SAMPLED_POLICY,
         numbers=(*ROWS, *PROMPTS_READ, "reward_spread", "uniform_group_share"),
         curves=(
@@ -305,16 +300,17 @@ _TABLE = (
             "response_length_mean",
             "truncated_share",
             "tokens_per_second",
+            *PASSES,
+            *SAMPLING,
         ),
     ),
     Kind(
         work=RewardEvaluation,
         module="tasks.reward_evaluation",
         makes="evaluation",
-        revision=2,
+        revision=3,
         reads={"reward_model": ("reward_model",)},
         data={"data": "preferences"},
-        one_pass="batch_size",
         estimates=(
             *("pair_accuracy", "score_gap", "preference_loss", "expected_calibration_error", "brier_score"),
             *(f"pair_accuracy_{each}" for each in LENGTH_GROUPS),
@@ -333,7 +329,6 @@ _TABLE = (
         reads={"policy": ("policy",)},
         other_models=("policy",),
         benchmarks=("benchmark",),
-        one_pass="batch_size",
         estimates=("benchmark_score",),
     ),
     Kind(
@@ -344,7 +339,6 @@ _TABLE = (
         reads={"candidate": ("policy",), "baseline": ("policy",)},
         other_models=("candidate", "baseline"),
         data={"prompts": "prompts", "demonstrations": "demonstrations"},
-        one_pass="test_responses",
         estimates=(
             *judge_metrics("accuracy"),
             *judge_metrics("score"),

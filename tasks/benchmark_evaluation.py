@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import ExitStack, chdir, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import Any
 
 from models.folders import load_tokenizer
 from schemas.recipe.evaluations import BenchmarkEvaluation
+from schemas.recipe.pass_limits import PassLimits
 from schemas.records.job import StageJob, StageResult
 from schemas.records.uncertainty import Uncertainty
 from tasks.data.benchmark_tasks import UnusableTasks
@@ -98,7 +99,6 @@ def measure(job: StageJob[BenchmarkEvaluation], task: Any) -> Mapping[str, Any]:
         UnusableTasks: it cannot be run.
     """
     from lm_eval import simple_evaluate
-    from lm_eval.models.huggingface import HFLM
 
     work, tokenizer = job.work, load_tokenizer(job.inputs["policy"])
     if work.chat_template and not tokenizer.chat_template:
@@ -108,14 +108,18 @@ def measure(job: StageJob[BenchmarkEvaluation], task: Any) -> Mapping[str, Any]:
     policy = fixed_policy(job, "policy", training_device()).causal_lm
     passes = 0
 
-    def report(*_: object) -> None:
+    def report(_: object, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> None:
         nonlocal passes
-        passes += 1
         progress.phase("forward passes", passes)
+        passes += 1
+        ids = inputs[0] if inputs else named["input_ids"]
+        mask = named.get("attention_mask")  # while it writes, as wide as all that it has read
+        progress.computing(len(ids), (ids if mask is None else mask).numel())
 
-    policy.register_forward_hook(report)
-    size = work.microbatch_size or work.batch_size
-    model = HFLM(pretrained=policy, tokenizer=tokenizer, backend="causal", batch_size=size)
+    policy.register_forward_pre_hook(report, with_kwargs=True)
+    model = asked_within(work.pass_limits.or_rows(work.batch_size))(
+        pretrained=policy, tokenizer=tokenizer, backend="causal", batch_size=1
+    )
     seeds = {
         name: derive_seed(stage_seed(job), name) % _NUM_SEEDS
         for name in ("random_seed", "numpy_random_seed", "torch_random_seed", "fewshot_random_seed")
@@ -133,6 +137,32 @@ def measure(job: StageJob[BenchmarkEvaluation], task: Any) -> Mapping[str, Any]:
             f"task={work.task!r}: lm-eval cannot run it ({_told(error)}); correct it"
         ) from error
     return found
+
+
+def asked_within(limits: PassLimits) -> Any:
+    """lm-eval's class of models, with as many texts at once as both bounds allow; its own is told a number of texts alone.
+
+    The longest of all texts decides: lm-eval asks the longest first, in batches of one size.
+    """
+    from lm_eval.models.huggingface import HFLM
+    from lm_eval.models.utils import normalize_gen_kwargs
+
+    class AskedWithin(HFLM):  # type: ignore[misc]
+        def _loglikelihood_tokens(self, requests: Sequence[Any], *rest: Any, **named: Any) -> Any:
+            self._fit(max((len(text) + len(end) for _, text, end in requests), default=1))
+            return super()._loglikelihood_tokens(requests, *rest, **named)
+
+        def generate_until(self, requests: Sequence[Any], *rest: Any, **named: Any) -> Any:
+            written = (normalize_gen_kwargs(each.args[1], self.max_gen_toks) for each in requests)
+            read = (len(self.tok_encode(each.args[0])) for each in requests)
+            self._fit(max(read, default=1) + max((each["max_gen_toks"] for each in written), default=0))
+            return super().generate_until(requests, *rest, **named)
+
+        def _fit(self, longest: int) -> None:
+            """For texts of so many tokens; more than the model reads are cut off."""
+            self.batch_size_per_gpu = limits.rows_of(min(longest, self.max_length), limits.rows or 1)
+
+    return AskedWithin
 
 
 def metric_key(measured: Mapping[str, Any], metric: str, *, task: str) -> str:

@@ -166,7 +166,7 @@ def update(
             policy,
             minibatch.sequences,
             temperature=job.generation.temperature,
-            microbatch_size=work.microbatch_size,
+            limits=work.pass_limits,
             precision=work.precision,
         )
         if work.rollouts is None:  # collected responses need not be this policy's

@@ -34,7 +34,7 @@ from tasks.training.optimization import (
     training_device,
     update_weights,
 )
-from tasks.training.passes import passes
+from tasks.training.passes import in_parts_of_like_length, passes
 from tasks.training.seeds import stage_seed
 from tasks.training.stage_state import NoState
 
@@ -141,7 +141,7 @@ def accumulate_preferences(
     """Add the gradient of the minibatch's mean loss, micro-batch by micro-batch; returns its metrics and tokens."""
     sums, loss_sum, num_tokens = MetricSums(), 0.0, 0
     num_pairs = float(len(indices))
-    for part in passes(pairs.lengths(indices), work.microbatch_size):
+    for part in passes(pairs.lengths(indices), work.pass_limits, sequences=len(SIDES), is_divided=True):
         batch = pairs.batch([indices[row] for row in part.rows]).to(models.policy.device)
         logprobs = pair_logprobs(models, batch, precision=work.precision)
         preference = dpo(
@@ -166,10 +166,16 @@ def accumulate_preferences(
 
 def pair_logprobs(models: Models, batch: Sequences, *, precision: Precision) -> PairLogprobs:
     """Both models' log-probabilities of a batch of pairs: N chosen sides, then their N rejected ones."""
+
+    def by(policy: PolicyModel) -> Tensor:
+        return in_parts_of_like_length(
+            batch, lambda rows, _: policy.logprobs(rows, temperature=models.temperature).logprobs
+        )
+
     with autocast(precision, batch.input_ids.device):
-        per_token = models.policy.logprobs(batch, temperature=models.temperature).logprobs
+        per_token = by(models.policy)
         with torch.no_grad():
-            of_reference = models.reference.logprobs(batch, temperature=models.temperature).logprobs
+            of_reference = by(models.reference)
     chosen, rejected = per_token.sum(dim=1).chunk(2)
     ref_chosen, ref_rejected = of_reference.sum(dim=1).chunk(2)
     return PairLogprobs(chosen, rejected, ref_chosen, ref_rejected, per_token)
@@ -184,7 +190,8 @@ def measure_pairs(
     All pairs of a prompt are one cluster.
     """
     both = torch.zeros(len(pairs), 2)
-    for part in passes(pairs.lengths(), work.microbatch_size or work.batch_size):
+    limits = work.pass_limits.or_rows(work.batch_size)
+    for part in passes(pairs.lengths(), limits, sequences=len(SIDES), is_divided=True):
         progress.phase("measuring", part.done, len(pairs))
         batch = pairs.batch(part.rows).to(models.policy.device)
         logprobs = pair_logprobs(models, batch, precision=work.precision)

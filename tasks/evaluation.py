@@ -153,7 +153,7 @@ def load_judges(job: StageJob[PolicyEvaluation]) -> dict[str, Judgement]:
             role=role,
             policies=ROLES,
             device=training_device(),
-            microbatch_size=job.work.microbatch_size,
+            limits=job.work.pass_limits,
         )
         for role, judge in judges_of(job.work).items()
         if judge.kind != "model"
@@ -166,8 +166,8 @@ def ask_model(
     """The verdicts of the judge that is a model, which is loaded when both others are done; None: there is none."""
     for role, judge in judges_of(job.work).items():
         if judge.kind == "model":
-            device, size = training_device(), job.work.microbatch_size
-            asked = load_prompted_judge(job, judge, role=role, device=device, microbatch_size=size)
+            device, limits = training_device(), job.work.pass_limits
+            asked = load_prompted_judge(job, judge, role=role, device=device, limits=limits)
             with within("judging pairs"):
                 return judge_pairs(asked, candidate.sampled.sampled, baseline.sampled.sampled)
     return None
@@ -190,7 +190,7 @@ def load_sampler(job: StageJob[PolicyEvaluation], role: str) -> Sampler:
         encoding_metrics(job, "demonstrations", [demonstrations])  # refuses too many that do not fit
     return Sampler(
         policy=policy,
-        engine=load_engine(policy, codec, microbatch_size=job.work.microbatch_size),
+        engine=load_engine(policy, codec, limits=job.work.pass_limits),
         codec=codec,
         prompts=read_prompts(job.inputs["prompts"], TEST, codec),
         demonstrations=demonstrations,
@@ -222,8 +222,8 @@ def finish_reading(
     """All that is kept of a model, with the likelihood of the demonstrations."""
     likelihood, demonstrations = None, sampler.demonstrations
     if demonstrations is not None:
-        batch_size = job.work.microbatch_size or DEMONSTRATIONS_AT_ONCE
-        likelihood = measure_likelihood(sampler.policy, demonstrations, batch_size=batch_size)
+        limits = job.work.pass_limits.or_rows(DEMONSTRATIONS_AT_ONCE)
+        likelihood = measure_likelihood(sampler.policy, demonstrations, limits=limits)
     return Measured(sampler.prompts, sampled, greedy, likelihood)
 
 
@@ -241,7 +241,7 @@ def logprobs_of(job: StageJob[PolicyEvaluation], sampler: Sampler, sequences: Se
         return found
 
     of_tokens = per_token(
-        compute, sequences, microbatch_size=job.work.microbatch_size, computes="computing log-probabilities"
+        compute, sequences, limits=job.work.pass_limits, computes="computing log-probabilities"
     )
     return of_tokens["logprobs"]
 

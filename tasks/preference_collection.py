@@ -114,7 +114,7 @@ def run(job: StageJob[ResolvedPreferenceCollection]) -> StageResult:
     # 1. The policy, its judge, and every split's prompts in batches
     codec = codec_of(job, "policy")
     policy = fixed_policy(job, "policy", device)
-    engine = load_engine(policy, codec, microbatch_size=work.microbatch_size or work.batch_size)
+    engine = load_engine(policy, codec, limits=work.pass_limits.or_rows(work.batch_size))
     judge = None if work.judge is None else load_scores(job, work.judge, device)
     sources = {split: read_source(job, split, codec) for split in SPLITS}
     role = "prompts" if "prompts" in job.inputs else "demonstrations"
@@ -157,12 +157,10 @@ def run(job: StageJob[ResolvedPreferenceCollection]) -> StageResult:
 
 def load_scores(job: StageJob[ResolvedPreferenceCollection], judge: Judge, device: torch.device) -> Judgement:
     """What gives each response a score: a verifier, a reward, or a model that compares the two responses to a prompt."""
-    size = job.work.microbatch_size or job.work.batch_size
     if judge.kind != "model":
-        return load_judge(job, judge, policies=["policy"], device=device, microbatch_size=size)
-    asked = load_prompted_judge(
-        job, judge, role="judge", device=device, microbatch_size=job.work.microbatch_size
-    )
+        limits = job.work.pass_limits.or_rows(job.work.batch_size)
+        return load_judge(job, judge, policies=["policy"], device=device, limits=limits)
+    asked = load_prompted_judge(job, judge, role="judge", device=device, limits=job.work.pass_limits)
 
     def verdicts(sampled: Sampled) -> Tensor:
         """1 and 0 for the two responses to a prompt, or ½ and ½ where the judge prefers neither in both orders, (B,)."""

@@ -13,6 +13,7 @@ from algorithms.uncertainty import Estimate, clustered_mean
 from models.heads import ScalarModel, load_scalar, scores
 from schemas.metric_names import LENGTH_GROUPS
 from schemas.recipe.evaluations import RewardEvaluation
+from schemas.recipe.pass_limits import PassLimits
 from schemas.records.job import StageJob, StageResult
 from schemas.records.uncertainty import interval_of
 from tasks.data.encoding_counts import comparison_metrics
@@ -22,7 +23,7 @@ from tasks.training import progress, ranks
 from tasks.training.measured import defined, uncertainty_of, values_of
 from tasks.training.networks import placed
 from tasks.training.optimization import training_device
-from tasks.training.passes import passes
+from tasks.training.passes import in_parts_of_like_length, passes
 from tasks.training.resampling import bootstrapped
 from tasks.training.seeds import derive_seed, stage_seed
 
@@ -42,7 +43,7 @@ def run(job: StageJob[RewardEvaluation]) -> StageResult:
     files, device = job.model("reward_model"), training_device()
     reward = placed(lambda: load_scalar(files, role="reward", training="nothing"), files.folder, device)
     pairs = read_completions(job.inputs["data"], TEST, SIDES, codec)
-    both = pair_scores(reward, pairs, batch_size=job.work.microbatch_size or job.work.batch_size)
+    both = pair_scores(reward, pairs, limits=job.work.pass_limits.or_rows(job.work.batch_size))
     margins, clusters = both[0].double() - both[1].double(), pairs.clusters()
 
     # 2. Accuracy, calibration, and accuracy by length
@@ -76,13 +77,14 @@ def run(job: StageJob[RewardEvaluation]) -> StageResult:
 
 
 @torch.no_grad()
-def pair_scores(reward: ScalarModel, pairs: Completions, *, batch_size: int) -> Tensor:
+def pair_scores(reward: ScalarModel, pairs: Completions, *, limits: PassLimits) -> Tensor:
     """Scores of the chosen and of the rejected responses, (2,N) on the CPU."""
     both = torch.zeros(len(pairs), 2)
-    for part in passes(pairs.lengths(), batch_size):
+    for part in passes(pairs.lengths(), limits, sequences=len(SIDES), is_divided=True):
         progress.phase("scoring", part.done, len(pairs))
         batch = pairs.batch(part.rows).to(reward.device)
-        part.put(torch.stack(scores(reward, batch).chunk(2), dim=1), into=both)
+        of_batch = in_parts_of_like_length(batch, lambda rows, _: scores(reward, rows))
+        part.put(torch.stack(of_batch.chunk(2), dim=1), into=both)
     return ranks.total(both).T
 
 

@@ -5,6 +5,7 @@ minibatch's gradient and one that measures held-out rows; all else is the same.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +29,8 @@ from models.heads import (
     scores,
     scores_and_logprobs,
 )
+from models.sequences import Sequences
+from schemas.recipe.pass_limits import PassLimits
 from schemas.recipe.resolved import ResolvedRewardModelling
 from schemas.records.job import StageJob, StageResult
 from tasks.data.encoding_counts import comparison_metrics
@@ -52,7 +55,7 @@ from tasks.training.optimization import (
     training_device,
     update_weights,
 )
-from tasks.training.passes import passes
+from tasks.training.passes import in_parts_of_like_length, passes
 from tasks.training.seeds import derive_seed, stage_seed
 from tasks.training.stage_state import NoState
 
@@ -97,16 +100,18 @@ def run(job: StageJob[ResolvedRewardModelling]) -> StageResult:
             attempt.finish_step(metrics, num_tokens=num_tokens, headline="loss")
 
     # 3. How well it ranks what it has not seen
-    at_once = work.microbatch_size or work.batch_size
-    held_out = measure_preferences(reward, test, batch_size=at_once)
-    selected = measure_preferences(reward, validation, batch_size=at_once)
+    at_once = work.pass_limits.or_rows(work.batch_size)
+    held_out = measure_preferences(reward, test, limits=at_once)
+    selected = measure_preferences(reward, validation, limits=at_once)
     measured = {**held_out, **{f"validation_{name}": value for name, value in selected.items()}}
 
     # 4. Scores have no natural zero: put it at the mean demonstration
     score_shift = 0.0
     if work.centre_on is not None:
         demonstrations = read_completions(job.inputs["centre_on"], TRAIN, ["response"], codec)
-        score_shift = mean_score(reward, demonstrations, batch_size=2 * at_once)
+        score_shift = mean_score(
+            reward, demonstrations, limits=replace(at_once, rows=2 * (at_once.rows or work.batch_size))
+        )
 
     base = job.base_digest("init") if has_adapters(reward) else None
     save_reward(reward, codec.tokenizer, job.output, score_shift=score_shift, base=base)
@@ -138,12 +143,12 @@ def accumulate_preferences(
 
 
 def measure_preferences(
-    reward: ScalarModel, preferences: Completions | Rankings, *, batch_size: int
+    reward: ScalarModel, preferences: Completions | Rankings, *, limits: PassLimits
 ) -> dict[str, Estimate]:
     """``pair_accuracy``, ``score_gap`` and ``preference_loss`` over held-out pairs or rankings."""
     if isinstance(preferences, Rankings):
-        return measure_rankings(reward, preferences, batch_size=batch_size)
-    return measure_pairs(reward, preferences, batch_size=batch_size)
+        return measure_rankings(reward, preferences, limits=limits)
+    return measure_pairs(reward, preferences, limits=limits)
 
 
 def accumulate_pairs(
@@ -160,15 +165,12 @@ def accumulate_pairs(
     num_pairs = float(len(indices))
     chosen_lengths = (len(pairs.response_ids["chosen"][index]) for index in indices)
     num_chosen_tokens = float(sum(chosen_lengths))
-    for part in passes(pairs.lengths(indices), work.microbatch_size):
+    for part in passes(pairs.lengths(indices), work.pass_limits, sequences=len(SIDES), is_divided=True):
         rows = [indices[row] for row in part.rows]
         batch = pairs.batch(rows).to(reward.device)
         chosen_rows = slice(0, len(batch) // 2)
         with autocast(work.precision, batch.input_ids.device):
-            if work.lm_coef:
-                both, logprobs = scores_and_logprobs(reward, batch, first_rows=len(batch) // 2)
-            else:
-                both, logprobs = scores(reward, batch), None
+            both, logprobs = pair_scores_and_logprobs(reward, batch, with_logprobs=work.lm_coef > 0)
         chosen, rejected = both.chunk(2)
 
         margin = _margin(pairs, rows, chosen)
@@ -188,6 +190,32 @@ def accumulate_pairs(
     return {"loss": ranks.total(loss_sum), **means}, ranks.total(num_tokens)
 
 
+def pair_scores_and_logprobs(
+    reward: ScalarModel, batch: Sequences, *, with_logprobs: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Scores (2N,) of N chosen responses and then their N rejected ones, and log-probabilities (N, T) of the chosen."""
+    if not with_logprobs:
+        return scores_by_length(reward, batch), None
+    num_chosen = len(batch) // 2
+
+    def compute(part: Sequences, rows: list[int]) -> Tensor:
+        chosen_rows = sum(row < num_chosen for row in rows)  # which come first
+        if not chosen_rows:
+            return nn.functional.pad(scores(reward, part)[:, None], (0, batch.response_ids.shape[1]))
+        of_part, logprobs = scores_and_logprobs(reward, part, first_rows=chosen_rows)
+        missing = batch.response_ids.shape[1] - logprobs.shape[1]
+        of_all = nn.functional.pad(logprobs, (0, missing, 0, len(rows) - chosen_rows))
+        return torch.cat([of_part[:, None], of_all], dim=1)
+
+    found = in_parts_of_like_length(batch, compute)
+    return found[:, 0], found[:num_chosen, 1:]
+
+
+def scores_by_length(reward: ScalarModel, batch: Sequences) -> Tensor:
+    """The score (B,) of each response, from rows of like length together."""
+    return in_parts_of_like_length(batch, lambda rows, _: scores(reward, rows))
+
+
 def _margin(pairs: Completions, indices: Sequence[int], like: Tensor) -> Tensor | None:
     return None if pairs.margins is None else like.new_tensor([pairs.margins[index] for index in indices])
 
@@ -202,10 +230,11 @@ def accumulate_rankings(
     sums, loss_sum, num_tokens = MetricSums(), 0.0, 0
     score_sum, num_completions = 0.0, 0
     num_prompts = float(rankable(*rankings.ranks_of(indices)))
-    for part in passes(rankings.lengths(indices), work.microbatch_size):
+    sizes = rankings.sizes(indices)
+    for part in passes(rankings.lengths(indices), work.pass_limits, sequences=sizes, is_divided=True):
         batch = rankings.batch([indices[row] for row in part.rows]).to(reward.device)
         with autocast(work.precision, batch.ranks.device):
-            completion_scores = scores(reward, batch.sequences)
+            completion_scores = scores_by_length(reward, batch.sequences)
         preference = ranking_loss(completion_scores, batch.ranks, batch.group_ids, denominator=num_prompts)
         sums.add(preference, part.weight)
         (part.weight * preference.loss).backward()
@@ -219,13 +248,13 @@ def accumulate_rankings(
 
 
 @torch.no_grad()
-def measure_rankings(reward: ScalarModel, rankings: Rankings, *, batch_size: int) -> dict[str, Estimate]:
+def measure_rankings(reward: ScalarModel, rankings: Rankings, *, limits: PassLimits) -> dict[str, Estimate]:
     """Accuracy, Bradley-Terry loss (nats) and mean score gap over all untied pairs of held-out rankings.
 
     Accuracy and gap count every pair once, so a prompt with many responses says more. The loss is weighted as in
     training: a mean over prompts of each one's mean over its pairs. All pairs of a prompt are one cluster.
     """
-    of_prompts = ranking_scores(reward, rankings, batch_size=batch_size)
+    of_prompts = ranking_scores(reward, rankings, limits=limits)
     prompts, of_pairs = rankings.clusters(), []
     for prompt, places in enumerate(rankings.ranks):
         better, worse, _ = untied_pairs(torch.tensor(places), torch.zeros(len(places), dtype=torch.int64))
@@ -241,30 +270,30 @@ def measure_rankings(reward: ScalarModel, rankings: Rankings, *, batch_size: int
     }
 
 
-def ranking_scores(reward: ScalarModel, rankings: Rankings, *, batch_size: int) -> Tensor:
+def ranking_scores(reward: ScalarModel, rankings: Rankings, *, limits: PassLimits) -> Tensor:
     """Scores (N, R) of the responses to N prompts, on the CPU; 0 where a prompt has fewer than R."""
-    sizes = [len(responses) for responses in rankings.response_ids]
+    sizes = rankings.sizes()
     found = torch.zeros(len(rankings), max(sizes))
-    for part in passes(rankings.lengths(), batch_size):
+    for part in passes(rankings.lengths(), limits, sequences=sizes, is_divided=True):
         progress.phase("measuring", part.done, len(rankings))
         batch = rankings.batch(part.rows).to(reward.device)
-        of_prompts = scores(reward, batch.sequences).split([sizes[row] for row in part.rows])
+        of_prompts = scores_by_length(reward, batch.sequences).split([sizes[row] for row in part.rows])
         part.put(nn.utils.rnn.pad_sequence(list(of_prompts), batch_first=True), into=found)
     return ranks.total(found)
 
 
 @torch.no_grad()
-def measure_pairs(reward: ScalarModel, pairs: Completions, *, batch_size: int) -> dict[str, Estimate]:
+def measure_pairs(reward: ScalarModel, pairs: Completions, *, limits: PassLimits) -> dict[str, Estimate]:
     """Accuracy, Bradley-Terry loss (nats) and mean score gap over held-out pairs; those of a prompt are one cluster.
 
     Margins are left out, as they only say how to learn: a pair counts as right where chosen scores above rejected, and
     the numbers of data with margins and without can be compared.
     """
     both = torch.zeros(len(pairs), 2)
-    for part in passes(pairs.lengths(), batch_size):
+    for part in passes(pairs.lengths(), limits, sequences=len(SIDES), is_divided=True):
         progress.phase("measuring", part.done, len(pairs))
         batch = pairs.batch(part.rows).to(reward.device)
-        part.put(torch.stack(scores(reward, batch).chunk(2), dim=1), into=both)
+        part.put(torch.stack(scores_by_length(reward, batch).chunk(2), dim=1), into=both)
     measured = measure(*ranks.total(both).unbind(dim=1))
     clusters = pairs.clusters()
     return {
@@ -275,11 +304,11 @@ def measure_pairs(reward: ScalarModel, pairs: Completions, *, batch_size: int) -
 
 
 @torch.no_grad()
-def mean_score(reward: ScalarModel, examples: Completions, *, batch_size: int) -> float:
+def mean_score(reward: ScalarModel, examples: Completions, *, limits: PassLimits) -> float:
     """Mean score of the first demonstrations, in the reward model's own unit."""
     count = min(len(examples), CENTRE_ROWS)
     total = 0.0
-    for part in passes(examples.lengths(range(count)), batch_size):
+    for part in passes(examples.lengths(range(count)), limits):
         batch = examples.batch(part.rows).to(reward.device)
         total += part.weight * float(scores(reward, batch).double().sum())
     return ranks.total(total) / count

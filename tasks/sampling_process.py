@@ -28,6 +28,7 @@ from models.sources import import_model
 from models.stored_models import load_stored_policy
 from models.template_trial import try_chat_template
 from schemas.conversations import Message, Prompt, is_one_prompt
+from schemas.recipe.pass_limits import PassLimits
 from schemas.records.model_files import ModelFiles
 from schemas.records.sampling import (
     Answer,
@@ -119,7 +120,7 @@ class OpenedModel:
         codec = replace(self.codec, generation=generation)
         prompts = encode_conversations(codec, request.conversations)
         self._check_positions(prompts, generation.max_response_tokens)
-        engine = load_engine(self.policy, codec, microbatch_size=AT_ONCE)
+        engine = load_engine(self.policy, codec, limits=PassLimits(rows=AT_ONCE))
         samples = engine.generate(prompts, count=request.count, seed=request.seed, greedy=request.greedy)
         texts = codec.response_texts(samples.responses)
         answers = [

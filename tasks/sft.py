@@ -3,6 +3,7 @@
 from algorithms.uncertainty import Estimate, clustered_ratio
 from models.folders import tokenizer_digest
 from models.policy import PolicyModel
+from schemas.recipe.pass_limits import PassLimits
 from schemas.recipe.resolved import ResolvedSupervisedFineTuning
 from schemas.records.job import StageJob, StageResult
 from tasks.data.encoding_counts import encoding_metrics
@@ -56,7 +57,7 @@ def run(job: StageJob[ResolvedSupervisedFineTuning]) -> StageResult:
                 policy,
                 batch,
                 temperature=1.0,
-                microbatch_size=work.microbatch_size,
+                limits=work.pass_limits,
                 precision=work.precision,
                 packing=work.packing,
             ).nll
@@ -66,10 +67,10 @@ def run(job: StageJob[ResolvedSupervisedFineTuning]) -> StageResult:
             )
 
     # 3. How well it predicts what it has not seen
-    at_once = work.microbatch_size or work.batch_size
+    at_once = work.pass_limits.or_rows(work.batch_size)
     measured = {
-        "validation_nll": mean_nll(policy, validation, batch_size=at_once),
-        "test_nll": mean_nll(policy, test, batch_size=at_once),
+        "validation_nll": mean_nll(policy, validation, limits=at_once),
+        "test_nll": mean_nll(policy, test, limits=at_once),
     }
     written = write_policy(job, policy.causal_lm, codec.tokenizer)
     return StageResult(
@@ -81,7 +82,7 @@ def run(job: StageJob[ResolvedSupervisedFineTuning]) -> StageResult:
     )
 
 
-def mean_nll(policy: PolicyModel, examples: Completions, *, batch_size: int) -> Estimate:
+def mean_nll(policy: PolicyModel, examples: Completions, *, limits: PassLimits) -> Estimate:
     """Mean NLL over all tokens that are learnt (nats/token), all responses to one prompt being one cluster."""
-    measured = measure_likelihood(policy, examples, batch_size=batch_size)
+    measured = measure_likelihood(policy, examples, limits=limits)
     return clustered_ratio(measured.nll, measured.num_tokens, measured.clusters)

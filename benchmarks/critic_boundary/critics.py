@@ -11,6 +11,7 @@ from algorithms.value_loss import value_loss
 from benchmarks.critic_boundary.setting import Responses, Setting
 from models.heads import ScalarModel, load_critic, values
 from models.sequences import Sequences
+from schemas.recipe.pass_limits import PassLimits
 from tasks.rollout.minibatches import minibatches
 from tasks.rollout.rollouts import per_token
 from tasks.training.optimization import make_optimizer, update_weights
@@ -92,7 +93,7 @@ def predict(critic: ScalarModel, sequences: Sequences) -> Tensor:
     said = per_token(
         lambda part: {"values": values(critic, part)},
         sequences,
-        microbatch_size=MICROBATCH,
+        limits=PassLimits(MICROBATCH),
         computes="values",
     )
     return said["values"]

@@ -18,6 +18,7 @@ from models.policy import PolicyModel
 from models.sequences import Sequences
 from schemas.kinds import resolve_work
 from schemas.loading.recipe_file import load_recipe
+from schemas.recipe.pass_limits import UNLIMITED
 from schemas.recipe.recipe import Recipe
 from schemas.recipe.resolved import ResolvedValuePretraining
 from tasks.data.examples import Codec, Prompts, read_prompts
@@ -77,7 +78,7 @@ class Setting:
     @cached_property
     def engine(self) -> RolloutEngine:
         """Which samples from it."""
-        return load_engine(self.policy, self.codec, microbatch_size=None)
+        return load_engine(self.policy, self.codec, limits=UNLIMITED)
 
     @cached_property
     def prompts(self) -> Prompts:
@@ -118,7 +119,7 @@ class Setting:
             responses=sampled.responses,
             answers=sampled.answers,
             ended=sampled.ended,
-            microbatch_size=None,
+            limits=UNLIMITED,
         ).total
         mask = sampled.sequences.response_mask
         rewards = shape_rewards(total, torch.zeros(mask.shape), mask, kl_coef=0.0)

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from flows.attempts.dataset_check import check_dataset
 from flows.attempts.jobs import threads_of
-from flows.attempts.micro_batches import rows_per_pass, with_microbatch_size
+from flows.attempts.micro_batches import with_limits
 from flows.attempts.provenance import drift, provenance
 from flows.launchers.launcher import Launcher, StageFailed
 from flows.launchers.local_process import LocalProcess, saved_result
@@ -253,7 +253,11 @@ class _Attempt:
             attempt=number,
             stage_key=request.stage_key,
             seed=request.seed,
-            work=with_microbatch_size(request.work, request.microbatch_size),
+            work=with_limits(
+                request.work,
+                microbatch_size=request.microbatch_size,
+                microbatch_tokens=request.microbatch_tokens,
+            ),
             generation=request.generation,
             chat=request.chat,
             rewards=request.rewards,
@@ -278,9 +282,10 @@ class _Attempt:
             before = request.made_with.get("world_size", "1")
             if before != str(world_size):
                 present["not_bitwise"] = f"begun on {before} processes, continued on {world_size}"
-        if request.microbatch_size:
-            asked = rows_per_pass(request.work, request.inputs)
-            present["microbatch_size"] = f"{request.microbatch_size} in place of {asked}: memory ran out"
+        for name in ("microbatch_tokens", "microbatch_size"):
+            if reduced := getattr(request, name):
+                asked = getattr(request.work, name) or "any number"
+                present[name] = f"{reduced} in place of {asked}: memory ran out"
         return present
 
     def _dropped(self, artifact: Artifact) -> dict[str, int]:

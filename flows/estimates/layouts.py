@@ -108,7 +108,7 @@ def fits(workload: Workload, layout: Layout, device: Device) -> bool:
 
 
 def with_microbatch(workload: Workload, size: int) -> Workload:
-    """The workload with micro-batches of at most ``size`` rows, over all ranks."""
+    """The workload with micro-batches of at most ``size`` rows of each rank."""
     share = min(1.0, size / workload.at_once)
     return replace(
         workload,
@@ -130,13 +130,13 @@ def largest_microbatch(workload: Workload, layout: Layout, device: Device) -> in
     while True:
         if fits(with_microbatch(workload, size), layout, device):
             return size
-        if size <= layout.world:
+        if size <= 1:
             return None
-        size = max(layout.world, size // 2)
+        size = max(1, size // 2)
 
 
 def smallest_layout(workload: Workload, device: Device) -> tuple[Layout, int] | None:
-    """The fewest GPUs in which the stage fits, ddp before fsdp2, and its micro-batch over all ranks; None: too large."""
+    """The fewest GPUs in which the stage fits, ddp before fsdp2, and the micro-batch of each; None: too large."""
     for layout in layouts():
         if layout.is_sharded and workload.has_adapters:
             continue
@@ -186,8 +186,7 @@ def _gathered(network: Network, workload: Workload, layout: Layout, *, trains: b
 
 
 def _activations(each: Pass, workload: Workload, layout: Layout) -> float:
-    count = each.sequences.at_once / layout.world
-    rows = max(1.0, count)
+    rows = each.sequences.rows_at_once(layout.world)
     network = workload.network(each.role)
     tokens, logit_tokens = rows * each.sequences.longest, rows * each.sequences.logit_tokens
     narrow = network.is_bfloat16 or (workload.is_bfloat16 and each.has_precision)
@@ -207,7 +206,7 @@ def _activations(each: Pass, workload: Workload, layout: Layout) -> float:
 def _sampling(each: Sampling, workload: Workload, layout: Layout) -> float:
     """KV cache at its end, the probabilities of one step, and the weights in the type that multiplies."""
     network = workload.network(each.role)
-    rows = max(1.0, each.at_once / layout.world)
+    rows = each.rows_at_once(layout.world)
     narrow = BFLOAT16 if workload.is_bfloat16 else FLOAT32
     cache = kv_cache_bytes(network.shape, tokens=rows * each.longest, bytes_each=narrow)
     copy = _gathered(network, workload, layout, trains=False)

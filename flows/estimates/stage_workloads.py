@@ -17,6 +17,7 @@ from flows.estimates.workload_parts import (
     packed_rows_of,
     reward_networks,
     rollout_counts,
+    rows_at_once,
     rows_of,
     selection,
     steps_of,
@@ -64,7 +65,7 @@ def _sft(subject: Subject) -> Workload:
     assert isinstance(work, ResolvedSupervisedFineTuning)
     data = subject.data_of(work.data)
     steps = steps_of(work.epochs, data.train, work.batch_size)
-    micro = work.microbatch_size or work.batch_size
+    micro = rows_at_once(work.pass_limits, data.whole.longest, work.batch_size)
     batch = rows_of(data, work.batch_size, micro, grouped=work.group_by_length, columns=1, with_logits=1.0)
     if work.packing and not work.group_by_length:  # rows of like length leave nothing to fill
         batch = packed_rows_of(data, work.batch_size, micro)
@@ -93,9 +94,9 @@ def _reward_model(subject: Subject) -> Workload:
     name = work.data or work.rankings or ""
     data = subject.data_of(name)
     steps = steps_of(work.epochs, data.train, work.batch_size)
-    micro = work.microbatch_size or work.batch_size
-    share = 0.5 if work.lm_coef else 0.0
     columns = data.responses_per_row
+    micro = rows_at_once(work.pass_limits, columns * data.whole.longest, work.batch_size)
+    share = 0.5 if work.lm_coef else 0.0
     grouped = work.group_by_length
     batch = rows_of(data, work.batch_size, micro, grouped=grouped, columns=columns, with_logits=share)
     held_out = rows_of(
@@ -132,7 +133,7 @@ def _dpo(subject: Subject) -> Workload:
     name = work.data or work.rollouts or ""
     data = subject.data_of(name)
     steps = steps_of(work.epochs, data.train, work.batch_size)
-    micro = work.microbatch_size or work.batch_size
+    micro = rows_at_once(work.pass_limits, 2 * data.whole.longest, work.batch_size)
     batch = rows_of(data, work.batch_size, micro, grouped=work.group_by_length, columns=2, with_logits=1.0)
     held_out = rows_of(data, data.validation + data.test, micro, grouped=False, columns=2, with_logits=1.0)
     return whole_workload(
@@ -160,7 +161,7 @@ def _dpo(subject: Subject) -> Workload:
 def _value(subject: Subject) -> Workload:
     work = subject.stage
     assert isinstance(work, ResolvedValuePretraining)
-    rollouts = Responses(subject, work.prompts, work.microbatch_size)
+    rollouts = Responses(subject, work.prompts, work.pass_limits)
     has_reference = bool(work.returns.kl_coef)
     minibatch = rollouts.trained(work, logits=0.0)
     whole = rollouts.scored(work.batch_size, logits=0.0)
@@ -198,7 +199,7 @@ def _value(subject: Subject) -> Workload:
         ],
         passes=passes,
         samplings=samplings,
-        at_once=work.microbatch_size or work.minibatch_size,
+        at_once=rows_at_once(work.pass_limits, minibatch.longest, work.minibatch_size),
         counts=rollout_counts(work, steps, work.iterations, whole),
         data=[work.prompts],
     )
@@ -208,7 +209,7 @@ def _policy(subject: Subject) -> Workload:
     work = subject.stage
     assert isinstance(work, ResolvedPolicyOptimization)
     algorithm = work.algorithm
-    rollouts = Responses(subject, work.prompts, work.microbatch_size)
+    rollouts = Responses(subject, work.prompts, work.pass_limits)
     steps = work.iterations * work.epochs * (work.batch_size // work.minibatch_size)
     of_iteration = steps // work.iterations
     policy_steps = max(0, work.iterations - algorithm.policy_starts_at) * of_iteration
@@ -219,7 +220,7 @@ def _policy(subject: Subject) -> Workload:
         passes.append(forward("reference", policy_steps, minibatch))
     if algorithm.ptx_coef and work.ptx is not None:
         demonstrations = subject.data_of(work.ptx)
-        micro = work.microbatch_size or work.minibatch_size
+        micro = rows_at_once(work.pass_limits, demonstrations.whole.longest, work.minibatch_size)
         sequences = rows_of(
             demonstrations, work.minibatch_size, micro, grouped=False, columns=1, with_logits=1.0
         )
@@ -256,7 +257,7 @@ def _policy(subject: Subject) -> Workload:
         networks=[*networks, *reward_networks(subject)],
         passes=[*passes, *more_passes],
         samplings=[*samplings, *more_samplings],
-        at_once=work.microbatch_size or work.minibatch_size,
+        at_once=rows_at_once(work.pass_limits, minibatch.longest, work.minibatch_size),
         counts=rollout_counts(work, steps, work.iterations, minibatch),
         data=read,
     )
@@ -265,7 +266,7 @@ def _policy(subject: Subject) -> Workload:
 def _best_of_n(subject: Subject) -> Workload:
     work = subject.stage
     assert isinstance(work, ResolvedBestOfN)
-    rollouts = Responses(subject, work.prompts, work.microbatch_size)
+    rollouts = Responses(subject, work.prompts, work.pass_limits)
     kept = work.batch_size // work.samples_per_prompt
     steps = work.iterations * work.epochs * (kept // work.minibatch_size)
     minibatch = rollouts.trained(work, logits=1.0)
@@ -281,7 +282,7 @@ def _best_of_n(subject: Subject) -> Workload:
             *passes,
         ],
         samplings=samplings,
-        at_once=work.microbatch_size or work.minibatch_size,
+        at_once=rows_at_once(work.pass_limits, minibatch.longest, work.minibatch_size),
         counts=rollout_counts(work, steps, work.iterations, minibatch),
         data=[work.prompts],
     )
@@ -293,7 +294,7 @@ def _preference_collection(subject: Subject) -> Workload:
     prompts = work.prompts or work.demonstrations or ""
     data = subject.data_of(prompts)
     responses = (data.train + data.validation + data.test) * work.samples_per_prompt
-    rollouts = Responses(subject, prompts, work.microbatch_size or work.batch_size)
+    rollouts = Responses(subject, prompts, work.pass_limits.or_rows(work.batch_size))
     batches = math.ceil(responses / work.batch_size)
     count = min(work.batch_size, responses)
     networks, passes = (
@@ -303,12 +304,13 @@ def _preference_collection(subject: Subject) -> Workload:
     if work.judge is not None and work.judge.kind == "model":
         networks.append(language_model(subject, "judge"))
         passes.append(forward("judge", batches, rollouts.asked(count / 2, work.judge.template)))
+    sampling = rollouts.sampling("policy", batches, count)
     return whole_workload(
         subject,
         networks=networks,
         passes=passes,
-        samplings=[rollouts.sampling("policy", batches, count)],
-        at_once=work.microbatch_size or work.batch_size,
+        samplings=[sampling],
+        at_once=rows_at_once(work.pass_limits, sampling.longest, work.batch_size),
         counts={"responses": responses},
         data=[prompts],
     )
@@ -320,14 +322,15 @@ def _rollout_collection(subject: Subject) -> Workload:
     data = subject.data_of(work.prompts)
     held_out = (data.validation + data.test) * work.held_out_samples_per_prompt
     responses = data.train * work.samples_per_prompt + held_out
-    rollouts = Responses(subject, work.prompts, work.microbatch_size or work.batch_size)
+    rollouts = Responses(subject, work.prompts, work.pass_limits.or_rows(work.batch_size))
     batches, count = math.ceil(responses / work.batch_size), min(work.batch_size, responses)
+    sampling = rollouts.sampling("policy", batches, count)
     return whole_workload(
         subject,
         networks=[language_model(subject, "policy"), *reward_networks(subject)],
         passes=rollouts.rewards(batches, count),
-        samplings=[rollouts.sampling("policy", batches, count)],
-        at_once=work.microbatch_size or work.batch_size,
+        samplings=[sampling],
+        at_once=rows_at_once(work.pass_limits, sampling.longest, work.batch_size),
         counts={"responses": responses},
         data=[work.prompts],
     )
@@ -338,13 +341,14 @@ def _evaluation(subject: Subject) -> Workload:
     assert isinstance(work, PolicyEvaluation)
     tests = subject.data_of(work.prompts).test
     sampled = tests * work.samples_per_prompt
-    rollouts = Responses(subject, work.prompts, work.microbatch_size)
+    rollouts = Responses(subject, work.prompts, work.pass_limits)
     passes = [*rollouts.rewards(2, sampled), *rollouts.rewards(2, tests)]
     networks = [replace(language_model(subject, role), is_held_in_turn=True) for role in COMPARED]
     for role in COMPARED:
         passes.append(forward(role, 1, rollouts.scored(sampled, logits=1.0)))  # for the KL
         if work.demonstrations is not None:
-            data, micro = subject.data_of(work.demonstrations), work.microbatch_size or DEMONSTRATIONS_AT_ONCE
+            data = subject.data_of(work.demonstrations)
+            micro = rows_at_once(work.pass_limits, data.whole.longest, DEMONSTRATIONS_AT_ONCE)
             rows = rows_of(data, data.test, micro, grouped=False, columns=1, with_logits=1.0)
             passes.append(forward(role, 1, rows))
     judges = judges_of(work)
@@ -362,7 +366,7 @@ def _evaluation(subject: Subject) -> Workload:
         networks=[*networks, *reward_networks(subject)],
         passes=passes,
         samplings=samplings,
-        at_once=work.microbatch_size or sampled,
+        at_once=rows_at_once(work.pass_limits, samplings[0].longest, sampled),
         counts={"responses": 2 * (sampled + tests)},
         data=[work.prompts, *([work.demonstrations] if work.demonstrations is not None else [])],
     )
@@ -371,7 +375,8 @@ def _evaluation(subject: Subject) -> Workload:
 def _reward_evaluation(subject: Subject) -> Workload:
     work = subject.stage
     assert isinstance(work, RewardEvaluation)
-    data, micro = subject.data_of(work.data), work.microbatch_size or work.batch_size
+    data = subject.data_of(work.data)
+    micro = rows_at_once(work.pass_limits, 2 * data.whole.longest, work.batch_size)
     pairs = rows_of(data, data.test, micro, grouped=False, columns=2, with_logits=0.0)
     return whole_workload(
         subject,

@@ -59,7 +59,7 @@ def _pass_seconds(each: Pass, workload: Workload, layout: Layout, device: Device
     trains = each.does == "train"
     is_bfloat16 = network.is_bfloat16 or (workload.is_bfloat16 and each.has_precision)
     rows = sequences.count / layout.world
-    micro = max(1.0, -(-sequences.count // max(1.0, sequences.at_once)))
+    micro = max(1.0, -(-rows // sequences.rows_at_once(layout.world)))
     layer = layer_activation_bytes(network.shape, is_bfloat16=is_bfloat16) * network.shape.num_layers
     traffic = rows * sequences.tokens * layer * (TRAINING_TRAFFIC if trains else SCORING_TRAFFIC)
     traffic += micro * network.weights * _width(network, is_bfloat16) * (2 if trains else 1)
@@ -90,8 +90,8 @@ def _sampling_seconds(each: Sampling, workload: Workload, layout: Layout, device
     """Prefill at once; then one pass a token, in which the weights and the cache of all open rows are read."""
     network = workload.network(each.role)
     shape, is_bfloat16 = network.shape, workload.is_bfloat16
-    batches = -(-each.count // each.at_once)
-    rows = each.at_once / layout.world
+    rows = each.rows_at_once(layout.world)
+    batches = max(1.0, -(-each.count // (layout.world * rows)))
     host = shape.num_layers * FORWARD_HOST_SECONDS
     width = _width(network, is_bfloat16)
     prompt_tokens = rows * each.prompt

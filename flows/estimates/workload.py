@@ -57,13 +57,17 @@ class Sequences:
     count: float
     """Of one minibatch or rollout, over all ranks."""
     at_once: float
-    """In one micro-batch, over all ranks."""
+    """The most in one micro-batch of a rank."""
     tokens: float
     """Mean tokens of one, with padding to the longest of its micro-batch."""
     longest: float
     """Tokens of the longest of all."""
     logit_tokens: float = 0.0
     """Mean tokens of one whose logits are computed."""
+
+    def rows_at_once(self, world: int) -> float:
+        """In one micro-batch of each of so many ranks; at least 1."""
+        return max(1.0, min(self.at_once, self.count / world))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +93,7 @@ class Sampling:
     count: float
     """Responses of one time."""
     at_once: float
-    """Sampled side by side."""
+    """The most that a rank samples side by side."""
     prompt: float
     """Mean tokens of a prompt, padded to the longest of those sampled side by side."""
     response: float
@@ -98,6 +102,10 @@ class Sampling:
     """Tokens of the longest of those sampled side by side: passes through the network."""
     longest: float
     """Most tokens of a prompt and its response together."""
+
+    def rows_at_once(self, world: int) -> float:
+        """Side by side on each of so many ranks; at least 1."""
+        return max(1.0, min(self.at_once, self.count / world))
 
 
 @dataclass(frozen=True)
@@ -110,7 +118,7 @@ class Workload:
     is_bfloat16: bool
     """``precision: bfloat16``."""
     at_once: int
-    """Rows of one micro-batch, over all ranks."""
+    """The most rows of one micro-batch of a rank."""
     recipe_at_once: int
     """The same as the recipe has it."""
     counts: dict[str, float]

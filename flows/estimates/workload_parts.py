@@ -8,6 +8,7 @@ from flows.estimates.adapters import with_adapters
 from flows.estimates.model_shape import ModelShape
 from flows.estimates.token_counts import DataCount, Lengths
 from flows.estimates.workload import Network, Pass, Sampling, Sequences, Workload
+from schemas.recipe.pass_limits import PassLimits
 from schemas.recipe.recipe import ResolvedRecipe
 from schemas.recipe.resolved import ResolvedBestOfN, ResolvedPolicyOptimization
 from schemas.recipe.stage import Stage, Training
@@ -52,12 +53,13 @@ class Responses:
 
     subject: Subject
     prompts: str
-    microbatch_size: int | None
+    limits: PassLimits
 
     def sampling(self, role: str, times: float, count: float) -> Sampling:
         """``count`` responses, so many times."""
         prompt, response = self.subject.data_of(self.prompts).prompt, self.subject.sampled
-        at_once = min(count, self.microbatch_size or count)
+        longest = prompt.longest + response.longest
+        at_once = min(count, rows_at_once(self.limits, longest, count))
         return Sampling(
             role=role,
             times=times,
@@ -66,14 +68,14 @@ class Responses:
             prompt=prompt.longest_of(at_once),
             response=response.mean,
             steps=response.longest_of(at_once),
-            longest=prompt.longest + response.longest,
+            longest=longest,
         )
 
-    def scored(self, count: float, *, logits: float, at_once: float | None = None) -> Sequences:
+    def scored(self, count: float, *, logits: float) -> Sequences:
         """``count`` prompts with their responses; ``logits``: the share of response tokens whose logits are computed."""
         prompt, response = self.subject.data_of(self.prompts).prompt, self.subject.sampled
-        micro = min(count, at_once or self.microbatch_size or count)
         longest = prompt.longest + response.longest
+        micro = min(count, rows_at_once(self.limits, longest, count))
         return Sequences(
             count=count,
             at_once=micro,
@@ -85,21 +87,20 @@ class Responses:
     def asked(self, pairs: float, template: str) -> Sequences:
         """What a model reads that judges pairs of responses: both orders, each with both answers."""
         prompt, response = self.subject.data_of(self.prompts).prompt, self.subject.sampled
-        micro = min(4 * pairs, self.microbatch_size or QUESTIONS_AT_ONCE)
         around = len(template) / _CHARACTERS_OF_A_TOKEN
+        longest = around + prompt.longest + 2 * response.longest
+        micro = min(4 * pairs, rows_at_once(self.limits, longest, QUESTIONS_AT_ONCE))
         return Sequences(
             count=4 * pairs,
             at_once=micro,
             tokens=around + prompt.mean + 2 * response.longest_of(micro),
-            longest=around + prompt.longest + 2 * response.longest,
+            longest=longest,
             logit_tokens=1.0,
         )
 
     def trained(self, work: Rollouts, *, logits: float) -> Sequences:
         """The sequences of one optimiser step."""
-        return self.scored(
-            work.minibatch_size, logits=logits, at_once=work.microbatch_size or work.minibatch_size
-        )
+        return self.scored(work.minibatch_size, logits=logits)
 
     def rewards(self, times: float, count: float) -> list[Pass]:
         """The passes of the reward's models over ``count`` responses."""
@@ -129,6 +130,12 @@ def selection(
     if reference:
         passes += rollouts.logprobs(1, tests, reference=True)
     return samplings, passes
+
+
+def rows_at_once(limits: PassLimits, longest: float, whole: float) -> int:
+    """Most rows of one pass, of which the longest has so many positions; ``whole``: where ``limits`` bound no rows."""
+    rows = limits.rows or math.ceil(whole)
+    return rows if limits.tokens is None else max(1, min(rows, int(limits.tokens // longest)))
 
 
 def rows_of(

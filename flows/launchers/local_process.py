@@ -322,7 +322,7 @@ def _failure(
             exit_code=ExitCode.OUT_OF_MEMORY,
             cause="memory",
             message="the kernel killed the stage's process because memory ran out",
-            remedy="lower the stage's microbatch_size, or run fewer stages side by side (resources.cpus)",
+            remedy="lower the stage's microbatch_tokens, or run fewer stages side by side (resources.cpus)",
         )
     if status == code_of_signal(signal.SIGKILL) or status == FORKSERVER_LOST:
         return Failure(

@@ -135,7 +135,7 @@ def explain(error: BaseException) -> Failure:
             exit_code=ExitCode.OUT_OF_MEMORY,
             cause="memory",
             message=_first_sentences(message),
-            remedy="lower the stage's microbatch_size; the result stays the same",
+            remedy="lower the stage's microbatch_tokens; the result stays the same",
         )
     if is_disk_fault(error):
         return Failure(

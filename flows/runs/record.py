@@ -5,6 +5,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from schemas.frozen import Frozen
+from schemas.recipe.fields import is_unset
 from schemas.recipe.recipe import ResolvedRecipe
 from schemas.records.verdicts import Verdict
 
@@ -50,8 +51,10 @@ class StageRecord(Frozen):
     """Provenance of the artifact or of the newest attempt."""
     samples: tuple[dict[str, Any], ...] = ()
     """A few before/after texts of an evaluation."""
-    microbatch_size: int | None = None
-    """The reduced size after memory ran out; None: the recipe's."""
+    microbatch_tokens: int | None = None
+    """The reduced bound after memory ran out; None: the recipe's."""
+    microbatch_size: int | None = Field(None, exclude_if=is_unset)
+    """The reduced size that a version before ``microbatch_tokens`` recorded after memory ran out; None: the recipe's."""
 
 
 class OpenFlowRun(Frozen):

@@ -28,8 +28,6 @@ class PolicyEvaluation(Stage):
     """A dataset of demonstrations, on whose test rows the perplexity of both policies is measured."""
     samples_per_prompt: Count = 1
     """Responses of each policy to each prompt."""
-    microbatch_size: Count | None = None
-    """Responses sampled or scored at once; None: all."""
 
     @rule
     def _judges_of_two_kinds(self) -> None:
@@ -60,8 +58,6 @@ class BenchmarkEvaluation(Stage):
     without."""
     batch_size: Count = 16
     """Texts in one forward pass."""
-    microbatch_size: Count | None = None
-    """Texts in one forward pass where memory runs out; changes nothing else. None: ``batch_size``."""
 
     @rule
     def _one_process_measures(self) -> None:
@@ -84,5 +80,3 @@ class RewardEvaluation(Stage):
     ``subgroup``, each of them is measured on its own too."""
     batch_size: Count = 64
     """Pairs scored at once."""
-    microbatch_size: Count | None = None
-    """Pairs scored at once where memory runs out; changes nothing else. None: ``batch_size``."""

@@ -20,6 +20,7 @@ from schemas.recipe.fields import (
     is_unset,
 )
 from schemas.recipe.lora import Lora
+from schemas.recipe.pass_limits import PassLimits
 from schemas.recipe.work import Work
 
 
@@ -123,6 +124,19 @@ class Stage(Work):
     """None: the recipe's."""
     resources: Resources = Resources()
     """CPUs and GPUs that it needs, and its time limit."""
+    microbatch_size: Count | None = None
+    """Most sequences in one forward pass, or sampled side by side; where a stage reads pairs or rankings, most pairs or
+    prompts. Changes memory, never a gradient or a response. None: any number in training and evaluation, else ``batch_size``.
+    A pass holds rows of like length, so that it may have fewer."""
+    microbatch_tokens: Count | None = Field(None, exclude_if=is_unset)
+    """Most positions of one forward pass, padding included: its sequences times the longest of them; in sampling, times the
+    longest prompt and ``generation.max_response_tokens``. Of what cannot be divided (one sequence, a pair, the responses of a
+    ranking) a pass may have more. With ``microbatch_size`` both hold. Changes as little. None: any number."""
+
+    @property
+    def pass_limits(self) -> PassLimits:
+        """Both bounds of a forward pass."""
+        return PassLimits(rows=self.microbatch_size, tokens=self.microbatch_tokens)
 
     @field_validator("gate", mode="before")
     @classmethod
@@ -149,9 +163,6 @@ class Training(Stage):
     """Of AdamW, decoupled."""
     max_grad_norm: Positive = 1.0
     """Gradients of a larger norm are scaled down to it."""
-    microbatch_size: Count | None = None
-    """Most sequences in one forward pass; changes memory, never the gradient. None: any number. A pass holds rows of like
-    length, so that it may have fewer."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Type of the arithmetic (autocast) in training, in sampling from the trained policy, and of its reference; also
     the type of a reward's models. All other weights, and the optimiser's state, stay in float32."""

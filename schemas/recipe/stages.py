@@ -384,8 +384,6 @@ class RolloutCollection(Stage):
     """Responses to each validation or test prompt; None: as many."""
     batch_size: Count = 256
     """Responses in one batch; a finished batch is saved."""
-    microbatch_size: Count | None = None
-    """Responses sampled or scored at once; changes memory, never the responses. None: the whole batch."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Type of the arithmetic (autocast) in sampling; also the type of the reward's models. Log-probabilities are those of
     this arithmetic: a stage that trains on them should have the same."""
@@ -411,8 +409,6 @@ class PreferenceCollection(Stage):
     """Responses to each prompt; None: 2 with a judge, 1 against a demonstration."""
     batch_size: Count = 256
     """Responses in one batch; a finished batch is saved."""
-    microbatch_size: Count | None = None
-    """Responses sampled or scored at once; changes memory, never the pairs. None: the whole batch."""
 
     @rule
     def _prompts_with_judge_or_demonstrations(self) -> None:

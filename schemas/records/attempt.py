@@ -7,6 +7,7 @@ from pydantic import Field
 
 from schemas.frozen import Frozen
 from schemas.kinds import AnyWork
+from schemas.recipe.fields import is_unset
 from schemas.recipe.inputs import Generation
 from schemas.recipe.rewards import Reward
 from schemas.recipe.stage import Resources
@@ -61,8 +62,10 @@ class AttemptRequest(Frozen):
     """None: what ``resources`` asks of the machine that runs the attempt."""
     only_reuse: bool = False
     """Compute nothing: if the artifact is not in the storage, the attempt ends as ``absent``."""
-    microbatch_size: int | None = None
+    microbatch_tokens: int | None = None
     """Overrides that of the work after memory ran out; None: the work's."""
+    microbatch_size: int | None = Field(None, exclude_if=is_unset)
+    """The same, of a run that an earlier version began, which halved rows; None: the work's."""
     resources: Resources = Resources()
     """What the computation needs of the machine that runs it, and its time limit."""
     made_with: dict[str, str] = Field(default_factory=dict)

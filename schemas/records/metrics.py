@@ -64,9 +64,27 @@ METRICS: tuple[Metric, ...] = (
     Metric("learning_rate", "1", "Learning rate of the last optimiser step."),
     Metric("tokens_per_second", "tokens/s", "Tokens of prompts and responses processed per second."),
     Metric(
+        "forward_passes", "passes",
+        "Passes over whole texts in the step, of all networks and ranks, with and without a gradient.",
+    ),
+    Metric(
         "padding_share", "1",
         "Share of the positions in the step's passes that was padding, of all networks, with and without a gradient; "
         "sampling does not count.",
+    ),
+    Metric(
+        "logits_again_share", "1",
+        "Of the tokens whose logits the step needed, those whose logits were computed once more for the backward pass, "
+        "because all of a pass were too many to keep.",
+    ),
+    Metric(
+        "prompt_reads", "1",
+        "Positions of prompts that the sampler computed, padding included, for each token of a distinct prompt of its "
+        "batches; 1 is the least.",
+    ),
+    Metric(
+        "ended_rows_share", "1",
+        "Of the rows that the sampler computed token by token, those of responses that had ended.",
     ),
     Metric(
         "grad_norm", "1",

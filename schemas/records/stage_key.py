@@ -39,6 +39,7 @@ NOT_IN_KEY = frozenset(
         "seed",
         "checkpoint_every",
         "microbatch_size",
+        "microbatch_tokens",
         "gradient_checkpointing",
         "packing",
     }

@@ -189,6 +189,11 @@ class Rankings:
         rows = range(len(self)) if indices is None else indices
         return array("i", (len(self.prompt_ids[i]) + max(map(len, self.response_ids[i])) for i in rows))
 
+    def sizes(self, indices: Sequence[int] | None = None) -> list[int]:
+        """Responses to each prompt; to all, or to those at ``indices``."""
+        rows = range(len(self)) if indices is None else indices
+        return [len(self.response_ids[i]) for i in rows]
+
     def clusters(self) -> Tensor:
         """The number of each row's prompt, (N,): rows of one prompt are not independent."""
         return clusters_of_ids(self.prompt_ids)

@@ -6,6 +6,7 @@ from torch import Tensor
 from models.folders import tokenizer_digest
 from models.heads import ScalarModel, load_scalar, scores
 from models.sequences import Sequences
+from schemas.recipe.pass_limits import PassLimits
 from schemas.recipe.terms import ModelTerm
 from tasks.rewards.term_scores import Source, TermScores
 from tasks.training import progress, ranks
@@ -42,17 +43,17 @@ def load(term: ModelTerm, source: Source) -> TermScores:
 
 def scored_by(model: ScalarModel) -> TermScores:
     """Scores by a loaded model."""
-    return lambda given: _scores(model, given.sequences, given.microbatch_size)
+    return lambda given: _scores(model, given.sequences, given.limits)
 
 
-def _scores(model: ScalarModel, sequences: Sequences, microbatch_size: int | None) -> Tensor:
+def _scores(model: ScalarModel, sequences: Sequences, limits: PassLimits) -> Tensor:
     """Equal responses to a prompt have equal scores, bit by bit: those of the first of them.
 
     A pass rounds a row by its padding and its place in the batch. Between equal responses the difference would look
     like a preference: a uniform group would not be seen as one, and its advantages would be rounding divided by rounding.
     """
     found = torch.zeros(len(sequences), device=model.device)
-    for part in passes(sequences.total_lengths.tolist(), microbatch_size):
+    for part in passes(sequences.total_lengths.tolist(), limits):
         progress.phase("scoring", part.done, len(sequences))
         part.put(scores(model, part.select(sequences)), into=found)
     return ranks.total(found)[sequences.first_equal_rows()]

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from algorithms.rewards import replace_missing_eos, subtract_missing_eos
 from models.sequences import Sequences
+from schemas.recipe.pass_limits import PassLimits
 from schemas.recipe.rewards import MissingEos
 from schemas.recipe.terms import RewardTerm, row_of
 from schemas.records.job import StageJob
@@ -88,14 +89,14 @@ def score(
     responses: Sequence[str],
     answers: Sequence[str | None],
     ended: Tensor,
-    microbatch_size: int | None,
+    limits: PassLimits,
 ) -> Scores:
     """Score a batch.
 
     Args:
         ended: (B,) True where the response reached its end-of-sequence token.
     """
-    given = Responses(sequences, prompts, responses, answers, ended.device, microbatch_size)
+    given = Responses(sequences, prompts, responses, answers, ended.device, limits)
     by_term = {}
     total = torch.zeros(len(prompts), device=ended.device)
     for term in scorer.terms:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from models.sequences import Sequences
+from schemas.recipe.pass_limits import PassLimits
 from schemas.records.job import StageJob
 
 
@@ -36,7 +37,7 @@ class Responses:
     answers: Sequence[str | None]
     device: torch.device
     """Where the scores are wanted."""
-    microbatch_size: int | None
+    limits: PassLimits
 
 
 TermScores = Callable[[Responses], Tensor]

@@ -7,9 +7,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from models.chunks import chunks
 from models.policy import PolicyModel
-from models.sampling import InStep, Samples, sample
+from models.sampling import InStep, Samples, batches, sample
+from schemas.recipe.pass_limits import PassLimits
 from tasks.data.examples import Codec
 from tasks.training import progress, ranks
 from tasks.training.optimization import Precision, autocast
@@ -36,8 +36,8 @@ class LocalEngine:
 
     policy: PolicyModel
     codec: Codec
-    microbatch_size: int | None
-    """Responses that are sampled side by side; None: all."""
+    limits: PassLimits
+    """Of the responses that are sampled side by side."""
     precision: Precision
     """Of the arithmetic: that of training, where the policy learns from what is sampled."""
 
@@ -52,7 +52,7 @@ class LocalEngine:
             progress.phase("sampling", ended, len(repeated), note=f"token {token} of {limit}")
 
         mine = ranks.own(len(repeated))
-        progress.computing(min(self.microbatch_size or len(repeated), len(repeated)))
+        progress.computing(*self._largest_batch(repeated[mine]))
         with autocast(self.precision, self.policy.device):
             samples = sample(
                 self.policy.causal_lm,
@@ -64,19 +64,35 @@ class LocalEngine:
                 pad_token_id=self.codec.pad_token_id,
                 seed=seed,
                 greedy=greedy,
-                microbatch_size=self.microbatch_size,
+                limits=self.limits,
                 rows=mine,
-                in_step=self._in_step(len(repeated)),
+                in_step=self._in_step(repeated),
                 on_token=show,
             )
         return of_all_ranks(samples, mine, count=len(repeated), max_length=limit)
 
-    def _in_step(self, count: int) -> InStep | None:
+    def _batches(self, prompts: Sequence[list[int]]) -> list[list[int]]:
+        limit = self.codec.generation.max_response_tokens
+        return batches(list(map(len, prompts)), self.limits, max_new_tokens=limit)
+
+    def _largest_batch(self, prompts: Sequence[list[int]]) -> tuple[int, int]:
+        """Rows and positions of the batch that has most positions."""
+        limit = self.codec.generation.max_response_tokens
+        sizes = [
+            (len(batch), len(batch) * (max(len(prompts[place]) for place in batch) + limit))
+            for batch in self._batches(prompts)
+        ]
+        return max(sizes, key=lambda size: size[1], default=(0, 0))
+
+    def _in_step(self, prompts: Sequence[list[int]]) -> InStep | None:
         if not ranks.are_sharded():
             return None
         return InStep(
             forward=self.policy.next_logits,
-            num_batches=len(chunks(-(-count // ranks.world_size()), self.microbatch_size)),
+            num_batches=max(
+                len(self._batches(prompts[first :: ranks.world_size()]))
+                for first in range(ranks.world_size())
+            ),
             all_ended=lambda ended: not ranks.any_rank(not ended),
         )
 
@@ -115,7 +131,7 @@ def of_all_ranks(own: Samples, rows: slice, *, count: int, max_length: int) -> S
 
 
 def load_engine(
-    policy: PolicyModel, codec: Codec, *, microbatch_size: int | None, precision: Precision = "float32"
+    policy: PolicyModel, codec: Codec, *, limits: PassLimits, precision: Precision = "float32"
 ) -> RolloutEngine:
     """The engine that samples from ``policy``; it has to be given the weights after they have changed."""
-    return LocalEngine(policy, codec, microbatch_size, precision)
+    return LocalEngine(policy, codec, limits, precision)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from schemas.recipe.pass_limits import PassLimits
 from schemas.recipe.rewards import Judge
 from schemas.records.job import StageJob
 from tasks.rewards.scoring import load_scorer, score
@@ -23,7 +24,7 @@ def load_judge(
     role: str = "judge",
     policies: Sequence[str],
     device: torch.device,
-    microbatch_size: int | None,
+    limits: PassLimits,
 ) -> Judgement:
     """The recipe's judge, loaded.
 
@@ -48,7 +49,7 @@ def load_judge(
             responses=sampled.responses,
             answers=sampled.answers,
             ended=sampled.ended,
-            microbatch_size=microbatch_size,
+            limits=limits,
         )
         return scored.total.cpu()
 

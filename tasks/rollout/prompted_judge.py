@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from models.folders import load_tokenizer
 from models.policy import PolicyModel
 from models.prompts import encode_prompts, encode_responses
 from models.sequences import collate
+from schemas.recipe.pass_limits import PassLimits
 from schemas.recipe.rewards import PAIR_FIELDS, Judge
 from schemas.records.job import StageJob
 from tasks.rollout.rollouts import Sampled, sequence_sums
@@ -21,7 +22,7 @@ from tasks.training.networks import fixed_policy
 from tasks.training.passes import passes
 
 READ_AT_ONCE = 64
-"""Questions with an answer in one forward pass without ``microbatch_size``; each pair has four."""
+"""Questions with an answer in one forward pass without ``microbatch_size``, which counts these; each pair has four."""
 _LONGEST_ANSWER = 200
 _FIELD = re.compile("|".join(map(re.escape, PAIR_FIELDS)))
 
@@ -41,11 +42,11 @@ class PromptedJudge:
     answers: tuple[list[int], list[int]]
     """Ids of the answers that prefer the first and the second response."""
     name: str
-    microbatch_size: int | None
+    limits: PassLimits
 
 
 def load_prompted_judge(
-    job: StageJob, judge: Judge, *, role: str, device: torch.device, microbatch_size: int | None
+    job: StageJob, judge: Judge, *, role: str, device: torch.device, limits: PassLimits
 ) -> PromptedJudge:
     """The model in ``role``, with the recipe's template and answers.
 
@@ -61,7 +62,7 @@ def load_prompted_judge(
         template=judge.template,
         answers=(first, second),
         name=f"{role}.model={judge.model!r}",
-        microbatch_size=microbatch_size,
+        limits=limits,
     )
 
 
@@ -112,8 +113,10 @@ def preferences(
     rows = encode_prompts(judge.tokenizer, questions, chat=None)
     _refuse_too_long(judge, rows)
     found = torch.zeros(len(rows), 2, dtype=torch.float64)
-    size = judge.microbatch_size or READ_AT_ONCE
-    for part in passes(list(map(len, rows)), max(size // 2, 1)):
+    longest = max(map(len, judge.answers))
+    limits = judge.limits.or_rows(READ_AT_ONCE)
+    questions_at_once = replace(limits, rows=max((limits.rows or READ_AT_ONCE) // 2, 1))
+    for part in passes([len(row) + longest for row in rows], questions_at_once, sequences=2):
         progress.phase("asking the judge", part.done, len(rows))
         # both answers to a question in one pass, where they have the same padding
         both = collate(

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from models.policy import PolicyModel
+from schemas.recipe.pass_limits import PassLimits
 from schemas.recipe.stages import RolloutCollection, Rollouts
 from schemas.records.job import StageJob
 from tasks.data.examples import Codec, codec_of
@@ -24,7 +25,7 @@ class RolloutModels:
     scorer: Scorer | None
     """None: nothing is scored here."""
     codec: Codec
-    microbatch_size: int | None
+    limits: PassLimits
     precision: Precision
     """Of the arithmetic that policy, engine and reference share."""
 
@@ -53,7 +54,7 @@ def load_rollout_models(
     codec, device = codec_of(job, role), policy.device
     return RolloutModels(
         policy=policy,
-        engine=load_engine(policy, codec, microbatch_size=work.microbatch_size, precision=work.precision),
+        engine=load_engine(policy, codec, limits=work.pass_limits, precision=work.precision),
         reference=fixed_policy(job, "reference", device) if with_reference else None,
         scorer=load_scorer(
             job, work.reward, tokenizers_of=[role], device=device, dtype=frozen_dtype(work.precision)
@@ -61,6 +62,6 @@ def load_rollout_models(
         if with_scorer
         else None,
         codec=codec,
-        microbatch_size=work.microbatch_size,
+        limits=work.pass_limits,
         precision=work.precision,
     )

@@ -18,6 +18,7 @@ from models.logprobs import LogProbs
 from models.policy import PolicyModel
 from models.sequences import Sequences, collate
 from schemas.recipe.algorithm import Returns
+from schemas.recipe.pass_limits import PassLimits
 from tasks.data.examples import Codec, Prompts
 from tasks.rewards.scoring import Scores, score
 from tasks.rollout.engine import RolloutEngine
@@ -181,7 +182,7 @@ def sample_and_score(
         responses=sampled.responses,
         answers=sampled.answers,
         ended=sampled.ended,
-        microbatch_size=models.microbatch_size,
+        limits=models.limits,
     )
     return Scored(sampled=sampled, scores=scores)
 
@@ -310,9 +311,7 @@ def rollout_logprobs(
             return found
 
     return LogProbs(
-        **per_token(
-            compute, sequences, microbatch_size=models.microbatch_size, computes="computing log-probabilities"
-        )
+        **per_token(compute, sequences, limits=models.limits, computes="computing log-probabilities")
     )
 
 
@@ -323,9 +322,7 @@ def rollout_values(critic: ScalarModel, sequences: Sequences, models: RolloutMod
         with autocast(models.precision, micro.input_ids.device):
             return {"values": values(critic, micro)}
 
-    gathered = per_token(
-        compute, sequences, microbatch_size=models.microbatch_size, computes="computing values"
-    )
+    gathered = per_token(compute, sequences, limits=models.limits, computes="computing values")
     return gathered["values"]
 
 
@@ -339,9 +336,7 @@ def rollout_values_and_final(
             found, final = values_and_final(critic, micro)
         return {"values": found, "final_values": final}
 
-    gathered = per_token(
-        compute, sequences, microbatch_size=models.microbatch_size, computes="computing values"
-    )
+    gathered = per_token(compute, sequences, limits=models.limits, computes="computing values")
     return gathered["values"], gathered["final_values"]
 
 
@@ -350,7 +345,7 @@ def per_token(
     compute: Callable[[Sequences], dict[str, Tensor]],
     sequences: Sequences,
     *,
-    microbatch_size: int | None,
+    limits: PassLimits,
     computes: str,
 ) -> dict[str, Tensor]:
     """``compute`` over the passes of all ranks, its results gathered into float32: (b,T) into (B,T) with 0 outside the mask, and
@@ -359,7 +354,7 @@ def per_token(
     ``computes`` is what progress calls it.
     """
     gathered: dict[str, Tensor] = {}
-    for part in passes(sequences.total_lengths.tolist(), microbatch_size):
+    for part in passes(sequences.total_lengths.tolist(), limits):
         progress.phase(computes, part.done, len(sequences))
         micro = part.select(sequences)
         for name, found in compute(micro).items():

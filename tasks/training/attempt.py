@@ -144,7 +144,7 @@ class Attempt(Generic[State]):
         """Write a step's metrics to the journal and show how far the stage is.
 
         Args:
-            metrics: name → value, of ``schemas.records.metrics``; how much of the step's passes was padding is added.
+            metrics: name → value, of ``schemas.records.metrics``; what the step's passes were is added.
             num_tokens: tokens that the step read or sampled, on all ranks.
             headline: the metric that a person wants to see beside the progress bar.
 
@@ -155,7 +155,7 @@ class Attempt(Generic[State]):
             raise TrainingDiverged(
                 f"{headline} is {metrics[headline]} at step {self.step}; lower the learning rate, or look at the data"
             )
-        metrics = {**metrics, **_padding_share()}
+        metrics = {**metrics, **_pass_metrics()}
         tokens_per_second = self._speed.after(num_tokens)
         self._summary = f"{headline} {metrics[headline]:.4g}, {tokens_per_second:,.0f} tokens/s"
         if self._journal is not None:
@@ -284,8 +284,21 @@ class Speed:
         return (total - before) / max(now - start, 1e-9)
 
 
-def _padding_share() -> dict[str, float]:
-    """Of the passes since the last step, on all ranks; nothing where no rank made one."""
+def _pass_metrics() -> dict[str, float]:
+    """Of the passes since the last step, on all ranks; nothing of what no rank did."""
     counts = taken_counts()
-    computed = ranks.total(torch.tensor([counts.positions, int(counts.tokens)], dtype=torch.float64))
-    return {"padding_share": 1 - float(computed[1] / computed[0])} if computed[0] else {}
+    of_ranks = ranks.total(torch.tensor([float(each) for each in vars(counts).values()], dtype=torch.float64))
+    of = dict(zip(vars(counts), of_ranks.tolist(), strict=True))
+    metrics: dict[str, float] = {}
+    if of["passes"]:
+        metrics |= {
+            "forward_passes": of["passes"],
+            "padding_share": 1 - of["tokens"] / of["positions"],
+            "logits_again_share": of["logits_rows_again"] / max(of["logits_rows"], 1.0),
+        }
+    if of["prompt_tokens"]:
+        metrics |= {
+            "prompt_reads": of["prompt_positions"] / of["prompt_tokens"],
+            "ended_rows_share": of["ended_rows"] / max(of["sampled_rows"], 1.0),
+        }
+    return metrics

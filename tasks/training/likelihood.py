@@ -8,6 +8,7 @@ from torch import Tensor
 from algorithms.supervised_loss import token_nll
 from models.policy import PolicyModel
 from models.sequences import Sequences
+from schemas.recipe.pass_limits import PassLimits
 from tasks.data.examples import Completions
 from tasks.training import progress, ranks
 from tasks.training.optimization import Precision, autocast
@@ -36,11 +37,13 @@ class MeasuredLikelihood:
 
 
 @torch.no_grad()
-def measure_likelihood(policy: PolicyModel, examples: Completions, *, batch_size: int) -> MeasuredLikelihood:
+def measure_likelihood(
+    policy: PolicyModel, examples: Completions, *, limits: PassLimits
+) -> MeasuredLikelihood:
     """How likely the responses are at temperature 1."""
     nll = torch.zeros(len(examples), dtype=torch.float64)
     num_tokens = torch.tensor(examples.num_learnt())
-    for part in passes(examples.lengths(), batch_size):
+    for part in passes(examples.lengths(), limits):
         progress.phase("measuring", part.done, len(examples))
         batch = examples.batch(part.rows).to(policy.device)
         logprobs = policy.logprobs(batch, temperature=1.0).logprobs
@@ -53,7 +56,7 @@ def accumulate_nll(
     minibatch: Sequences,
     *,
     temperature: float,
-    microbatch_size: int | None,
+    limits: PassLimits,
     precision: Precision,
     coef: float = 1.0,
     packing: bool = False,
@@ -63,12 +66,12 @@ def accumulate_nll(
     Args:
         temperature: of the distribution that is to learn: 1 for demonstrations. What was sampled at another one is
             learnt at that one: else the policy would get a little sharper with every iteration, whatever its score.
-        packing: several rows side by side in a row of a pass; a micro-batch is then so many rows of a pass.
+        packing: several rows side by side in a row of a pass; the limits then count rows of a pass.
     """
     denominator = minibatch.learnt.sum()
     total = 0.0
     logprobs = torch.zeros(minibatch.response_mask.shape, device=policy.device)
-    for part in (packed_passes if packing else passes)(minibatch.total_lengths.tolist(), microbatch_size):
+    for part in (packed_passes if packing else passes)(minibatch.total_lengths.tolist(), limits):
         micro = part.select(minibatch)
         with autocast(precision, policy.device):
             of_micro = policy.logprobs(micro, temperature=temperature).logprobs

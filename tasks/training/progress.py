@@ -35,7 +35,9 @@ class StageProgress(Frozen):
     phase_note: str = ""
     """What moves while ``phase_done`` does not: ``token 37 of 72``."""
     pass_rows: int | None = None
-    """Rows of the newest pass, as ``microbatch_size`` counts them: of the one in which memory ran out, if it did."""
+    """Rows of the newest pass: of the one in which memory ran out, if it did. One cannot be divided."""
+    pass_tokens: int | None = None
+    """Its positions, as ``microbatch_tokens`` counts them."""
     step: int
     total: int
     """The step at which the stage ends, as far as it knows."""
@@ -78,7 +80,7 @@ class Progress:
         self._showing = threading.Lock()
         self._later: threading.Timer | None = None
         self._closed = False
-        self._most_rows: dict[str, int] = {}
+        self._most_tokens: dict[str, int] = {}
         self._report = StageProgress(
             phase=phase, step=0, total=total, metrics={}, started=self._started, updated=self._started
         )
@@ -111,6 +113,7 @@ class Progress:
             headline=before.headline if headline is None else headline,
             tokens_per_second=before.tokens_per_second if tokens_per_second is None else tokens_per_second,
             pass_rows=before.pass_rows,
+            pass_tokens=before.pass_tokens,
             started=self._started,
             updated=before.updated,
         )
@@ -125,15 +128,15 @@ class Progress:
         )
         self._show_soon()
 
-    def computing(self, rows: int) -> None:
-        """Tell how many rows the next pass has.
+    def computing(self, rows: int, tokens: int) -> None:
+        """Tell how many rows and positions the next pass has.
 
         The largest of a phase is written at once: if there is too little memory for it, the kernel may end this process.
         """
         phase = self._report.phase
-        self._report = self._report.model_copy(update={"pass_rows": rows})
-        if rows > self._most_rows.get(phase, 0):
-            self._most_rows[phase] = rows
+        self._report = self._report.model_copy(update={"pass_rows": rows, "pass_tokens": tokens})
+        if tokens > self._most_tokens.get(phase, 0):
+            self._most_tokens[phase] = tokens
             with suppress(OSError):
                 self._show()
         else:
@@ -210,10 +213,10 @@ def phase(name: str, done: int = 0, total: int = 0, *, note: str = "") -> None:
         _current.phase(f"{_within}{name}", done, total, note=note)
 
 
-def computing(rows: int) -> None:
-    """Tell whoever watches this process's stage how many rows its next pass has."""
+def computing(rows: int, tokens: int) -> None:
+    """Tell whoever watches this process's stage how many rows and positions its next pass has."""
     if _current is not None:
-        _current.computing(rows)
+        _current.computing(rows, tokens)
 
 
 def end() -> None:

@@ -23,6 +23,7 @@ from algorithms.value_loss import ValueLoss, value_loss
 from models.heads import values
 from models.logprobs import LogProbs
 from models.sequences import Sequences
+from schemas.recipe.pass_limits import PassLimits
 from schemas.recipe.stages import PolicyOptimization
 from tasks.rollout.rollouts import Rollout
 from tasks.training import ranks
@@ -48,10 +49,10 @@ class Minibatch:
     num_tokens: int
     num_positive_tokens: int
 
-    def parts(self, microbatch_size: int | None) -> "Iterator[Microbatch]":
+    def parts(self, limits: PassLimits) -> "Iterator[Microbatch]":
         """This rank's rows of the minibatch, pass by pass."""
         lengths = self.rollout.sequences.total_lengths[self.rows]
-        for part in passes(lengths.tolist(), microbatch_size):
+        for part in passes(lengths.tolist(), limits):
             rows = self.rows[part.rows]
             sequences = self.rollout.sequences.select(rows)
             width = sequences.response_ids.shape[1]
@@ -122,7 +123,7 @@ def accumulate_losses(
     """
     sums, policy_learns = MetricSums(), "policy" in learning
     losses = dict.fromkeys(("policy_loss", "surrogate_loss", "entropy") if policy_learns else (), 0.0)
-    for micro in minibatch.parts(work.microbatch_size):
+    for micro in minibatch.parts(work.pass_limits):
         if policy_learns:
             _accumulate_policy_loss(
                 networks, micro, work, kl_penalty_coef=kl_penalty_coef, sums=sums, losses=losses
@@ -139,7 +140,7 @@ def accumulate_losses(
             networks.policy,
             ptx,
             temperature=1.0,
-            microbatch_size=work.microbatch_size,
+            limits=work.pass_limits,
             precision=work.precision,
             coef=work.algorithm.ptx_coef,
         ).nll
@@ -308,7 +309,7 @@ def surrogate_and_old_kl(
 ) -> tuple[float, float]:
     """The surrogate loss, and KL(old‖new) in nats per token, of the policy as it is now."""
     sums, loss = MetricSums(), 0.0
-    for micro in minibatch.parts(work.microbatch_size):
+    for micro in minibatch.parts(work.pass_limits):
         with autocast(work.precision, micro.policy_mask.device):
             logprobs = networks.policy.logprobs(micro.sequences, temperature=networks.temperature).logprobs
         surrogate = surrogate_of(logprobs, micro, work)

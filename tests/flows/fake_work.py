@@ -14,7 +14,6 @@ import hashlib
 import json
 import os
 import signal
-import sys
 import threading
 import time
 from pathlib import Path
@@ -129,6 +128,9 @@ def train(job: StageJob, seconds: float) -> str:
     return weights
 
 
+POSITIONS_OF_A_ROW = 10
+
+
 class OutOfMemoryError(RuntimeError):
     """Named as torch names it, and known by that name."""
 
@@ -139,8 +141,10 @@ def exhaust_memory(job: StageJob) -> None:
     if room is None:
         return
     assert isinstance(job.work, SupervisedFineTuning)
-    rows = min(job.work.microbatch_size or job.work.batch_size, _number_for(job, "rows.txt") or sys.maxsize)
-    computing(rows)
+    whole = _number_for(job, "rows.txt") or job.work.batch_size
+    rows = job.work.pass_limits.rows_of(POSITIONS_OF_A_ROW, whole)
+    if _number_for(job, "silent.txt") is None:
+        computing(rows, rows * POSITIONS_OF_A_ROW)
     if rows > room:
         raise OutOfMemoryError(f"CUDA out of memory. Tried to allocate {rows}.00 MiB. GPU 0 is full.")
 

@@ -7,6 +7,7 @@ from typing import cast
 import torch
 from torch import nn
 
+from schemas.recipe.pass_limits import PassLimits
 from schemas.recipe.resolved import ResolvedSupervisedFineTuning
 from schemas.records.job import StageJob, StageResult
 from tasks.training import preemption, ranks
@@ -38,7 +39,7 @@ def train(job: StageJob) -> StageResult:
     ) as attempt:
         began = attempt.step
         for step in attempt.remaining():
-            for part in passes([1] * ROWS, 1):
+            for part in passes([1] * ROWS, PassLimits(rows=1)):
                 error = network(inputs[part.rows]) - inputs[part.rows].sum(dim=1, keepdim=True)
                 (part.weight * error.square().sum() / ROWS).backward()
             if step == MISBEHAVES_AFTER and ranks.rank() == ranks.world_size() - 1:

@@ -268,7 +268,7 @@ def test_out_of_memory_a_stage_goes_on_once_with_half_the_micro_batch(
         assert (first.status, first.exit_code) == ("resumable", ExitCode.OUT_OF_MEMORY)
         assert first.reason == (
             "CUDA out of memory. Tried to allocate 64.00 MiB. GPU 0 is full.; attempt 2 goes on from step "
-            f"{CHECKPOINT_EVERY} with micro-batches of 32 in place of 64 ({orchestrator.log_of('sft')})"
+            f"{CHECKPOINT_EVERY} with passes of at most 320 positions in place of 640 ({orchestrator.log_of('sft')})"
         )
         second = attempt(orchestrator, "sft")
     assert (second.status, second.attempt, second.digest) == ("completed", 2, expected)
@@ -276,7 +276,7 @@ def test_out_of_memory_a_stage_goes_on_once_with_half_the_micro_batch(
         line for line in told(other, orchestrator.run.record.run_id, "finish_stage") if line["stage"] == "sft"
     )
     assert (told_first["outcome"], told_first["reason"]) == ("resumable", first.reason)
-    assert told_second["provenance"]["microbatch_size"] == "32 in place of 64: memory ran out"
+    assert told_second["provenance"]["microbatch_tokens"] == "320 in place of any number: memory ran out"
     assert second.key_parts == whole.run.record.stages["sft"].key_parts, "the key knows nothing of it"
 
 
@@ -289,26 +289,66 @@ def test_out_of_memory_again_a_stage_fails_with_what_a_person_can_do(
         assert attempt(orchestrator, "sft").status == "resumable"
         again = attempt(orchestrator, "sft")
         assert (again.status, again.exit_code) == ("failed", ExitCode.OUT_OF_MEMORY)
-        assert "set stages.sft.microbatch_size below 32, which changes no result" in str(again.reason)
+        assert "set stages.sft.microbatch_tokens below 320, which changes no result" in str(again.reason)
         assert str(orchestrator.log_of("sft")) in str(again.reason)
     with orchestrated(workspace, recipe_file) as orchestrator:  # the same command
         assert orchestrator.next_attempt("sft") == 3
         attempt_all(orchestrator, until="sft")
-        assert "in place of 32" in str(attempt(orchestrator, "sft").reason), "the old size is not tried again"
+        assert "at most 160 positions in place of 320" in str(attempt(orchestrator, "sft").reason), (
+            "the old size is not tried again"
+        )
         assert attempt(orchestrator, "sft").status == "completed"
 
 
-def test_out_of_memory_in_a_pass_of_fewer_rows_than_a_micro_batch_these_are_halved(
+def test_out_of_memory_in_a_pass_of_fewer_rows_than_a_minibatch_these_are_halved(
     workspace: Workspace, recipe_file: Path
 ) -> None:
-    """Half of the 64 rows that a pass may have would change nothing where memory ran out in one of 12."""
+    """Half of the 64 rows of a minibatch would change nothing where memory ran out in a pass of 12."""
     allow(workspace, "memory.txt", "sft 6")
     allow(workspace, "rows.txt", "sft 12")
     with orchestrated(workspace, recipe_file) as orchestrator:
         attempt_all(orchestrator, until="sft")
         first = attempt(orchestrator, "sft")
-        assert "with micro-batches of 6 in place of 12" in str(first.reason)
+        assert "with passes of at most 60 positions in place of 120" in str(first.reason)
         assert attempt(orchestrator, "sft").status == "completed"
+
+
+def test_a_run_that_an_earlier_version_halved_by_rows_goes_on_with_these(
+    workspace: Workspace, recipe_file: Path
+) -> None:
+    """Its run.json has ``microbatch_size`` in place of ``microbatch_tokens``."""
+    allow(workspace, "memory.txt", "sft 32")
+    with orchestrated(workspace, recipe_file) as orchestrator:
+        attempt_all(orchestrator, until="sft")
+        assert attempt(orchestrator, "sft").status == "resumable"
+        file = orchestrator.run.folder / "run.json"
+    record = json.loads(file.read_text())
+    assert record["stages"]["sft"].pop("microbatch_tokens") == 320
+    record["stages"]["sft"]["microbatch_size"] = 24
+    file.write_text(json.dumps(record))
+    with orchestrated(workspace, recipe_file) as orchestrator:
+        stage = attempt_all(orchestrator, until="reward")["sft"]
+        run_id = orchestrator.run.record.run_id
+    assert (stage.status, stage.attempt, stage.microbatch_size) == ("completed", 2, 24)
+    finished = [line for line in told(workspace, run_id, "finish_stage") if line["stage"] == "sft"]
+    assert finished[-1]["provenance"]["microbatch_size"] == "24 in place of any number: memory ran out"
+
+
+def test_out_of_memory_before_any_pass_a_stage_is_tried_once_more_as_it_is(
+    workspace: Workspace, recipe_file: Path
+) -> None:
+    """What took the memory was no pass of its own, so that half of one would change nothing."""
+    allow(workspace, "memory.txt", "sft 16")
+    allow(workspace, "silent.txt", "sft 1")
+    with orchestrated(workspace, recipe_file) as orchestrator:
+        attempt_all(orchestrator, until="sft")
+        first = attempt(orchestrator, "sft")
+        assert (first.status, first.microbatch_tokens) == ("resumable", None)
+        assert "positions" not in str(first.reason)
+        again = attempt(orchestrator, "sft")
+    assert again.status == "failed"
+    assert "run fewer stages side by side" in str(again.reason)
+    assert "microbatch" not in str(again.reason)
 
 
 def test_a_single_sequence_that_does_not_fit_is_not_tried_again(
@@ -318,7 +358,7 @@ def test_a_single_sequence_that_does_not_fit_is_not_tried_again(
     with orchestrated(workspace, recipe_file, "stages.sft.microbatch_size=1") as orchestrator:
         stage = attempt_all(orchestrator, until="reward")["sft"]
     assert (stage.status, stage.attempt) == ("failed", 1)
-    assert "not even one sequence at once fits" in str(stage.reason)
+    assert "one sequence or pair alone, a pass of 10 positions, does not fit" in str(stage.reason)
 
 
 def test_a_stage_that_hangs_is_killed_with_its_stacks_and_goes_on_once(

@@ -176,7 +176,7 @@ def test_a_lack_of_memory_and_a_hang_are_survived_once_and_told_in_a_line_each(
     [memory] = [line for line in lines if "CUDA out of memory" in line]
     assert memory.split()[:3] == ["…", "sft", "resumable"]
     assert memory.endswith(
-        f"attempt 2 goes on from step 4 with micro-batches of 32 in place of 64 ({log / 'sft.log'})"
+        f"attempt 2 goes on from step 4 with passes of at most 320 positions in place of 640 ({log / 'sft.log'})"
     )
     [hang] = [line for line in lines if "no progress" in line and " reward " in line]
     assert hang.endswith(f"attempt 2 goes on from step 4 ({log / 'reward.log'})")

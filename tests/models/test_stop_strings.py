@@ -21,6 +21,7 @@ from models.prompts import decode_all, encode_prompts, stop_token_ids
 from models.sampling import Samples, sample
 from models.stop_strings import StopStrings, before_stop, special_stops
 from models.tokenising import tokenise
+from schemas.recipe.pass_limits import PassLimits
 from tests.models.byte_tokenizer import build_byte_tokenizer
 
 HUMAN = "\n\nHuman:"
@@ -248,7 +249,7 @@ def test_rows_end_each_at_their_own_step_and_are_otherwise_what_they_were(
     tokenizer, prompts = TOKENIZERS[name], prompts_of(name)
     whole = draw(name, prompts, [])
     strings = parts_of(decode_all(tokenizer, whole.responses))
-    result = draw(name, prompts, strings, microbatch_size=5)
+    result = draw(name, prompts, strings, limits=PassLimits(5))
     stopped = 0
     for place, ids in enumerate(whole.responses):
         length = plain_first_stop(tokenizer, strings, ids)

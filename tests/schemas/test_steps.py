@@ -149,8 +149,7 @@ def test_the_tables_name_fields_that_exist() -> None:
         assert set(kind.roles) <= set(kind.work.model_fields), name
         assert ("reference" in kind.reads) == (kind.reference_from is not None), name
         assert kind.reference_from is None or kind.reference_from in kind.reads, name
-        assert kind.one_pass in (None, "test_responses", *kind.work.model_fields), name
-        assert (kind.one_pass is not None) == ("microbatch_size" in kind.work.model_fields), name
+        assert {"microbatch_size", "microbatch_tokens"} <= set(kind.work.model_fields), name
     assert {content for kind in STAGES.values() for content in kind.data.values()} == set(CONTENT_COLUMNS)
 
 

@@ -6,6 +6,7 @@ import torch
 
 from models.folders import load_policy
 from models.policy import PolicyModel
+from schemas.recipe.pass_limits import UNLIMITED
 from schemas.records.job import StageJob
 from tasks.data.examples import codec_of
 from tasks.rewards.scoring import Scorer, load_scorer
@@ -28,10 +29,10 @@ def models_of(
     scorer = load_scorer(job, "main", tokenizers_of=[role], device=CPU) if rewarded else Scorer((), None)
     return RolloutModels(
         policy=policy,
-        engine=load_engine(policy, codec, microbatch_size=None),
+        engine=load_engine(policy, codec, limits=UNLIMITED),
         reference=None if reference is None else load(reference),
         scorer=scorer,
         codec=codec,
-        microbatch_size=None,
+        limits=UNLIMITED,
         precision="float32",
     )

@@ -11,9 +11,11 @@ import torch
 from models.folders import load_policy, load_tokenizer
 from schemas.recipe.evaluations import BenchmarkEvaluation
 from schemas.recipe.inputs import Benchmark
+from schemas.recipe.pass_limits import PassLimits
 from schemas.recipe.work import ImportBenchmark
 from schemas.records.job import StageJob
 from schemas.records.metrics import estimated_metric_names, headline_metric_names
+from tasks.benchmark_evaluation import asked_within
 from tasks.data.benchmark_tasks import UnusableTasks
 from tasks.stages import run_stage
 
@@ -150,6 +152,52 @@ def test_what_is_written_greedily_is_that_of_transformers(
     """Two of three expected replies are those of transformers' generate, and every third is wrong."""
     job = job_of(pipeline, benchmark, tmp_path, task="written", metric="exact_match")
     assert run_stage(job).metrics["benchmark_score"] == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize("limits", [PassLimits(7, 40), PassLimits(7, 2), PassLimits(3, 10**6)])
+def test_a_budget_of_positions_holds_in_every_pass_and_changes_no_answer(
+    limits: PassLimits, pipeline: Any
+) -> None:
+    """Likelihoods and written replies of lm-eval's own class; a pass's positions are those that attention reads."""
+    from lm_eval.api.instance import Instance
+
+    folder = pipeline.folder("sft")
+    policy, given = load_policy(folder), []
+
+    def note(_: Any, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+        ids = inputs[0] if inputs else named["input_ids"]
+        given.append((len(ids), named.get("attention_mask", ids).numel()))
+
+    policy.register_forward_pre_hook(note, with_kwargs=True)
+
+    def answers(limits: PassLimits) -> tuple[list[tuple[float, bool]], list[str]]:
+        model = asked_within(limits)(
+            pretrained=policy, tokenizer=load_tokenizer(folder), backend="causal", batch_size=1
+        )
+        asked = [(each["question"], choice) for each in questions() for choice in each["choices"]]
+        told = [("loglikelihood", pair) for pair in asked]
+        written = [
+            ("generate_until", (each["question"], {"until": ["\n"], "max_gen_toks": 3}))
+            for each in questions()
+        ]
+        both = [
+            [Instance(kind, {}, arguments, place) for place, (kind, arguments) in enumerate(requests)]
+            for requests in (told, written)
+        ]
+        return model.loglikelihood(both[0]), model.generate_until(both[1])
+
+    likelihoods, replies = answers(PassLimits(rows=7))
+    assert max(rows for rows, _ in given) == 7
+    given.clear()
+    found, again = answers(limits)
+    most = max(rows for rows, _ in given)
+    assert all(tokens <= (limits.tokens or tokens) or rows == 1 for rows, tokens in given)
+    assert most == {40: most, 2: 1}.get(limits.tokens or 0, limits.rows)
+    assert (1 < most < 7) or limits.tokens == 2
+    assert again == replies
+    torch.testing.assert_close(
+        torch.tensor([value for value, _ in found]), torch.tensor([value for value, _ in likelihoods])
+    )
 
 
 def test_a_group_has_the_mean_by_size(pipeline: Any, benchmark: Path, tmp_path: Path) -> None:

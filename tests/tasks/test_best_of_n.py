@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from ledger.journal import read
 from models.heads import load_scalar, scores
 from models.sequences import collate
+from schemas.recipe.pass_limits import UNLIMITED
 from schemas.recipe.rewards import MissingEos, Reward
 from schemas.recipe.stages import BestOfN
 from schemas.recipe.terms import ModelTerm, VerifierTerm
@@ -102,7 +103,7 @@ def test_a_response_that_was_cut_off_is_kept_only_if_its_score_says_so(
         responses=["a+2:345 #5", "a+2:345 #6"],
         answers=[None, None],
         ended=torch.tensor([False, True]),
-        microbatch_size=None,
+        limits=UNLIMITED,
     )
     assert best_rows(scored.total, samples_per_prompt=2).tolist() == kept
 
@@ -127,7 +128,7 @@ def test_an_iteration_learns_exactly_the_best_of_what_it_sampled(
         0, num_responses=16, samples_per_prompt=4, num_prompts=len(prompts), seed=stage_seed(job)
     )
     sampled = sample_responses(
-        load_engine(load(job.inputs["init"]), codec, microbatch_size=None),
+        load_engine(load(job.inputs["init"]), codec, limits=UNLIMITED),
         codec,
         prompts,
         indices,

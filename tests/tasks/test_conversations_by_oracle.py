@@ -9,6 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from models.policy import PolicyModel
 from schemas.recipe.inputs import Generation
+from schemas.recipe.pass_limits import PassLimits
 from tasks.data.examples import Codec, read_completions, read_prompts
 from tasks.data.rows import write_rows
 from tasks.training.likelihood import accumulate_nll
@@ -82,7 +83,7 @@ def test_loss_and_gradient_are_those_of_the_assistants_tokens(
     examples = read_completions(tmp_path, "train", ["response"], codec, train_on=train_on)
     batch = examples.batch(range(len(examples)))
     nll = accumulate_nll(
-        policy, batch, temperature=1.0, microbatch_size=microbatch_size, precision="float32"
+        policy, batch, temperature=1.0, limits=PassLimits(microbatch_size), precision="float32"
     ).nll
     gradient = {name: each.grad.clone() for name, each in policy.named_parameters() if each.grad is not None}
 

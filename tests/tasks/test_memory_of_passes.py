@@ -1,22 +1,24 @@
-"""Where memory runs out, the stage's progress says in a pass of how many rows, and half of them go on."""
+"""Where memory runs out, the stage's progress says in a pass of how many positions, and half of them go on."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
+from ledger.journal import read
 from tasks.stages import run_stage
 from tasks.training import passes
 from tasks.training.progress import read_progress
-from tasks.training.scratch import PROGRESS
+from tasks.training.scratch import JOURNAL, PROGRESS
 
 
 @pytest.mark.parametrize("name", ["sft", "reward", "value", "policy"])
-def test_half_the_rows_of_the_pass_that_did_not_fit_fit(
+def test_half_the_positions_of_the_pass_that_did_not_fit_fit(
     name: str, pipeline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Memory for one position less than the stage's largest pass with a gradient has, without ``microbatch_size``."""
+    """Memory for one position less than the stage's largest pass with a gradient has, without any bound."""
     monkeypatch.setitem(passes.OVERHEAD, "cpu", 4)
     largest = room_of(name, None, pipeline, tmp_path / "whole", monkeypatch, room=None)
     with pytest.raises(torch.OutOfMemoryError):
@@ -25,12 +27,33 @@ def test_half_the_rows_of_the_pass_that_did_not_fit_fit(
     assert report is not None
     assert report.pass_rows is not None
     assert report.pass_rows > 1
-    assert room_of(name, report.pass_rows // 2, pipeline, tmp_path / "half", monkeypatch, room=largest - 1)
+    assert report.pass_tokens == largest
+    half = room_of(name, largest // 2, pipeline, tmp_path / "half", monkeypatch, room=largest - 1)
+    assert half <= largest // 2
+
+
+@pytest.mark.parametrize("name", ["sft", "reward", "value", "policy"])
+def test_a_budget_changes_no_weight_and_pads_little(
+    name: str, pipeline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Passes of half the positions that the largest would have: the same training, but for rounding. Padding is that of
+    passes without a bound or a twentieth: where a bound cuts rows of one length apart, one more of them may stand beside others."""
+    largest = room_of(name, None, pipeline, tmp_path / "whole", monkeypatch, room=None)
+    assert room_of(name, largest // 2, pipeline, tmp_path / "cut", monkeypatch, room=None) <= largest // 2
+    whole, cut = (pipeline.job(name, folder=tmp_path / each) for each in ("whole", "cut"))
+    for file in whole.output.glob("*.safetensors"):
+        there, here = load_file(file), load_file(cut.output / file.name)
+        for tensor, weights in there.items():
+            torch.testing.assert_close(here[tensor], weights, atol=1e-5, rtol=1e-4)
+    said, unbounded = (
+        [entry.metrics["padding_share"] for entry in read(job.scratch / JOURNAL)] for job in (cut, whole)
+    )
+    assert sum(said) / len(said) <= max(0.05, sum(unbounded) / len(unbounded))
 
 
 def room_of(
     name: str,
-    microbatch_size: int | None,
+    microbatch_tokens: int | None,
     pipeline: Any,
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -49,7 +72,7 @@ def room_of(
             largest = max(largest, ids.numel())
         return whole(self, ids)
 
-    job = pipeline.job(name, folder=folder, microbatch_size=microbatch_size)  # makes its inputs
+    job = pipeline.job(name, folder=folder, microbatch_tokens=microbatch_tokens)  # makes its inputs
     with monkeypatch.context() as patched:
         patched.setattr(torch.nn.Embedding, "forward", forward)
         run_stage(job)

@@ -1,5 +1,6 @@
 """Fine-tuning with several demonstrations in a row: the same training, in fewer positions and passes."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from models.builtin import write_tokenizer
 from models.policy import PolicyModel
 from models.sequences import Sequences, collate
 from schemas.kinds import resolve_work
+from schemas.recipe.pass_limits import UNLIMITED, PassLimits
 from schemas.records.job import StageJob
 from tasks.stages import run_stage
 from tasks.training import packing_check, ranks
@@ -136,29 +138,33 @@ def test_what_is_packed_has_fewer_positions_and_passes(
     batch = collate([[1]] * 8, [[7] * (length - 1) for length in lengths], pad_token_id=0)
     for packing in (False, True):
         accumulate_nll(
-            policy, batch, temperature=1.0, microbatch_size=4, precision="float32", packing=packing
+            policy, batch, temperature=1.0, limits=PassLimits(4), precision="float32", packing=packing
         )
     assert counts == {False: [(4, 20), (4, 5)], True: [(3, 20)]}
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 5])
-@pytest.mark.parametrize("size", [None, 1, 2])
+@pytest.mark.parametrize(
+    "limits", [UNLIMITED, PassLimits(1), PassLimits(2), PassLimits(tokens=24), PassLimits(tokens=8)]
+)
 def test_every_row_is_computed_once_and_all_ranks_make_as_many_passes(
-    world_size: int, size: int | None, monkeypatch: pytest.MonkeyPatch
+    world_size: int, limits: PassLimits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lengths = [7, 3, 12, 1, 5, 5, 9, 2, 12, 4, 6]
     monkeypatch.setattr(ranks, "world_size", lambda: world_size)
     passes, found = set(), []
     for rank in range(world_size):
         monkeypatch.setattr(ranks, "rank", lambda rank=rank: rank)
-        parts = list(packed_passes(lengths, size))
+        parts = list(packed_passes(lengths, limits))
         passes.add(len(parts))
         for part in parts:
             layout = part.layout or [[0]]  # a row by itself, which keeps step
-            assert size is None or len(layout) <= size
+            assert len(layout) <= (limits.rows or len(lengths))
             assert sorted(place for group in layout for place in group) == list(range(len(part.rows)))
             for group in layout:
                 assert sum(lengths[part.rows[place]] for place in group) <= 12
+            widths = [sum(lengths[part.rows[place]] for place in group) for group in layout]
+            assert len(part.rows) == 1 or len(widths) * max(widths) <= (limits.tokens or sys.maxsize)
             if part.weight:
                 found += part.rows
                 assert all(row % world_size == rank for row in part.rows)

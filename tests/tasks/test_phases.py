@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from models.sampling import sample
+from schemas.recipe.pass_limits import PassLimits
 from tasks.stages import run_stage
 from tasks.training import progress
 from tasks.training.progress import Progress
@@ -113,7 +114,7 @@ def test_sampling_tells_every_token_and_how_many_have_ended(pipeline: Any) -> No
         eos_token_ids=[tokenizer.eos_token_id],
         pad_token_id=tokenizer.pad_token_id,
         seed=3,
-        microbatch_size=2,
+        limits=PassLimits(2),
         on_token=lambda ended, token: heard.append((ended, token)),
     )
     by_batch = sorted(range(4), key=lambda row: len(prompts[row]))

@@ -15,6 +15,7 @@ from models.builtin import write_tokenizer
 from models.folders import load_tokenizer
 from models.heads import load_scalar, scores
 from schemas.recipe.inputs import Generation
+from schemas.recipe.pass_limits import PassLimits
 from schemas.recipe.rewards import Judge, Reward
 from schemas.recipe.stages import PreferenceCollection
 from schemas.recipe.terms import ModelTerm
@@ -154,7 +155,7 @@ def test_a_reward_chooses_the_best_and_the_worst_of_each_prompt(
     codec = codec_of(job, "policy")
     prompts = read_prompts(job.inputs["prompts"], "test", codec)
     sampled = sample_responses(
-        load_engine(load(job.inputs["policy"]), codec, microbatch_size=None),
+        load_engine(load(job.inputs["policy"]), codec, limits=PassLimits()),
         codec,
         prompts,
         range(8),
@@ -395,7 +396,7 @@ def test_a_batch_smaller_than_one_prompts_responses_takes_one_prompt(pipeline: A
     policy, cpu = load(job.inputs["policy"]), torch.device("cpu")
     sampled = [
         sample_batch(
-            load_engine(policy, codec, microbatch_size=size),
+            load_engine(policy, codec, limits=PassLimits(size)),
             codec,
             sources["test"],
             batches[3],
@@ -447,7 +448,7 @@ def test_a_model_as_judge_makes_pairs_where_both_orders_agree(pipeline: Any, tmp
     result = run(job)
 
     codec, policy = codec_of(job, "policy"), load(job.inputs["policy"])
-    engine = load_engine(policy, codec, microbatch_size=24)
+    engine = load_engine(policy, codec, limits=PassLimits(24))
     model, tokenizer = policy.causal_lm, load_tokenizer(job.inputs["judge"])
     sources = {split: read_source(job, split, codec) for split in SPLITS}
     expected: dict[str, list[tuple[str, str, str]]] = {split: [] for split in SPLITS}

@@ -14,6 +14,7 @@ from torch import Tensor
 from algorithms.rewards import RunningMoments
 from models.logprobs import LogProbs
 from models.sequences import collate
+from schemas.recipe.pass_limits import UNLIMITED
 from schemas.recipe.stages import PolicyOptimization
 from tasks.rewards.scoring import Scores
 from tasks.rollout.rollouts import (
@@ -172,7 +173,7 @@ def learn(
         else torch.full((2,), prompt_baseline, dtype=torch.float64),
         critic_was_used=critic_was_used,
     )
-    [micro] = minibatch_of(rollout, estimates, torch.arange(2), work, max_length=max_length).parts(None)
+    [micro] = minibatch_of(rollout, estimates, torch.arange(2), work, max_length=max_length).parts(UNLIMITED)
     return Learnt(rollout=rollout, estimates=estimates, work=work, micro=micro)
 
 

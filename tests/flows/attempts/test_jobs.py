@@ -59,9 +59,9 @@ def request(recipe: ResolvedRecipe, step: str, folder: Path, **options: Any) -> 
 
 
 def test_a_request_carries_what_its_stage_reads_and_no_more(recipe: ResolvedRecipe, tmp_path: Path) -> None:
-    asked = request(recipe, "value", tmp_path, share=Share(cpus=1, gpus=("3",)), microbatch_size=2)
+    asked = request(recipe, "value", tmp_path, share=Share(cpus=1, gpus=("3",)), microbatch_tokens=2)
     assert set(asked.rewards) == {"main"}
-    assert (asked.seed, asked.microbatch_size, asked.share) == (17, 2, Share(cpus=1, gpus=("3",)))
+    assert (asked.seed, asked.microbatch_tokens, asked.share) == (17, 2, Share(cpus=1, gpus=("3",)))
     assert asked.inputs == dict.fromkeys(
         ["policy", "init", "reference", "prompts", "reward.main.0"], policy()
     )

@@ -208,9 +208,9 @@ def test_a_failure_says_why_and_from_where_another_attempt_goes_on(
     )
     assert failed.committed_step == CHECKPOINT_EVERY
     assert AttemptOutcome.model_validate_json(failed.model_dump_json()) == failed
-    smaller = run_attempt(request(workspace, recipe_file, "sft", made, microbatch_size=32))
+    smaller = run_attempt(request(workspace, recipe_file, "sft", made, microbatch_tokens=320))
     assert smaller.status == "made"
-    assert smaller.provenance["microbatch_size"] == "32 in place of 64: memory ran out"
+    assert smaller.provenance["microbatch_tokens"] == "320 in place of any number: memory ran out"
 
 
 def test_an_error_of_the_storage_is_an_outcome_too(

@@ -74,6 +74,15 @@ def test_a_microbatch_is_halved_until_it_fits() -> None:
     assert largest_microbatch(workload, Layout(1), H100) is None, "the weights alone do not fit"
 
 
+def test_a_microbatch_is_that_of_each_rank() -> None:
+    """`microbatch_size` bounds the rows of a rank's pass, so that more ranks make fewer passes and not smaller ones."""
+    workload = with_microbatch(training(rows=64), 4)
+    one, eight = (memory_of(workload, each, H100).activations for each in (Layout(1), Layout(8, 1, "ddp")))
+    assert one == eight
+    of_many = memory_of(workload, Layout(8, 4, "ddp"), H100).activations
+    assert of_many == pytest.approx(one / 2, rel=0.01), "64 rows of 32 ranks are two of each"
+
+
 def test_more_gpus_never_need_more_memory() -> None:
     peaks = [memory_of(training(rows=1024), each, H100).peak for each in layouts() if each.is_sharded]
     assert peaks == sorted(peaks, reverse=True)

@@ -161,6 +161,30 @@ def test_what_was_collected_is_not_sampled_or_scored_again() -> None:
     assert workload(*pairs, name="dpo").counts == workload(name="dpo").counts
 
 
+def test_a_budget_of_positions_bounds_passes_sampling_and_memory(every_kind: RecipeEstimate) -> None:
+    """Of every stage but ``raft``, whose budget holds all that it does: as many rows as fit with the longest."""
+    room = {name: 10**7 if name == "raft" else 400 for name in (each.name for each in every_kind.stages)}
+    overrides = [f"stages.{name}.microbatch_tokens={tokens}" for name, tokens in room.items()]
+    found = estimate_recipe(parse_recipe(EVERY_KIND, overrides=overrides), gpu="h100")
+    for each in found.stages:
+        before = stage(every_kind, each.name)
+        for part in (one.sequences for one in each.workload.passes):
+            assert part.at_once * part.longest <= room[each.name], each.name
+        for sampling in each.workload.samplings:
+            assert sampling.at_once == min(sampling.count, room[each.name] // sampling.longest), each.name
+        if each.name == "raft":
+            assert each.workload == before.workload
+        else:
+            assert each.memory.peak < before.memory.peak, each.name
+    [longest] = {one.sequences.longest for one in stage(found, "sft").workload.passes}
+    in_rows = [f"stages.sft.microbatch_size={400 // longest}"]
+    same = stage(estimate_recipe(parse_recipe(EVERY_KIND, overrides=in_rows), gpu="h100"), "sft")
+    assert stage(found, "sft").workload == same.workload
+    too_few = [f"stages.sft.microbatch_tokens={longest - 1}"]
+    alone = stage(estimate_recipe(parse_recipe(EVERY_KIND, overrides=too_few), gpu="h100"), "sft")
+    assert alone.workload.at_once == 1, "a row that is longer makes a pass by itself"
+
+
 def test_bfloat16_halves_the_reward_model_and_shrinks_activations() -> None:
     found = {
         precision: stage(

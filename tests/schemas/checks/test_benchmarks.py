@@ -76,7 +76,7 @@ def test_what_a_stage_asks_is_in_its_key(
     digests = {"policy": "a" * 64, "benchmark": "b" * 64}
     before = key(resolved(measured, tmp_path), "checked", **digests)
     assert key(resolved(measured, tmp_path), "checked", **{**digests, "benchmark": "c" * 64}) != before
-    measured["stages"]["checked"]["microbatch_size"] = 3
+    measured["stages"]["checked"] |= {"microbatch_size": 3, "microbatch_tokens": 96}
     assert key(resolved(measured, tmp_path), "checked", **digests) == before
     measured["stages"]["checked"][field] = value
     assert key(resolved(measured, tmp_path), "checked", **digests) != before

@@ -1,5 +1,6 @@
 """What a recipe's fields accept, refuse and default to."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ from pydantic import ValidationError
 
 from schemas.recipe.algorithm import Algorithm
 from schemas.recipe.inputs import Data, Generation, Split
+from schemas.recipe.pass_limits import UNLIMITED, PassLimits
 from schemas.recipe.recipe import Publication, Recipe
 from schemas.recipe.rewards import (
     Judge,
@@ -68,6 +70,44 @@ def test_one_gate_is_a_list_of_one() -> None:
     several = SupervisedFineTuning.model_validate({"kind": "sft", "data": "demos", "gate": [gate, gate]})
     assert one.gate == (Gate(metric="test_nll", at_most=1.0),)
     assert len(several.gate) == 2
+
+
+@pytest.mark.parametrize("field", ["microbatch_size", "microbatch_tokens"])
+@pytest.mark.parametrize("value", [0, -8, 1.5, True])
+def test_the_bounds_of_a_pass_are_counts(plain: dict[str, Any], field: str, value: Any) -> None:
+    for name in plain["stages"]:
+        given = copy.deepcopy(plain)
+        given["stages"][name][field] = value
+        with pytest.raises(ValidationError, match=rf"stages\.{name}\..*{field}"):
+            Recipe.model_validate(given)
+
+
+def test_every_stage_has_both_bounds_of_a_pass(plain: dict[str, Any]) -> None:
+    """A recipe without them is written as it was before there was the second."""
+    for name, stage in plain["stages"].items():
+        given = {**stage, "microbatch_size": 4, "microbatch_tokens": 512}
+        work = Recipe.model_validate({**plain, "stages": {**plain["stages"], name: given}}).stages[name]
+        assert work.pass_limits == PassLimits(rows=4, tokens=512)
+        written = Recipe.model_validate(plain).stages[name]
+        assert written.pass_limits == UNLIMITED
+        assert "microbatch_tokens" not in written.model_dump(mode="json")
+        assert "microbatch_size" in written.model_dump(mode="json")
+
+
+@pytest.mark.parametrize(
+    ("limits", "rows"),
+    [
+        (UNLIMITED, 10),
+        (PassLimits(4), 4),
+        (PassLimits(tokens=99), 3),
+        (PassLimits(2, 99), 2),
+        (PassLimits(4, 9), 1),
+    ],
+)
+def test_the_most_rows_of_a_pass(limits: PassLimits, rows: int) -> None:
+    """Of ten rows of 30 positions each; one row is a pass whatever it has."""
+    assert limits.rows_of(30, 10) == rows
+    assert limits.or_rows(7) == PassLimits(limits.rows or 7, limits.tokens)
 
 
 def test_a_gates_bound_is_on_the_side_that_was_given() -> None:

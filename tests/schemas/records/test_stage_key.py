@@ -137,6 +137,7 @@ def test_what_changes_numbers_changes_the_key(changed: dict[str, Any]) -> None:
         {"resources": {"cpus": 1}},
         {"checkpoint_every": 3},
         {"microbatch_size": 8},
+        {"microbatch_tokens": 512},
         {"init": "renamed", "reference": "renamed", "critic": "renamed_too", "prompts": "renamed_prompts"},
         {"reference": None},
         # the same switches under another preset's name
@@ -148,7 +149,8 @@ def test_what_changes_no_number_changes_no_key(changed: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "changed", [{"packing": True}, {"gradient_checkpointing": True}, {"microbatch_size": 2}]
+    "changed",
+    [{"packing": True}, {"gradient_checkpointing": True}, {"microbatch_size": 2}, {"microbatch_tokens": 512}],
 )
 def test_how_a_batch_is_computed_changes_no_key(changed: dict[str, Any]) -> None:
     settings: dict[str, Any] = {"kind": "sft", "data": "d", "learning_rate": 1e-3}

@@ -6,6 +6,7 @@ from transformers import LlamaConfig, LlamaModel
 
 from models.heads import ScalarModel, scores
 from models.sequences import Sequences, collate
+from schemas.recipe.pass_limits import PassLimits
 from tasks.rewards.model_scores import scored_by
 from tasks.rewards.term_scores import Responses
 from tasks.rollout.group_sampling import uniform_groups
@@ -24,11 +25,9 @@ def reward_model() -> ScalarModel:
     return ScalarModel(backbone, nn.Linear(16, 1, bias=False), score_shift=0.25)
 
 
-def score(sequences: Sequences, *, microbatch_size: int | None) -> torch.Tensor:
+def score(sequences: Sequences, *, limits: PassLimits) -> torch.Tensor:
     count = len(sequences)
-    given = Responses(
-        sequences, [""] * count, [""] * count, [None] * count, torch.device("cpu"), microbatch_size
-    )
+    given = Responses(sequences, [""] * count, [""] * count, [None] * count, torch.device("cpu"), limits)
     with torch.no_grad():
         found: torch.Tensor = scored_by(reward_model())(given)
     return found
@@ -46,8 +45,8 @@ def test_equal_responses_have_one_score_whatever_stands_beside_them() -> None:
     prompts = [each for place in range(40) for each in (prompt, ids(1 + place % 4))]
     responses = [each for other in others for each in (response, other)]
     sequences = collate(prompts, responses, pad_token_id=0)
-    for microbatch_size in (None, 7, 3):
-        found = score(sequences, microbatch_size=microbatch_size)
+    for limits in (PassLimits(), PassLimits(7), PassLimits(3), PassLimits(tokens=90)):
+        found = score(sequences, limits=limits)
         assert found[::2].unique().numel() == 1
         assert bool(uniform_groups(found[::2], samples_per_prompt=40).all())
         assert found[1::2].unique().numel() == 40

@@ -9,6 +9,7 @@ import torch
 
 from models.heads import load_scalar, scores
 from models.sequences import collate
+from schemas.recipe.pass_limits import PassLimits
 from schemas.recipe.rewards import MissingEos, Reward
 from schemas.recipe.terms import ModelTerm, VerifierTerm
 from tasks.rewards.model_scores import TokenizersDiffer
@@ -37,7 +38,7 @@ def scored(pipeline: Any, reward: Reward) -> Any:
         responses=RESPONSES,
         answers=[None] * 3,
         ended=ended,
-        microbatch_size=2,
+        limits=PassLimits(2),
     )
 
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from models.policy import PolicyModel
-from models.sampling import sample
+from models.sampling import batches, sample
+from schemas.recipe.pass_limits import UNLIMITED, PassLimits
 from schemas.recipe.stages import BestOfN
 from schemas.records.job import StageJob
 from tasks.data.examples import codec_of, read_prompts
@@ -18,6 +19,7 @@ from tasks.rollout import rollout_models
 from tasks.rollout.engine import LocalEngine, RolloutEngine, load_engine
 from tasks.rollout.rollouts import sample_responses
 from tasks.stages import run_stage
+from tasks.training import progress, ranks
 from tests.tasks.kills import killed_in
 from tests.tasks.small_models import load
 
@@ -29,7 +31,7 @@ def test_the_responses_of_a_prompt_stand_in_a_row(pipeline: Any) -> None:
     job = pipeline.job("policy")
     policy, codec = load(job.inputs["init"]), codec_of(job, "init")
     prompts = read_prompts(job.inputs["prompts"], "train", codec)
-    engine = load_engine(policy, codec, microbatch_size=2)
+    engine = load_engine(policy, codec, limits=PassLimits(2))
     sampled = sample_responses(engine, codec, prompts, [5, 3], device=policy.device, count=3, seed=4)
     assert sampled.prompts == [prompts.texts[index] for index in (5, 5, 5, 3, 3, 3)]
     expected = sample(
@@ -56,13 +58,54 @@ def test_an_engine_samples_from_the_weights_that_it_was_given_last(pipeline: Any
     def responses(engine: RolloutEngine) -> list[list[int]]:
         return engine.generate(prompts, count=2, seed=1).responses
 
-    expected = responses(load_engine(trained, codec, microbatch_size=None))
-    engine = load_engine(untrained, codec, microbatch_size=None)
+    expected = responses(load_engine(trained, codec, limits=PassLimits()))
+    engine = load_engine(untrained, codec, limits=PassLimits())
     assert responses(engine) != expected
     engine.take_weights(trained.causal_lm.named_parameters())
     assert responses(engine) == expected
     with pytest.raises(KeyError, match="no_such_weight"):
         engine.take_weights([("no_such_weight", torch.zeros(1))])
+
+
+def test_it_tells_of_its_largest_batch_and_samples_within_the_budget(
+    pipeline: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three prompts twice each: two rows of the longest are more than the budget, and four of the others are not."""
+    job = pipeline.job("policy")
+    policy, codec = load(job.inputs["init"]), codec_of(job, "init")
+    limit = codec.generation.max_response_tokens
+    prompts = [[1, 20, 21], [1] + [20] * 30, [1, 22]]
+    told: list[tuple[int, int]] = []
+    monkeypatch.setattr(progress, "computing", lambda rows, tokens: told.append((rows, tokens)))
+    whole = load_engine(policy, codec, limits=UNLIMITED).generate(prompts, count=2, seed=3)
+    budget = 4 * (3 + limit)
+    cut = load_engine(policy, codec, limits=PassLimits(tokens=budget)).generate(prompts, count=2, seed=3)
+    assert told[0] == (6, 6 * (31 + limit))
+    assert told[1] == max(
+        [(4, budget), (budget // (31 + limit), budget // (31 + limit) * (31 + limit))],
+        key=lambda each: each[1],
+    )
+    assert cut.responses == whole.responses
+
+
+@pytest.mark.parametrize("tokens", [1, 60, 130, 10**6])
+def test_ranks_that_sample_in_step_make_as_many_batches_as_the_one_that_has_most(
+    tokens: int, pipeline: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = pipeline.job("policy")
+    policy, codec = load(job.inputs["init"]), codec_of(job, "init")
+    limit = codec.generation.max_response_tokens
+    prompts = [[1] * length for length in (2, 40, 3, 41, 2)]
+    engine = LocalEngine(policy, codec, PassLimits(tokens=tokens), "float32")
+    monkeypatch.setattr(ranks, "are_sharded", lambda: True)
+    monkeypatch.setattr(ranks, "world_size", lambda: 2)
+    in_step = engine._in_step(prompts)
+    assert in_step is not None
+    of_ranks = [[2, 3, 2], [40, 41]]
+    limits = PassLimits(tokens=tokens)
+    assert in_step.num_batches == max(
+        len(batches(lengths, limits, max_new_tokens=limit)) for lengths in of_ranks
+    )
 
 
 class EngineOfItsOwn(LocalEngine):

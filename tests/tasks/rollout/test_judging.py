@@ -7,6 +7,7 @@ import torch
 
 from models.heads import load_scalar, scores
 from models.sequences import collate
+from schemas.recipe.pass_limits import PassLimits
 from schemas.recipe.rewards import (
     Judge,
     MissingEos,
@@ -28,7 +29,7 @@ SAMPLED = Sampled(
 
 
 def judged(job: Any, judge: Judge) -> torch.Tensor:
-    return load_judge(job, judge, policies=["candidate"], device=CPU, microbatch_size=2)(SAMPLED)
+    return load_judge(job, judge, policies=["candidate"], device=CPU, limits=PassLimits(2))(SAMPLED)
 
 
 def test_a_verifier_says_one_or_zero(pipeline: Any) -> None:

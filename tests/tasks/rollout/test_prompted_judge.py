@@ -12,6 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from models.policy import PolicyModel
 from models.sequences import Sequences, collate
 from schemas.metric_names import COMPARED_BY_JUDGE
+from schemas.recipe.pass_limits import UNLIMITED, PassLimits
 from schemas.recipe.rewards import PAIR_TEMPLATE, Judge
 from schemas.records.metric import settings_of
 from schemas.records.metrics import estimated_metric_names, headline_metric_names
@@ -28,6 +29,7 @@ from tasks.rollout.prompted_judge import (
     question,
 )
 from tasks.rollout.rollouts import Sampled
+from tasks.training import progress
 from tests.models.byte_tokenizer import build_byte_tokenizer
 
 TEMPLATE = "{prompt}|{first}|{second}="
@@ -58,10 +60,12 @@ class SetByHand:
         self.tokenizer = tokenizer
         self.said = said
         self.rows: list[int] = []
+        self.positions: list[int] = []
 
     def __call__(self, micro: Sequences, *, temperature: float) -> dict[str, Tensor]:
         assert temperature == 1.0
         self.rows.append(len(micro))
+        self.positions.append(micro.input_ids.numel())
         found = torch.full(micro.response_ids.shape, 7.0)  # beyond the mask too
         rows = zip(micro.prompt_rows(), micro.response_rows(), strict=True)
         for row, (prompt, answer) in enumerate(rows):
@@ -70,7 +74,7 @@ class SetByHand:
         return {"logprobs": found}
 
 
-def by_hand(said: dict[str, tuple[float, float]], *, microbatch_size: int | None = None) -> PromptedJudge:
+def by_hand(said: dict[str, tuple[float, float]], *, limits: PassLimits = UNLIMITED) -> PromptedJudge:
     tokenizer = build_byte_tokenizer()
     return PromptedJudge(
         policy=SetByHand(tokenizer, said),  # type: ignore[arg-type]
@@ -78,7 +82,7 @@ def by_hand(said: dict[str, tuple[float, float]], *, microbatch_size: int | None
         template=TEMPLATE,
         answers=answer_ids(tokenizer, ("A", "B"), field="judge.answers"),
         name="judge.model='grader'",
-        microbatch_size=microbatch_size,
+        limits=limits,
     )
 
 
@@ -97,13 +101,30 @@ BASELINE = sampled(["p", "q", "r", "s"], ["bad", "two", "y", "same"])
 
 @pytest.mark.parametrize("microbatch_size", [None, 1, 3, 4])
 def test_verdicts_follow_from_the_likelier_answers_in_both_orders(microbatch_size: int | None) -> None:
-    judge = by_hand(SAID, microbatch_size=microbatch_size)
+    judge = by_hand(SAID, limits=PassLimits(microbatch_size))
     margins = preferences(judge, ["p", "q", "r"], ["good", "one", "x"], ["bad", "two", "y"])
     assert margins.tolist() == pytest.approx([1.9, 0.1, -4.9], abs=1e-6)
     verdicts = judge_pairs(judge, CANDIDATE, BASELINE)
     assert verdicts.wins.tolist() == [1.0, 0.5, 0.0, 0.5]
     assert verdicts.disagree.tolist() == [False, True, False, True]
     assert all(rows % 2 == 0 for rows in judge.policy.rows), "both answers to a question in one pass"  # type: ignore[union-attr,attr-defined,operator]
+
+
+def test_a_budget_of_positions_counts_both_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of what a pass had is a pass of half as many questions."""
+    told: list[tuple[int, int]] = []
+    monkeypatch.setattr(progress, "computing", lambda rows, tokens: told.append((rows, tokens)))
+    arguments = (["s"] * 4, ["same"] * 4, ["same"] * 4)
+    whole = preferences(by_hand(SAID), *arguments)
+    [(rows, positions), _] = told
+    width, odd = divmod(positions, 8)
+    assert (rows, odd) == (4, 0)
+    told.clear()
+    judge = by_hand(SAID, limits=PassLimits(tokens=positions // 2))
+    assert preferences(judge, *arguments).tolist() == whole.tolist()
+    assert told[:2] == [(2, 4 * width)] * 2
+    assert judge.policy.rows == [4, 4]  # type: ignore[union-attr,attr-defined,operator]
+    assert judge.policy.positions == [4 * width] * 2, "with the answers"  # type: ignore[union-attr,attr-defined,operator]
 
 
 def test_equal_responses_say_nothing_about_the_order() -> None:
@@ -137,7 +158,7 @@ def test_preferences_are_those_of_the_models_own_forward_pass() -> None:
     model = LlamaForCausalLM(config).eval()
     answers = answer_ids(tokenizer, ("first", "B"), field="judge.answers")
     assert list(map(len, answers)) == [5, 1]
-    judge = PromptedJudge(PolicyModel(model), tokenizer, TEMPLATE, answers, "judge.model='x'", None)
+    judge = PromptedJudge(PolicyModel(model), tokenizer, TEMPLATE, answers, "judge.model='x'", UNLIMITED)
     prompts, firsts, seconds = ["a", "a longer prompt"], ["yes", "你好"], ["no, and more", "x"]
     found = preferences(judge, prompts, firsts, seconds)
 
@@ -196,7 +217,7 @@ def test_a_model_alone_judges_pairs_and_nothing_else(pipeline: Any, tmp_path: Pa
     assert set(said) <= {0.0, 0.5, 1.0}
     assert [1 - each for each in said] == [row["judgement"] for row in theirs]
     judge = load_prompted_judge(
-        job, job.work.judge, role="judge", device=torch.device("cpu"), microbatch_size=None
+        job, job.work.judge, role="judge", device=torch.device("cpu"), limits=UNLIMITED
     )
     for row, other in zip(ours[:4], theirs[:4], strict=True):
         pair = ([row["prompt"]], [row["response"]], [other["response"]])

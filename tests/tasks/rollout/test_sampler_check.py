@@ -10,6 +10,7 @@ import torch
 from ledger.journal import read
 from models.policy import PolicyModel
 from schemas.recipe.algorithm import Algorithm
+from schemas.recipe.pass_limits import UNLIMITED, PassLimits
 from schemas.recipe.stages import BestOfN, DirectPreferenceOptimization, PolicyOptimization
 from schemas.recipe.terms import VerifierTerm
 from schemas.records.job import StageJob
@@ -70,13 +71,13 @@ def sampled(
     job = job_at(pipeline, "policy")
     codec, policy = codec_of(job, "init"), load(job.inputs["init"])
     prompts = read_prompts(job.inputs["prompts"], "train", codec)
-    engine = load_engine(policy, codec, microbatch_size=None, precision=precision)
+    engine = load_engine(policy, codec, limits=UNLIMITED, precision=precision)
     responses = sample_responses(engine, codec, prompts, range(32), device=policy.device, seed=3)
 
     def trainer(temperature: float) -> torch.Tensor:
         codec = codec_of(job_at(pipeline, "policy", temperature=temperature), "init")
         no_reward = Scorer(terms=(), missing_eos=None)
-        models = RolloutModels(policy, engine, None, no_reward, codec, 8, precision)
+        models = RolloutModels(policy, engine, None, no_reward, codec, PassLimits(8), precision)
         return rollout_logprobs(policy, responses.sequences, models).logprobs
 
     return precision, responses, trainer
@@ -118,11 +119,11 @@ def test_the_sampler_computes_in_the_precision_of_training(pipeline: Any) -> Non
     prompts = read_prompts(job.inputs["prompts"], "train", codec)
     types: list[torch.dtype] = []
     policy.causal_lm.get_output_embeddings().register_forward_hook(lambda *call: types.append(call[-1].dtype))
-    engine = load_engine(policy, codec, microbatch_size=None, precision="bfloat16")
+    engine = load_engine(policy, codec, limits=UNLIMITED, precision="bfloat16")
     sample_responses(engine, codec, prompts, [0], device=policy.device, seed=1)
     assert set(types) == {torch.bfloat16}
     types.clear()
-    engine = load_engine(policy, codec, microbatch_size=None)
+    engine = load_engine(policy, codec, limits=UNLIMITED)
     sample_responses(engine, codec, prompts, [0], device=policy.device, seed=1)
     assert set(types) == {torch.float32}
 

@@ -25,6 +25,7 @@ from models.policy import PolicyModel
 from models.sequences import collate
 from schemas.recipe.algorithm import Algorithm, Returns
 from schemas.recipe.inputs import Generation
+from schemas.recipe.pass_limits import PassLimits
 from schemas.recipe.resolved import (
     ResolvedDirectPreferenceOptimization,
     ResolvedRewardModelling,
@@ -69,7 +70,7 @@ Loss = Callable[[Path, list[int]], tuple[nn.Module, Metrics]]
 def likelihood(folder: Path, rows: list[int]) -> tuple[nn.Module, Metrics]:
     policy = PolicyModel(load_policy(folder))
     found = accumulate_nll(
-        policy, SEQUENCES.select(rows), temperature=0.8, microbatch_size=2, precision="float32"
+        policy, SEQUENCES.select(rows), temperature=0.8, limits=PassLimits(2), precision="float32"
     )
     return policy, {"nll": found.nll}
 
@@ -79,7 +80,7 @@ def packed_likelihood(folder: Path, rows: list[int]) -> tuple[nn.Module, Metrics
     policy = PolicyModel(load_policy(folder))
     minibatch = SEQUENCES.select(rows)
     found = accumulate_nll(
-        policy, minibatch, temperature=0.8, microbatch_size=1, precision="float32", packing=True
+        policy, minibatch, temperature=0.8, limits=PassLimits(1), precision="float32", packing=True
     )
     return policy, {"nll": found.nll}
 
@@ -259,11 +260,11 @@ class PolicyLoss:
         codec = Codec(load_tokenizer(folder), generation, chat=None)
         models = RolloutModels(
             policy=policy,
-            engine=load_engine(policy, codec, microbatch_size=2),
+            engine=load_engine(policy, codec, limits=PassLimits(2)),
             reference=reference_of(folder),
             scorer=Scorer((), None),
             codec=codec,
-            microbatch_size=2,
+            limits=PassLimits(2),
             precision="float32",
         )
         return ActorCritic(models, critic, modules, optimizers={}, learning_rates={})

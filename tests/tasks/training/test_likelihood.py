@@ -8,6 +8,7 @@ import torch
 
 from models.folders import load_policy
 from models.sequences import collate
+from schemas.recipe.pass_limits import PassLimits
 from tasks.training.likelihood import Likelihood, accumulate_nll
 from tests.tasks.small_models import load
 
@@ -23,7 +24,7 @@ def gradient(
 ) -> tuple[Likelihood, torch.Tensor]:
     policy = load(pipeline.folder("sft"))
     likelihood = accumulate_nll(
-        policy, MINIBATCH, temperature=0.8, microbatch_size=microbatch_size, precision="float32", coef=coef
+        policy, MINIBATCH, temperature=0.8, limits=PassLimits(microbatch_size), precision="float32", coef=coef
     )
     return likelihood, torch.cat([p.grad.flatten() for p in policy.parameters()])
 

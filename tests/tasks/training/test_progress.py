@@ -136,16 +136,18 @@ def test_a_loop_that_tells_of_ten_thousand_phases_writes_a_few(
 def test_the_rows_of_a_pass_are_told_and_the_most_of_a_phase_at_once(tmp_path: Path) -> None:
     path = tmp_path / "progress.json"
     progress = Progress(path, total=9, phase="running")
-    assert shown(path).pass_rows is None
-    progress.computing(12)
-    assert shown(path).pass_rows == 12
+    assert (shown(path).pass_rows, shown(path).pass_tokens) == (None, None)
+    progress.computing(4, 120)
+    assert (shown(path).pass_rows, shown(path).pass_tokens) == (4, 120)
+    progress.computing(6, 90)  # more rows, fewer positions
+    assert shown(path).pass_tokens == 120, "shown a moment later"
     progress.phase("sampling")
-    progress.computing(5)
-    assert (shown(path).phase, shown(path).pass_rows) == ("sampling", 5)
-    progress.computing(3)
+    progress.computing(5, 50)
+    assert (shown(path).phase, shown(path).pass_tokens) == ("sampling", 50)
+    progress.computing(3, 30)
     progress.update(1)
     progress.close()
-    assert (shown(path).step, shown(path).pass_rows) == (1, 3)
+    assert (shown(path).step, shown(path).pass_rows, shown(path).pass_tokens) == (1, 3, 30)
 
 
 def test_what_is_over_writes_no_more(tmp_path: Path) -> None:

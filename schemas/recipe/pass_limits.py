@@ -1,0 +1,30 @@
+"""The bounds of one forward pass: ``microbatch_size`` and ``microbatch_tokens``, which change memory and never a result."""
+
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True)
+class PassLimits:
+    """The most that one forward pass has; both bounds hold. None: any number."""
+
+    rows: int | None = None
+    """Sequences; pairs, or prompts with all their responses, where these go through the model together."""
+    tokens: int | None = None
+    """Positions: sequences times the longest of them, padding included. A row that has more makes a pass by itself."""
+
+    def or_rows(self, rows: int) -> "PassLimits":
+        """The same, with a bound for rows where there is none."""
+        return replace(self, rows=self.rows or rows)
+
+    def rows_of(self, positions: int, rows: int) -> int:
+        """The most of ``rows`` rows, each of so many positions, that a pass may have; at least 1.
+
+        >>> PassLimits(rows=8, tokens=1000).rows_of(150, 100)
+        6
+        """
+        most = rows if self.rows is None else min(rows, self.rows)
+        return max(1, most if self.tokens is None else min(most, self.tokens // positions))
+
+
+UNLIMITED = PassLimits()
+"""Any number of rows and positions."""
