@@ -2,7 +2,6 @@
 
 import logging
 import time
-from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -10,13 +9,11 @@ from math import isfinite
 from types import TracebackType
 from typing import Any, Generic, NoReturn, Self, cast
 
-import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from ledger.journal import Journal
-from models.pass_counts import taken_counts
 from schemas.records.job import StageJob
 from tasks.training import checkpoints, preemption, ranks
 from tasks.training.optimization import TrainingDiverged
@@ -28,12 +25,10 @@ from tasks.training.scratch import (
     write_committed,
 )
 from tasks.training.stage_state import State, state_from_json
+from tasks.training.step_metrics import Speed, pass_metrics
 from tasks.training.writer import writes_files
 
 log = logging.getLogger(__name__)
-
-SECONDS_OF_SPEED = 5.0
-"""Tokens per second are averaged over the last steps that took so long."""
 
 
 class Attempt(Generic[State]):
@@ -107,7 +102,7 @@ class Attempt(Generic[State]):
             Preempted: the process was asked to stop; everything up to the finished step is saved.
         """
         self._progress.update(self.step)  # the first step begins now, not when the stage did
-        taken_counts()  # so of all that was computed before
+        pass_metrics()  # what was computed before is none of the first step
         while self.step < self._total and not self._stopped:
             yield self.step
             self.step += 1
@@ -155,7 +150,7 @@ class Attempt(Generic[State]):
             raise TrainingDiverged(
                 f"{headline} is {metrics[headline]} at step {self.step}; lower the learning rate, or look at the data"
             )
-        metrics = {**metrics, **_pass_metrics()}
+        metrics = {**metrics, **pass_metrics()}
         tokens_per_second = self._speed.after(num_tokens)
         self._summary = f"{headline} {metrics[headline]:.4g}, {tokens_per_second:,.0f} tokens/s"
         if self._journal is not None:
@@ -266,39 +261,3 @@ class Attempt(Generic[State]):
         optimized = {f"{name}.optimizer" for name in self._optimizers}
         best = {"best"} if self._keeps_best else set()
         return trained | optimized | best | {"stage", "stopped", "journal_offset"}
-
-
-class Speed:
-    """Tokens per second over the last few seconds of wall time."""
-
-    def __init__(self) -> None:
-        self._marks: deque[tuple[float, int]] = deque([(time.monotonic(), 0)])
-
-    def after(self, num_tokens: int) -> float:
-        """Count a step's tokens; returns the speed up to now."""
-        now, total = time.monotonic(), self._marks[-1][1] + num_tokens
-        self._marks.append((now, total))
-        while len(self._marks) > 2 and now - self._marks[1][0] > SECONDS_OF_SPEED:
-            self._marks.popleft()
-        start, before = self._marks[0]
-        return (total - before) / max(now - start, 1e-9)
-
-
-def _pass_metrics() -> dict[str, float]:
-    """Of the passes since the last step, on all ranks; nothing of what no rank did."""
-    counts = taken_counts()
-    of_ranks = ranks.total(torch.tensor([float(each) for each in vars(counts).values()], dtype=torch.float64))
-    of = dict(zip(vars(counts), of_ranks.tolist(), strict=True))
-    metrics: dict[str, float] = {}
-    if of["passes"]:
-        metrics |= {
-            "forward_passes": of["passes"],
-            "padding_share": 1 - of["tokens"] / of["positions"],
-            "logits_again_share": of["logits_rows_again"] / max(of["logits_rows"], 1.0),
-        }
-    if of["prompt_tokens"]:
-        metrics |= {
-            "prompt_reads": of["prompt_positions"] / of["prompt_tokens"],
-            "ended_rows_share": of["ended_rows"] / max(of["sampled_rows"], 1.0),
-        }
-    return metrics

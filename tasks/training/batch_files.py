@@ -17,9 +17,9 @@ from ledger.journal import Journal
 from schemas.canonical_json import canonical_json
 from storage.durable_files import make_folder, replace_file
 from tasks.training import preemption, ranks
-from tasks.training.attempt import Speed
 from tasks.training.progress import Progress
 from tasks.training.scratch import BATCHES, JOURNAL, PROGRESS, write_committed
+from tasks.training.step_metrics import Speed, pass_metrics
 from tasks.training.writer import writes_files
 
 log = logging.getLogger(__name__)
@@ -67,6 +67,7 @@ class BatchFiles:
         Raises:
             Preempted: the process was asked to stop; every finished batch is kept.
         """
+        pass_metrics()  # what was computed before is none of the first batch
         while len(self.finished) < self._total:
             yield len(self.finished)
             if ranks.any_rank(preemption.requested()):
@@ -87,12 +88,13 @@ class BatchFiles:
 
         Args:
             content: what a later attempt finds in ``finished``.
-            metrics: name → value, of ``schemas.records.metrics``.
+            metrics: name → value, of ``schemas.records.metrics``; what the batch's passes were is added.
             num_tokens: tokens that the batch read or sampled.
             headline: the metric that a person wants to see beside the progress bar.
             attachment: what is too large for memory and JSON; later at ``attachment``.
         """
         number = len(self.finished)
+        metrics = {**metrics, **pass_metrics()}
         tokens_per_second = self._speed.after(num_tokens)
         if self._journal is not None:
             self._journal.append(

@@ -13,6 +13,7 @@ from tasks.training import ranks
 Schedule = Literal["constant", "linear", "cosine"]
 Precision = Literal["float32", "bfloat16"]
 BETAS = (0.9, 0.95)
+EPS = 1e-8
 
 
 class TrainingDiverged(Exception):
@@ -33,7 +34,9 @@ def make_optimizer(module: nn.Module, *, weight_decay: float) -> torch.optim.Ada
         {"params": matrices, "weight_decay": weight_decay},
         {"params": vectors, "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW([group for group in groups if group["params"]], lr=0.0, betas=BETAS, fused=True)
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]], lr=0.0, betas=BETAS, eps=EPS, fused=True
+    )
 
 
 def learning_rate_at(

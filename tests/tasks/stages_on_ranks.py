@@ -1,8 +1,9 @@
 """Stages on several ranks, as one process of a test starts them:
 
-    python stages_on_ranks.py WORLD_SIZE JOBS STRATEGY
+    python stages_on_ranks.py WORLD_SIZE JOBS STRATEGY EPS
 
-forks WORLD_SIZE gloo processes; each runs every job of the JSON lines in the file JOBS, one after the other.
+forks WORLD_SIZE gloo processes; each runs every job of the JSON lines in the file JOBS, one after the other, with
+EPS for AdamW's.
 """
 
 import contextlib
@@ -19,16 +20,19 @@ from safetensors import safe_open
 from models import sharding
 from schemas.records.job import StageJob
 from tasks.stages import run_stage
-from tasks.training import ranks
+from tasks.training import optimization, ranks
 
 SECONDS = 60.0
 """The longest wait of a rank for another; one that never comes fails the test."""
 
 
-def work(rank: int, world_size: int, rendezvous: str, jobs: list[StageJob], strategy: str) -> None:
+def work(
+    rank: int, world_size: int, rendezvous: str, jobs: list[StageJob], strategy: str, eps: float
+) -> None:
     """One rank."""
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world_size), "GLOO_SOCKET_IFNAME": "lo"}
     torch.set_num_threads(1)
+    vars(optimization)["EPS"] = eps
     ranks.join(hang_seconds=SECONDS, sharded=strategy == "fsdp2", rendezvous=f"file://{rendezvous}")
     for job in jobs:
         read = count_bytes()
@@ -71,7 +75,15 @@ if __name__ == "__main__":
     context = multiprocessing.get_context("fork")
     processes = [
         context.Process(
-            target=work, args=(rank, world_size, str(file.with_suffix(".rendezvous")), found, sys.argv[3])
+            target=work,
+            args=(
+                rank,
+                world_size,
+                str(file.with_suffix(".rendezvous")),
+                found,
+                sys.argv[3],
+                float(sys.argv[4]),
+            ),
         )
         for rank in range(world_size)
     ]

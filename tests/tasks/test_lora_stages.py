@@ -18,8 +18,9 @@ from tasks.training.checkpoints import latest
 from tasks.training.scratch import CHECKPOINTS
 from tasks.updates.actor_critic import load_actor_critic
 from tests.models.test_adapters import storages
+from tests.tasks.alike import ADAM_EPS, assert_alike_weights, run_to_compare
 from tests.tasks.kills import killed_in
-from tests.tasks.test_stages_on_ranks import LARGEST_DIFFERENCE, MEAN_DIFFERENCE, of_kind, result_of, start
+from tests.tasks.test_stages_on_ranks import of_kind, result_of, start
 
 CPU = torch.device("cpu")
 Contents = Callable[[Path], dict[str, bytes]]
@@ -148,12 +149,11 @@ def test_checkpointed_layers_change_no_byte_of_all_weights(pipeline: Any, conten
 def test_two_ranks_train_the_adapters_of_one(
     name: str, rate: float, lora_pipeline: Any, tmp_path: Path
 ) -> None:
-    """Bounds as in ``test_stages_on_ranks``: shares of what AdamW's first steps move."""
+    (tmp_path / "alone").mkdir()
+    alone = of_kind(name)(lora_pipeline, tmp_path / "alone")
+    run_to_compare(alone)
     job = of_kind(name, microbatch_size=2)(lora_pipeline, tmp_path)
-    start(2, tmp_path / "jobs", [job])
-    alone, both = (load_file(folder / WEIGHTS) for folder in (lora_pipeline.folder(name), job.output))
-    assert alone.keys() == both.keys()
-    differences = torch.cat([(alone[each] - both[each]).abs().flatten() for each in alone])
-    assert differences.max() <= LARGEST_DIFFERENCE * 2 * rate, differences.max()
-    assert differences.mean() <= MEAN_DIFFERENCE * 2 * rate, differences.mean()
+    start(2, tmp_path / "jobs", [job], eps=ADAM_EPS)
+    both, expected = (load_file(each.output / WEIGHTS) for each in (job, alone))
+    assert_alike_weights(both, expected, learning_rate=rate)
     assert [result_of(job, rank).base for rank in (0, 1)] == [lora_pipeline.result(name).base] * 2

@@ -26,19 +26,14 @@ from tasks.data.rows import read_rows
 from tasks.stages import run_stage
 from tasks.training.checkpoint_folders import committed
 from tasks.training.checkpoints import load
+from tasks.training.optimization import EPS
 from tasks.training.scratch import CHECKPOINTS, JOURNAL
 from tests.tasks import test_best_of_n, test_dpo, test_presets_run
-from tests.tasks.alike import assert_alike
+from tests.tasks.alike import ADAM_EPS, assert_alike, assert_alike_weights, run_to_compare
 
 SECONDS = 600
 """The most that the processes may take; on an idle core they take 40."""
 ROOT = Path(__file__).parents[2]
-LARGEST_DIFFERENCE = 0.05
-"""Of any weight, as a share of the largest change of one by training.
-
-Sums over rows are rounded in another order, and AdamW divides a gradient by its own size: the step of a weight whose
-gradient is nearly 0 says little. Most weights differ by a thousandth of that (``MEAN_DIFFERENCE``)."""
-MEAN_DIFFERENCE = 1e-4
 
 Job = Callable[[Any, Path], StageJob]
 """From the small pipeline and a folder to the job."""
@@ -148,7 +143,7 @@ def on_ranks(
                 for number, (name, case) in enumerate(CASES[world_size].items())
                 if not (folder / str(number)).mkdir()
             }
-            start(world_size, folder / "jobs", list(jobs.values()))
+            start(world_size, folder / "jobs", list(jobs.values()), eps=ADAM_EPS)
             done[world_size] = {
                 name: [Ran(job, result_of(job, rank)) for rank in range(world_size)]
                 for name, job in jobs.items()
@@ -158,11 +153,13 @@ def on_ranks(
     return run
 
 
-def start(world_size: int, file: Path, jobs: list[StageJob], *, strategy: str = "ddp") -> None:
-    """Run the jobs on so many processes, and wait for them."""
+def start(
+    world_size: int, file: Path, jobs: list[StageJob], *, strategy: str = "ddp", eps: float = EPS
+) -> None:
+    """Run the jobs on so many processes, and wait for them; ``eps`` is AdamW's."""
     file.write_text("".join(f"{job.model_dump_json()}\n" for job in jobs))
     program = str(Path(__file__).with_name("stages_on_ranks.py"))
-    script = [sys.executable, program, str(world_size), str(file), strategy]
+    script = [sys.executable, program, str(world_size), str(file), strategy, str(eps)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     ended = subprocess.run(script, env=environment, timeout=SECONDS, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
@@ -198,16 +195,14 @@ def test_ranks_give_the_weights_and_the_metrics_of_one_process(
     world_size: int, name: str, pipeline: Any, on_ranks: Any, tmp_path: Path
 ) -> None:
     alone = CASES[world_size][name](pipeline, tmp_path)
-    expected = run_stage(alone)
+    expected = run_to_compare(alone)
     ran: list[Ran] = on_ranks(world_size)[name]
 
     weights, found = moved(alone), moved(ran[0].job)
     assert found.keys() == weights.keys()
     if weights:
         peak = getattr(alone.work, "learning_rate", 0.0)
-        differences = torch.cat([(found[each] - weights[each]).abs().flatten() for each in weights])
-        assert differences.max() <= LARGEST_DIFFERENCE * 2 * peak, differences.max()
-        assert differences.mean() <= MEAN_DIFFERENCE * 2 * peak, differences.mean()
+        assert_alike_weights(found, weights, learning_rate=peak)
         assert last_metrics(ran[0].job) == pytest.approx(last_metrics(alone), rel=2e-3, abs=2e-4)
     for of_rank in ran:
         assert of_rank.result.metrics == ran[0].result.metrics, "every rank measures the same"
@@ -260,7 +255,7 @@ def sharded(pipeline: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     for name in SHARDED:
         folder = tmp_path_factory.mktemp("sharded")
         jobs[name] = CASES[3][name](pipeline, folder)
-    start(2, tmp_path_factory.mktemp("jobs") / "jobs", list(jobs.values()), strategy="fsdp2")
+    start(2, tmp_path_factory.mktemp("jobs") / "jobs", list(jobs.values()), strategy="fsdp2", eps=ADAM_EPS)
     return jobs
 
 
@@ -270,15 +265,13 @@ def test_sharded_ranks_give_the_weights_and_the_metrics_of_one_process(
 ) -> None:
     """The checkpoint, a file for each rank, is read whole here, and the artifact has the same files."""
     alone = CASES[3][name](pipeline, tmp_path)
-    expected = run_stage(alone)
+    expected = run_to_compare(alone)
     job = sharded[name]
     weights, found = moved(alone), moved(job)
     assert found.keys() == weights.keys()
     if weights:
         peak = getattr(alone.work, "learning_rate", 0.0)
-        differences = torch.cat([(found[each] - weights[each]).abs().flatten() for each in weights])
-        assert differences.max() <= LARGEST_DIFFERENCE * 2 * peak, differences.max()
-        assert differences.mean() <= MEAN_DIFFERENCE * 2 * peak, differences.mean()
+        assert_alike_weights(found, weights, learning_rate=peak)
         for file in alone.output.glob("*.safetensors"):
             assert load_file(job.output / file.name).keys() == load_file(file).keys()
     assert {file.name for file in job.output.iterdir()} == {file.name for file in alone.output.iterdir()}
@@ -303,6 +296,6 @@ def test_a_sharded_checkpoint_is_read_by_another_number_of_ranks(
     again = of_kind("sft", microbatch_size=3)(pipeline, tmp_path)
     shutil.rmtree(again.scratch)
     shutil.copytree(sharded["sft"].scratch, again.scratch)
-    start(3, tmp_path / "jobs", [again], strategy="fsdp2")
+    start(3, tmp_path / "jobs", [again], strategy="fsdp2", eps=ADAM_EPS)
     weights, expected = (load_file(job.output / "model.safetensors") for job in (again, sharded["sft"]))
     assert all(torch.equal(weights[name], expected[name]) for name in expected)
