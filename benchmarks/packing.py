@@ -18,7 +18,7 @@ import torch
 from models.builtin import MAX_LENGTH, build_tiny
 from models.folders import load_policy
 from models.policy import PolicyModel
-from models.sequences import Sequences, collate
+from models.sequences import Packing, Sequences, collate
 from schemas.recipe.pass_limits import PassLimits
 from tasks.training.data_order import DataOrder
 from tasks.training.likelihood import accumulate_nll
@@ -93,7 +93,7 @@ def positions(batches: list[Sequences], *, packing: bool) -> str:
             batch.total_lengths.tolist(), PassLimits(MICROBATCH_SIZE)
         ):
             micro = part.select(batch)
-            ids = micro.input_ids if micro.packing is None else micro.packing.input_ids
+            ids = micro.input_ids if not isinstance(micro.layout, Packing) else micro.layout.input_ids
             computed, number = computed + ids.numel(), number + 1
     return f"{computed:,} positions in {number} passes"
 

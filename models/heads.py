@@ -37,12 +37,12 @@ from models.folders import (
 )
 from models.logprobs import token_logprobs
 from models.output_head import LanguageHead, output_head, trunk
-from models.pass_counts import count_pass
 from models.scalar_head import fresh_head, read_scalars
 from models.sequences import Sequences
 from models.sharding import are_deferred, is_sharded, whole_weights
 from models.shared_weights import shared
 from models.stored_models import Training, load_stored_policy, whole_folder, with_adapters
+from models.token_states import token_states
 from schemas.records.model_files import ModelFiles
 
 SIDECAR = "scalar.json"
@@ -77,35 +77,29 @@ class ScalarModel(nn.Module):
         return self.backbone.device
 
     def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor,
-        positions: Tensor,
-        language: Sequences | None = None,
+        self, sequences: Sequences, positions: Tensor, language_rows: int = 0
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Scalars (B, P) in float32 at `positions` (B, P) of right-padded `input_ids` (B, L).
+        """Scalars (B, P) in float32 at `positions` (B, P) of the sequences.
 
-        With `language`, the first N of these sequences, also the language head's log-probabilities (N, T) of their
-        responses, from the same pass.
+        With `language_rows`, also the language head's log-probabilities (N, T) of the first N responses, from the same
+        pass.
         """
-        count_pass(input_ids.numel(), attention_mask.sum())
-        output = self.backbone(input_ids=input_ids, attention_mask=attention_mask, use_cache=False)
-        hidden: Tensor = output.last_hidden_state
-        at_positions = hidden.gather(1, positions[:, :, None].expand(-1, -1, hidden.shape[-1]))
-        scalars = read_scalars(at_positions, self.head) - self.score_shift
-        return scalars if language is None else (scalars, self._logprobs(hidden, language))
+        states = token_states(self.backbone, sequences)
+        rows = torch.arange(len(sequences), device=positions.device)[:, None].expand_as(positions)
+        scalars = read_scalars(states[sequences.places(rows, positions)], self.head) - self.score_shift
+        return (scalars, self._logprobs(states, sequences, language_rows)) if language_rows else scalars
 
-    def _logprobs(self, hidden: Tensor, sequences: Sequences) -> Tensor:
+    def _logprobs(self, states: Tensor, sequences: Sequences, num_rows: int) -> Tensor:
         assert self.language_head is not None, "loaded with one"
-        places = sequences.response_mask.nonzero(as_tuple=True)
-        chosen_hidden = hidden[: len(sequences)][places[0], sequences.response_positions[places]]
+        mask = sequences.response_mask[:num_rows]
+        rows, steps = mask.nonzero(as_tuple=True)
         logprobs = token_logprobs(
-            chosen_hidden,
-            sequences.response_ids[places],
+            states[sequences.places(rows, sequences.response_positions[rows, steps])],
+            sequences.response_ids[rows, steps],
             self.language_head.on(self.backbone),
             temperature=1.0,
         ).logprobs
-        return logprobs.new_zeros(sequences.response_mask.shape).index_put(places, logprobs)
+        return logprobs.new_zeros(mask.shape).index_put((rows, steps), logprobs)
 
 
 def freeze_attention(model: ScalarModel) -> None:
@@ -129,7 +123,7 @@ def scores(model: ScalarModel, sequences: Sequences) -> Tensor:
     Raises:
         ValueError: a response has no token.
     """
-    read: Tensor = model(sequences.input_ids, sequences.attention_mask, _last_positions(sequences))
+    read: Tensor = model(sequences, _last_positions(sequences))
     return read[:, 0]
 
 
@@ -141,17 +135,7 @@ def scores_and_logprobs(
     Raises:
         ValueError: a response has no token.
     """
-    rows = slice(0, first_rows)
-    language = Sequences(
-        input_ids=sequences.input_ids[rows],
-        attention_mask=sequences.attention_mask[rows],
-        response_ids=sequences.response_ids[rows],
-        response_mask=sequences.response_mask[rows],
-        prompt_lengths=sequences.prompt_lengths[rows],
-    )
-    scalars, logprobs = model(
-        sequences.input_ids, sequences.attention_mask, _last_positions(sequences), language
-    )
+    scalars, logprobs = model(sequences, _last_positions(sequences), first_rows)
     return scalars[:, 0], logprobs
 
 
@@ -168,7 +152,7 @@ def values(model: ScalarModel, sequences: Sequences) -> Tensor:
         ValueError: a response has no token.
     """
     _refuse_empty(sequences.lengths)
-    result = model(sequences.input_ids, sequences.attention_mask, sequences.response_positions)
+    result = model(sequences, sequences.response_positions)
     return torch.where(sequences.response_mask, result, result.new_zeros(()))
 
 
@@ -179,7 +163,7 @@ def values_and_final(model: ScalarModel, sequences: Sequences) -> tuple[Tensor, 
         ValueError: a response has no token.
     """
     positions = torch.cat([sequences.response_positions, _last_positions(sequences)], dim=1)
-    result = model(sequences.input_ids, sequences.attention_mask, positions)
+    result = model(sequences, positions)
     per_token = torch.where(sequences.response_mask, result[:, :-1], result.new_zeros(()))
     return per_token, result[:, -1]
 

@@ -17,9 +17,10 @@ from models.chunked_logits import (
 )
 from models.chunks import chunks
 from models.output_head import OutputHead, output_head, trunk
-from models.pass_counts import count_logits, count_pass
+from models.pass_counts import count_logits
 from models.scalar_head import read_scalars
 from models.sequences import Sequences
+from models.token_states import token_states
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,12 +71,12 @@ def response_logprobs(
         _check_same_vocabulary(model, reference)
     rows, steps = sequences.response_mask.nonzero(as_tuple=True)
     places = sequences.places(rows, sequences.response_positions[rows, steps])
-    states = _hidden_states(model, sequences)
+    states = token_states(trunk(model), sequences)
     hidden = states[places]
     of_reference = None
     if reference is not None:
         with torch.no_grad():
-            of_reference = _hidden_states(reference, sequences)[places], output_head(reference)
+            of_reference = token_states(trunk(reference), sequences)[places], output_head(reference)
     found = token_logprobs(
         hidden,
         sequences.response_ids[rows, steps],
@@ -233,20 +234,6 @@ def _log_probabilities(model: tuple[Tensor, OutputHead], chunk: slice, temperatu
     hidden, head = model
     logits, _ = logits_and_slope(hidden[chunk], head, temperature)
     return logits.sub_(logits.logsumexp(dim=-1, keepdim=True))
-
-
-def _hidden_states(model: PreTrainedModel, sequences: Sequences) -> Tensor:
-    """Last hidden states of the trunk: (B, L, H), or (S, C, H) of sequences that are packed."""
-    packing = sequences.packing
-    inputs = (
-        {"input_ids": sequences.input_ids, "attention_mask": sequences.attention_mask}
-        if packing is None
-        else {"input_ids": packing.input_ids, "position_ids": packing.position_ids}
-    )
-    count_pass(inputs["input_ids"].numel(), sequences.attention_mask.sum())
-    output = trunk(model)(**inputs, use_cache=False)
-    hidden: Tensor = output.last_hidden_state
-    return hidden
 
 
 def _check_same_vocabulary(model: PreTrainedModel, reference: PreTrainedModel) -> None:

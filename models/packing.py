@@ -57,7 +57,7 @@ def pack(sequences: Sequences, rows: Sequence[Sequence[int]]) -> Sequences:
             row_of[place], starts[place] = number, begin
             begin = end
     packing = Packing(input_ids, positions, rows=row_of.to(device), starts=starts.to(device))
-    return replace(sequences, packing=packing)
+    return replace(sequences, layout=packing)
 
 
 def takes_positions(trunk: nn.Module) -> bool:

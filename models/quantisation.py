@@ -6,6 +6,7 @@ them in 4 bits is then a matter of memory alone: rounding them again changes not
 every pass. Without double quantisation, which would round the scales too, the second time by another amount.
 """
 
+import copy
 import functools
 import json
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel
 
 from models.folders import load_policy, load_tokenizer, read_tensor, save_policy
@@ -42,7 +44,7 @@ def round_folder(folder: Path, output: Path) -> None:
         for name in names:
             weight = model.get_parameter(f"{name}.weight")
             packed, state = _quantised(weight)
-            weight.copy_(_library().functional.dequantize_4bit(packed, state))
+            weight.copy_(_dequantised(packed, state))
     save_policy(model, load_tokenizer(folder), output)
     told = {"weights": "nf4", "block": BLOCK, "layers": names}
     (output / SIDECAR).write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
@@ -137,13 +139,42 @@ def _layer_class() -> type[nn.Linear]:
         def forward(self, x: Tensor) -> Tensor:
             if torch.is_autocast_enabled(x.device.type):
                 x = x.to(torch.get_autocast_dtype(x.device.type))
-            bias = None if self.bias is None else self.bias.to(x.dtype)
-            result: Tensor = library.matmul_4bit(
-                x, self.weight, bias=bias, quant_state=self.weight.quant_state
-            )
+            bias, state = None if self.bias is None else self.bias.to(x.dtype), self.weight.quant_state
+            if x.device.type == "cpu":
+                product: Tensor = _Linear.apply(x, self.weight.data, state, bias)  # type: ignore[no-untyped-call]
+                return product
+            result: Tensor = library.matmul_4bit(x, self.weight, bias=bias, quant_state=state)
             return result
 
     return FrozenLinear
+
+
+class _Linear(torch.autograd.Function):
+    """x·Wᵀ + b, both frozen, of which the backward pass keeps W in 4 bits."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, packed: Tensor, state: Any, bias: Tensor | None) -> Tensor:
+        ctx.state = state
+        ctx.save_for_backward(packed)
+        return nn.functional.linear(x, _dequantised(packed, state).to(x.dtype), bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        (packed,) = ctx.saved_tensors
+        return grad @ _dequantised(packed, ctx.state).to(grad.dtype), None, None, None
+
+
+def _dequantised(packed: Tensor, state: Any) -> Tensor:
+    """The weights in float32, in one row and then in their shape.
+
+    bitsandbytes 0.50.2 takes another block's scale on processors with AVX-512 where a row's length is no multiple of
+    ``BLOCK``: up to all of a weight's size wrong.
+    """
+    in_one_row = copy.copy(state)
+    in_one_row.shape = torch.Size([state.shape.numel()])
+    found: Tensor = _library().functional.dequantize_4bit(packed, in_one_row)
+    return found.view(state.shape)
 
 
 def _quantised(weight: Tensor) -> tuple[Tensor, Any]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -22,6 +23,17 @@ class Packing:
     """(B,): the row of each sequence."""
     starts: Tensor
     """(B,): where each begins in its row."""
+
+    def places(self, sequences: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Row and column of tokens at ``positions`` (N,) of the sequences (N,)."""
+        return self.rows[sequences], self.starts[sequences] + positions
+
+
+class Layout(Protocol):
+    """How a pass lays out sequences: `Packing`, or `models.parts.Parts`."""
+
+    def places(self, sequences: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Row and column, among the hidden states of the pass, of tokens at ``positions`` (N,) of the sequences (N,)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +56,7 @@ class Sequences:
     loss_mask: Tensor | None = None
     """(B, T), True on the response tokens that are learnt; None: all of them. Where a response is the rest of a
     conversation, the turns of others are not."""
-    packing: Packing | None = None
+    layout: Layout | None = None
     """How a pass over them is laid out; None: a row each. What a model finds is the same."""
 
     def __len__(self) -> int:
@@ -69,10 +81,10 @@ class Sequences:
     def response_positions(self) -> Tensor:
         """(B, T): where the hidden state stands whose logits chose response token t: prompt_length − 1 + t.
 
-        Clamped to the sequence where the response is padding.
+        That of the last token where the response is padding.
         """
         steps = torch.arange(self.response_ids.shape[1], device=self.prompt_lengths.device)
-        return (self.prompt_lengths[:, None] - 1 + steps).clamp(max=self.input_ids.shape[1] - 1)
+        return torch.minimum(self.prompt_lengths[:, None] - 1 + steps, self.last_positions[:, None])
 
     @property
     def last_positions(self) -> Tensor:
@@ -81,9 +93,7 @@ class Sequences:
 
     def places(self, sequences: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Row and column, in a pass, of tokens at `positions` (N,) of the sequences (N,)."""
-        if self.packing is None:
-            return sequences, positions
-        return self.packing.rows[sequences], self.packing.starts[sequences] + positions
+        return (sequences, positions) if self.layout is None else self.layout.places(sequences, positions)
 
     def prompt_rows(self) -> list[list[int]]:
         """The prompts' ids, without padding."""
@@ -103,6 +113,12 @@ class Sequences:
             first.setdefault((prompt, *ids[: prompt + length]), place)
             for place, (ids, prompt, length) in enumerate(rows)
         ]
+        return torch.tensor(found, dtype=torch.long, device=self.input_ids.device)
+
+    def first_equal_prompts(self) -> Tensor:
+        """(B,): the first sequence with the same prompt; itself where there is none before it."""
+        first: dict[tuple[int, ...], int] = {}
+        found = [first.setdefault(tuple(prompt), place) for place, prompt in enumerate(self.prompt_rows())]
         return torch.tensor(found, dtype=torch.long, device=self.input_ids.device)
 
     def select(self, indices: slice | Tensor | Sequence[int]) -> "Sequences":

@@ -34,7 +34,7 @@ from tasks.training.optimization import (
     training_device,
     update_weights,
 )
-from tasks.training.passes import in_parts_of_like_length, passes
+from tasks.training.passes import laid_out, passes
 from tasks.training.seeds import stage_seed
 from tasks.training.stage_state import NoState
 
@@ -143,6 +143,7 @@ def accumulate_preferences(
     num_pairs = float(len(indices))
     for part in passes(pairs.lengths(indices), work.pass_limits, sequences=len(SIDES), is_divided=True):
         batch = pairs.batch([indices[row] for row in part.rows]).to(models.policy.device)
+        batch = laid_out(batch, work.pass_limits)
         logprobs = pair_logprobs(models, batch, precision=work.precision)
         preference = dpo(
             logprobs.chosen,
@@ -166,16 +167,10 @@ def accumulate_preferences(
 
 def pair_logprobs(models: Models, batch: Sequences, *, precision: Precision) -> PairLogprobs:
     """Both models' log-probabilities of a batch of pairs: N chosen sides, then their N rejected ones."""
-
-    def by(policy: PolicyModel) -> Tensor:
-        return in_parts_of_like_length(
-            batch, lambda rows, _: policy.logprobs(rows, temperature=models.temperature).logprobs
-        )
-
     with autocast(precision, batch.input_ids.device):
-        per_token = by(models.policy)
+        per_token = models.policy.logprobs(batch, temperature=models.temperature).logprobs
         with torch.no_grad():
-            of_reference = by(models.reference)
+            of_reference = models.reference.logprobs(batch, temperature=models.temperature).logprobs
     chosen, rejected = per_token.sum(dim=1).chunk(2)
     ref_chosen, ref_rejected = of_reference.sum(dim=1).chunk(2)
     return PairLogprobs(chosen, rejected, ref_chosen, ref_rejected, per_token)
@@ -193,7 +188,7 @@ def measure_pairs(
     limits = work.pass_limits.or_rows(work.batch_size)
     for part in passes(pairs.lengths(), limits, sequences=len(SIDES), is_divided=True):
         progress.phase("measuring", part.done, len(pairs))
-        batch = pairs.batch(part.rows).to(models.policy.device)
+        batch = laid_out(pairs.batch(part.rows).to(models.policy.device), limits)
         logprobs = pair_logprobs(models, batch, precision=work.precision)
         chosen = implicit_rewards(logprobs.chosen, logprobs.ref_chosen, beta=work.beta)
         rejected = implicit_rewards(logprobs.rejected, logprobs.ref_rejected, beta=work.beta)

@@ -23,7 +23,7 @@ from tasks.training import progress, ranks
 from tasks.training.measured import defined, uncertainty_of, values_of
 from tasks.training.networks import placed
 from tasks.training.optimization import training_device
-from tasks.training.passes import in_parts_of_like_length, passes
+from tasks.training.passes import laid_out, passes
 from tasks.training.resampling import bootstrapped
 from tasks.training.seeds import derive_seed, stage_seed
 
@@ -82,9 +82,8 @@ def pair_scores(reward: ScalarModel, pairs: Completions, *, limits: PassLimits) 
     both = torch.zeros(len(pairs), 2)
     for part in passes(pairs.lengths(), limits, sequences=len(SIDES), is_divided=True):
         progress.phase("scoring", part.done, len(pairs))
-        batch = pairs.batch(part.rows).to(reward.device)
-        of_batch = in_parts_of_like_length(batch, lambda rows, _: scores(reward, rows))
-        part.put(torch.stack(of_batch.chunk(2), dim=1), into=both)
+        batch = laid_out(pairs.batch(part.rows).to(reward.device), limits)
+        part.put(torch.stack(scores(reward, batch).chunk(2), dim=1), into=both)
     return ranks.total(both).T
 
 

@@ -29,7 +29,6 @@ from models.heads import (
     scores,
     scores_and_logprobs,
 )
-from models.sequences import Sequences
 from schemas.recipe.pass_limits import PassLimits
 from schemas.recipe.resolved import ResolvedRewardModelling
 from schemas.records.job import StageJob, StageResult
@@ -55,7 +54,7 @@ from tasks.training.optimization import (
     training_device,
     update_weights,
 )
-from tasks.training.passes import in_parts_of_like_length, passes
+from tasks.training.passes import laid_out, passes
 from tasks.training.seeds import derive_seed, stage_seed
 from tasks.training.stage_state import NoState
 
@@ -167,10 +166,13 @@ def accumulate_pairs(
     num_chosen_tokens = float(sum(chosen_lengths))
     for part in passes(pairs.lengths(indices), work.pass_limits, sequences=len(SIDES), is_divided=True):
         rows = [indices[row] for row in part.rows]
-        batch = pairs.batch(rows).to(reward.device)
+        batch = laid_out(pairs.batch(rows).to(reward.device), work.pass_limits)
         chosen_rows = slice(0, len(batch) // 2)
         with autocast(work.precision, batch.input_ids.device):
-            both, logprobs = pair_scores_and_logprobs(reward, batch, with_logprobs=work.lm_coef > 0)
+            if work.lm_coef:
+                both, logprobs = scores_and_logprobs(reward, batch, first_rows=len(rows))
+            else:
+                both, logprobs = scores(reward, batch), None
         chosen, rejected = both.chunk(2)
 
         margin = _margin(pairs, rows, chosen)
@@ -188,32 +190,6 @@ def accumulate_pairs(
         num_tokens += int(batch.attention_mask.sum())
     means = {CURVES.get(name, name): mean for name, mean in sums.means().items()}
     return {"loss": ranks.total(loss_sum), **means}, ranks.total(num_tokens)
-
-
-def pair_scores_and_logprobs(
-    reward: ScalarModel, batch: Sequences, *, with_logprobs: bool
-) -> tuple[Tensor, Tensor | None]:
-    """Scores (2N,) of N chosen responses and then their N rejected ones, and log-probabilities (N, T) of the chosen."""
-    if not with_logprobs:
-        return scores_by_length(reward, batch), None
-    num_chosen = len(batch) // 2
-
-    def compute(part: Sequences, rows: list[int]) -> Tensor:
-        chosen_rows = sum(row < num_chosen for row in rows)  # which come first
-        if not chosen_rows:
-            return nn.functional.pad(scores(reward, part)[:, None], (0, batch.response_ids.shape[1]))
-        of_part, logprobs = scores_and_logprobs(reward, part, first_rows=chosen_rows)
-        missing = batch.response_ids.shape[1] - logprobs.shape[1]
-        of_all = nn.functional.pad(logprobs, (0, missing, 0, len(rows) - chosen_rows))
-        return torch.cat([of_part[:, None], of_all], dim=1)
-
-    found = in_parts_of_like_length(batch, compute)
-    return found[:, 0], found[:num_chosen, 1:]
-
-
-def scores_by_length(reward: ScalarModel, batch: Sequences) -> Tensor:
-    """The score (B,) of each response, from rows of like length together."""
-    return in_parts_of_like_length(batch, lambda rows, _: scores(reward, rows))
 
 
 def _margin(pairs: Completions, indices: Sequence[int], like: Tensor) -> Tensor | None:
@@ -234,7 +210,7 @@ def accumulate_rankings(
     for part in passes(rankings.lengths(indices), work.pass_limits, sequences=sizes, is_divided=True):
         batch = rankings.batch([indices[row] for row in part.rows]).to(reward.device)
         with autocast(work.precision, batch.ranks.device):
-            completion_scores = scores_by_length(reward, batch.sequences)
+            completion_scores = scores(reward, laid_out(batch.sequences, work.pass_limits))
         preference = ranking_loss(completion_scores, batch.ranks, batch.group_ids, denominator=num_prompts)
         sums.add(preference, part.weight)
         (part.weight * preference.loss).backward()
@@ -277,7 +253,8 @@ def ranking_scores(reward: ScalarModel, rankings: Rankings, *, limits: PassLimit
     for part in passes(rankings.lengths(), limits, sequences=sizes, is_divided=True):
         progress.phase("measuring", part.done, len(rankings))
         batch = rankings.batch(part.rows).to(reward.device)
-        of_prompts = scores_by_length(reward, batch.sequences).split([sizes[row] for row in part.rows])
+        of_batch = scores(reward, laid_out(batch.sequences, limits))
+        of_prompts = of_batch.split([sizes[row] for row in part.rows])
         part.put(nn.utils.rnn.pad_sequence(list(of_prompts), batch_first=True), into=found)
     return ranks.total(found)
 
@@ -292,8 +269,8 @@ def measure_pairs(reward: ScalarModel, pairs: Completions, *, limits: PassLimits
     both = torch.zeros(len(pairs), 2)
     for part in passes(pairs.lengths(), limits, sequences=len(SIDES), is_divided=True):
         progress.phase("measuring", part.done, len(pairs))
-        batch = pairs.batch(part.rows).to(reward.device)
-        part.put(torch.stack(scores_by_length(reward, batch).chunk(2), dim=1), into=both)
+        batch = laid_out(pairs.batch(part.rows).to(reward.device), limits)
+        part.put(torch.stack(scores(reward, batch).chunk(2), dim=1), into=both)
     measured = measure(*ranks.total(both).unbind(dim=1))
     clusters = pairs.clusters()
     return {

@@ -51,7 +51,7 @@ from tasks.training.optimization import (
     training_device,
     update_weights,
 )
-from tasks.training.passes import passes
+from tasks.training.passes import passes_of
 from tasks.training.seeds import derive_seed, stage_seed
 from tasks.training.stage_state import BestSoFar
 
@@ -260,7 +260,7 @@ def accumulate_value_loss(
     sums, loss_sum = MetricSums(), 0.0
     denominator = rollout.sequences.response_mask[rows].sum()
     minibatch, of_minibatch = rollout.sequences.select(rows), returns[rows]
-    for part in passes(minibatch.total_lengths.tolist(), work.pass_limits):
+    for part in passes_of(minibatch, work.pass_limits):
         micro = part.select(minibatch)
         targets = of_minibatch[part.rows, : micro.response_ids.shape[1]]
         with autocast(work.precision, targets.device):

@@ -11,6 +11,9 @@ class PassLimits:
     """Sequences; pairs, or prompts with all their responses, where these go through the model together."""
     tokens: int | None = None
     """Positions: sequences times the longest of them, padding included. A row that has more makes a pass by itself."""
+    share_prompts: bool = True
+    """Whether a pass may read a prompt once for several responses, through its keys and values. Not where layers are computed
+    again for the backward pass: they would add them twice."""
 
     def or_rows(self, rows: int) -> "PassLimits":
         """The same, with a bound for rows where there is none."""

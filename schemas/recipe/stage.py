@@ -1,5 +1,6 @@
 """What every stage of a recipe has: gates, resources, and the fields of those that train a network."""
 
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, StringConstraints, Tag, field_validator
@@ -135,7 +136,7 @@ class Stage(Work):
 
     @property
     def pass_limits(self) -> PassLimits:
-        """Both bounds of a forward pass."""
+        """The bounds of a forward pass."""
         return PassLimits(rows=self.microbatch_size, tokens=self.microbatch_tokens)
 
     @field_validator("gate", mode="before")
@@ -173,4 +174,9 @@ class Training(Stage):
     train all weights; adapters that the stage starts from are merged first. None: ``model.lora``."""
     gradient_checkpointing: Switch = Field(False, exclude_if=is_off)
     """Keep only the inputs of each layer for the backward pass, and compute the rest again there: less memory, a third
-    more time, the same gradients."""
+    more time, the same gradients. Prompts that several responses have are read once for each of them then."""
+
+    @property
+    def pass_limits(self) -> PassLimits:
+        """The bounds of a forward pass."""
+        return replace(super().pass_limits, share_prompts=not self.gradient_checkpointing)

@@ -11,7 +11,7 @@ from schemas.recipe.terms import ModelTerm
 from tasks.rewards.term_scores import Source, TermScores
 from tasks.training import progress, ranks
 from tasks.training.networks import placed
-from tasks.training.passes import passes
+from tasks.training.passes import passes_of
 
 
 class TokenizersDiffer(ValueError):
@@ -53,7 +53,7 @@ def _scores(model: ScalarModel, sequences: Sequences, limits: PassLimits) -> Ten
     like a preference: a uniform group would not be seen as one, and its advantages would be rounding divided by rounding.
     """
     found = torch.zeros(len(sequences), device=model.device)
-    for part in passes(sequences.total_lengths.tolist(), limits):
+    for part in passes_of(sequences, limits):
         progress.phase("scoring", part.done, len(sequences))
         part.put(scores(model, part.select(sequences)), into=found)
     return ranks.total(found)[sequences.first_equal_rows()]

@@ -26,7 +26,7 @@ from tasks.rollout.rollout_models import RolloutModels
 from tasks.training import progress, ranks
 from tasks.training.data_order import DataOrder
 from tasks.training.optimization import autocast
-from tasks.training.passes import passes
+from tasks.training.passes import passes_of
 
 
 @dataclass(frozen=True)
@@ -354,7 +354,7 @@ def per_token(
     ``computes`` is what progress calls it.
     """
     gathered: dict[str, Tensor] = {}
-    for part in passes(sequences.total_lengths.tolist(), limits):
+    for part in passes_of(sequences, limits):
         progress.phase(computes, part.done, len(sequences))
         micro = part.select(sequences)
         for name, found in compute(micro).items():

@@ -1,23 +1,19 @@
 """Which rows of a batch a rank computes together: those of like length, so that little is padded."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from models.packing import first_fit_decreasing, pack
+from models.parts import Cuts, in_parts
 from models.sequences import Sequences
-from schemas.recipe.pass_limits import UNLIMITED, PassLimits
+from schemas.recipe.pass_limits import PassLimits
 from tasks.training import progress, ranks
+from tasks.training.cuts import READ_AGAIN, Lengths, alone, cut, device_here, filled, overhead_here, shared
 
-OVERHEAD = {"cpu": 32, "cuda": 4096}
-"""Positions that a pass would compute in the time that it takes however few rows it has (Python, kernel launches).
-
-CPU: of the built-in tiny model, forward and backward (docs/LOG.md, 2026-11-23). CUDA: 30 ms of launches at 0.5B weights,
-which an H200 computes in about 7 µs a position; not measured."""
 ENDLESS = 1 << 40
 """An overhead with which rows are cut only where they have to be."""
 
@@ -33,10 +29,14 @@ class Pass:
     """Rows of the batch, of all ranks, that are computed before it; about."""
     layout: list[list[int]] | None = None
     """Which of them, by their places in ``rows``, share a row of the pass; None: none."""
+    cuts: Cuts | None = None
+    """In which parts they are computed, by their places; None: all at once."""
 
     def select(self, batch: Sequences) -> Sequences:
-        """These rows."""
+        """These rows, laid out."""
         found = batch.select(self.rows)
+        if self.cuts is not None:
+            return in_parts(found, self.cuts)
         return found if self.layout is None else pack(found, self.layout)
 
     def put(self, found: Tensor, into: Tensor) -> None:
@@ -62,25 +62,78 @@ def passes(
         lengths: tokens of each row, of its longest sequence.
         limits: the most that a pass has.
         sequences: that go through the model for each row: 2 for a pair, and so on.
-        is_divided: the caller computes a pass by ``in_parts_of_like_length``, so that the limits alone cut.
+        is_divided: the caller computes what is ``laid_out``, so that the limits alone cut.
     """
+    yield from _told(_cut_by_length(lengths, limits, sequences=sequences, is_divided=is_divided))
+
+
+def passes_of(batch: Sequences, limits: PassLimits) -> Iterator[Pass]:
+    """The same over a batch of sequences; where several have one prompt, and it costs less, a pass reads each prompt once.
+
+    The responses to a prompt are of one rank then.
+    """
+    totals = batch.total_lengths.tolist()
+    by_length = _cut_by_length(totals, limits)
+    if limits.share_prompts and not ranks.are_sharded() and len(batch):
+        lengths = Lengths(batch)
+        sharing = _cut_by_prompt(lengths, limits) if lengths.can_share else None
+        if sharing is not None and sharing.cost < by_length.cost:
+            by_length = sharing
+    yield from _told(by_length)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """The passes of all ranks, each with its positions."""
+
+    of_ranks: list[list[tuple[Pass, int]]]
+    cost: int
+    """In positions, of the rank that has most."""
+
+
+def _cut_by_length(
+    lengths: Sequence[int],
+    limits: PassLimits,
+    *,
+    sequences: int | Sequence[int] = 1,
+    is_divided: bool = False,
+) -> _Plan:
     sizes = np.broadcast_to(np.asarray(sequences, dtype=np.int64), len(lengths))
     longest_first = sorted(range(len(lengths)), key=lambda row: -lengths[row])
-    of_ranks = [longest_first[first :: ranks.world_size()] for first in range(ranks.world_size())]
-    overhead = ENDLESS if is_divided and not ranks.are_sharded() else _overhead()
-    cuts = [
-        cut([lengths[row] for row in rows], sequences=sizes[rows], limits=limits, overhead=overhead)
-        for rows in of_ranks
-    ]
-    mine, done = [], 0
-    for part in cuts[ranks.rank()]:
-        rows = sorted(of_ranks[ranks.rank()][part])
-        mine.append(Pass(rows, done=done))
-        done += len(rows) * ranks.world_size()
-    found = in_step(mine, max(map(len, cuts)))
-    widths = [max(lengths[row] for row in each.rows) for each in found]
-    tokens = [int(sizes[each.rows].sum()) * width for each, width in zip(found, widths, strict=True)]
-    yield from _told(found, tokens)
+    overhead = ENDLESS if is_divided and not ranks.are_sharded() else overhead_here()
+    of_ranks, costs = [], []
+    for first in range(ranks.world_size()):
+        own = longest_first[first :: ranks.world_size()]
+        found, done = [], 0
+        for part in cut(
+            [lengths[row] for row in own], sequences=sizes[own], limits=limits, overhead=overhead
+        ):
+            rows = sorted(own[part])
+            found.append((Pass(rows, done=done), int(sizes[rows].sum()) * lengths[own[part][0]]))
+            done += len(rows) * ranks.world_size()
+        of_ranks.append(found)
+        costs.append(sum(positions + READ_AGAIN[device_here()] for _, positions in found))
+    return _Plan(of_ranks, max(costs))
+
+
+def _cut_by_prompt(lengths: Lengths, limits: PassLimits) -> _Plan:
+    """All responses to a prompt on one rank, the longest groups dealt first."""
+    groups: dict[int, list[int]] = {}
+    for row, first in enumerate(lengths.first_equal):
+        groups.setdefault(first, []).append(row)
+    largest_first = sorted(groups.values(), key=lambda rows: -sum(lengths.totals[row] for row in rows))
+    of_ranks, costs = [], []
+    for first in range(ranks.world_size()):
+        own = [row for group in largest_first[first :: ranks.world_size()] for row in group]
+        found, done, cost = [], 0, 0
+        for rows in filled(lengths, own, limits):
+            planned = shared(lengths, rows)
+            found.append((Pass(rows, done=done, cuts=planned.cuts), planned.positions))
+            done += len(rows) * ranks.world_size()
+            cost += planned.cost
+        of_ranks.append(found)
+        costs.append(cost)
+    return _Plan(of_ranks, max(costs))
 
 
 def packed_passes(lengths: Sequence[int], limits: PassLimits) -> Iterator[Pass]:
@@ -100,96 +153,47 @@ def packed_passes(lengths: Sequence[int], limits: PassLimits) -> Iterator[Pass]:
         step = limits.rows_of(capacity, len(places))
         groups = [[others[place] for place in group] for group in places]
         of_ranks.append([*alone, *(groups[start : start + step] for start in range(0, len(groups), step))])
-    mine = []
-    for groups in of_ranks[ranks.rank()]:
-        rows = [row for group in groups for row in group]
-        place_of = {row: place for place, row in enumerate(rows)}
-        mine.append(Pass(rows, layout=[[place_of[row] for row in group] for group in groups]))
-    found, tokens = in_step(mine, max(map(len, of_ranks))), []
-    for each in found:
-        laid = [[each.rows[place] for place in group] for group in each.layout or [[0]]]
-        tokens.append(len(laid) * max(sum(lengths[row] for row in group) for group in laid))
-    yield from _told(found, tokens)
+    plans = [[_packed(groups, lengths) for groups in own] for own in of_ranks]
+    yield from _told(_Plan(plans, cost=0))
 
 
-def _told(found: Sequence[Pass], tokens: Sequence[int]) -> Iterator[Pass]:
-    """The passes, with progress told of each; after the last, of the largest again: memory that runs out later, in the
-    optimiser's step, does so beside what that one has taken."""
-    sizes = [(len(each.rows), positions) for each, positions in zip(found, tokens, strict=True)]
-    for each, size in zip(found, sizes, strict=True):
-        progress.computing(*size)
+def _packed(groups: Sequence[Sequence[int]], lengths: Sequence[int]) -> tuple[Pass, int]:
+    """A pass whose rows hold these groups, and its positions."""
+    rows = [row for group in groups for row in group]
+    place_of = {row: place for place, row in enumerate(rows)}
+    layout = [[place_of[row] for row in group] for group in groups]
+    return Pass(rows, layout=layout), len(groups) * max(
+        sum(lengths[row] for row in group) for group in groups
+    )
+
+
+def _told(plan: _Plan) -> Iterator[Pass]:
+    """This rank's passes, with progress told of each; after the last, of the largest again: memory that runs out later, in
+    the optimiser's step, does so beside what that one has taken."""
+    mine = plan.of_ranks[ranks.rank()]
+    sizes = [(len(each.rows), positions) for each, positions in mine]
+    for each, size in zip_longest(in_step([each for each, _ in mine], max(map(len, plan.of_ranks))), sizes):
+        progress.computing(*(size or (1, 1)))
         yield each
     if sizes:
         progress.computing(*max(sizes, key=lambda size: size[1]))
 
 
-def in_parts_of_like_length(
-    sequences: Sequences, compute: Callable[[Sequences, list[int]], Tensor]
-) -> Tensor:
-    """What ``compute`` finds of each row, (B,) or (B, T), from rows of like length together; for losses that compare rows.
+def laid_out(sequences: Sequences, limits: PassLimits) -> Sequences:
+    """Sequences of one pass, to be computed in the parts that are cheapest, with each prompt once where that is less.
 
     Of all parts what the backward pass needs is kept, which is no more than that of one padded pass. Sharded weights are
     gathered by all ranks in each pass, so there it is one pass.
-
-    Args:
-        compute: from some of the rows, and which they are (in their order), to a row of numbers for each, (b,) or (b, t);
-            missing columns become 0.
     """
-    every = list(range(len(sequences)))
     if ranks.are_sharded():
-        return compute(sequences, every)
-    lengths = sequences.total_lengths.tolist()
-    longest_first = sorted(every, key=lambda row: -lengths[row])
-    cuts = cut([lengths[row] for row in longest_first], limits=UNLIMITED, overhead=_overhead())
-    if len(cuts) == 1:
-        return compute(sequences, every)
-    parts = [sorted(longest_first[part]) for part in cuts]
-    found = [compute(sequences.select(rows), rows) for rows in parts]
-    if found[0].dim() > 1:  # shorter rows may have fewer columns
-        width = max(each.shape[1] for each in found)
-        found = [nn.functional.pad(each, (0, width - each.shape[1])) for each in found]
-    places = torch.tensor([row for rows in parts for row in rows], device=found[0].device)
-    return torch.cat(found)[places.argsort()]
-
-
-def _overhead() -> int:
-    return OVERHEAD["cuda" if torch.cuda.is_available() else "cpu"]
+        return sequences
+    lengths = Lengths(sequences)
+    best = alone(lengths.totals)
+    if limits.share_prompts and lengths.can_share:
+        best = min(best, shared(lengths, range(len(sequences))), key=lambda planned: planned.cost)
+    return sequences if best.num_parts == 1 else in_parts(sequences, best.cuts)
 
 
 def in_step(mine: list[Pass], count: int) -> list[Pass]:
     """As many passes as the rank that has most: sharded weights are gathered in each pass by all ranks."""
     return mine + [Pass([0], weight=0.0)] * (count - len(mine))
-
-
-def cut(
-    lengths: Sequence[int],
-    *,
-    limits: PassLimits,
-    overhead: int,
-    sequences: int | Sequence[int] | NDArray[np.int64] = 1,
-) -> list[slice]:
-    """Rows, the longest first, in passes such that all positions, and ``overhead`` for each pass, are fewest.
-
-    A pass has as many positions as rows times its longest row. By dynamic programming over the end of the last pass; of
-    equal costs, that with the shortest last pass. A row that has more positions by itself than ``limits`` allow is a pass.
-
-    Args:
-        sequences: of each row; read by the bound for positions alone.
-    """
-    widths = np.asarray(lengths, dtype=np.int64)
-    count = len(widths)
-    before = np.concatenate(([0], np.cumsum(np.broadcast_to(sequences, count), dtype=np.int64)))
-    costs, starts = np.zeros(count + 1, dtype=np.int64), np.zeros(count + 1, dtype=np.int64)
-    for end in range(1, count + 1):
-        first = 0 if limits.rows is None else max(0, end - limits.rows)
-        if limits.tokens is not None:  # positions fall as the pass begins later
-            positions = (before[end] - before[first:end]) * widths[first:end]
-            first = min(end - 1, first + int((positions > limits.tokens).sum()))
-        of_start = costs[first:end] + np.arange(end - first, 0, -1) * widths[first:end] + overhead
-        best = end - 1 - int(of_start[::-1].argmin())
-        costs[end], starts[end] = of_start[best - first], best
-    found, end = [], count
-    while end > 0:
-        found.append(slice(int(starts[end]), end))
-        end = int(starts[end])
-    return found[::-1]

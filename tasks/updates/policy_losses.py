@@ -30,7 +30,7 @@ from tasks.training import ranks
 from tasks.training.likelihood import accumulate_nll
 from tasks.training.metric_sums import MetricSums
 from tasks.training.optimization import TrainingDiverged, autocast
-from tasks.training.passes import passes
+from tasks.training.passes import passes_of
 from tasks.updates.actor_critic import ActorCritic
 from tasks.updates.estimates import Estimates, minibatch_advantages
 
@@ -51,10 +51,9 @@ class Minibatch:
 
     def parts(self, limits: PassLimits) -> "Iterator[Microbatch]":
         """This rank's rows of the minibatch, pass by pass."""
-        lengths = self.rollout.sequences.total_lengths[self.rows]
-        for part in passes(lengths.tolist(), limits):
-            rows = self.rows[part.rows]
-            sequences = self.rollout.sequences.select(rows)
+        minibatch = self.rollout.sequences.select(self.rows)
+        for part in passes_of(minibatch, limits):
+            rows, sequences = self.rows[part.rows], part.select(minibatch)
             width = sequences.response_ids.shape[1]
             yield Microbatch(
                 whole=self,

@@ -17,7 +17,7 @@ from models.folders import _attention_implementation
 from models.logprobs import response_logprobs
 from models.packing import boundaries_hold, first_fit_decreasing, pack
 from models.scalar_head import read_scalars
-from models.sequences import Sequences, collate
+from models.sequences import Packing, Sequences, collate
 from tests.tasks.test_model_families import FAMILIES
 
 LENGTHS = some.lists(some.integers(1, 12), min_size=1, max_size=7)
@@ -126,10 +126,12 @@ def test_loss_and_gradient_are_those_of_each_sequence_alone(name: str) -> None:
     sequences = batch_of(FAMILIES[name].vocab_size)
     expected_loss, expected = one_by_one(model, sequences)
     loss, gradient = loss_and_gradient(model, packed(sequences))
-    assert loss == pytest.approx(expected_loss, abs=1e-10)
+    # transformers' own attention, without a kernel, has its softmax in float32
+    is_float32_within = _attention_implementation(FAMILIES[name]) == "eager"
+    assert loss == pytest.approx(expected_loss, abs=1e-7 if is_float32_within else 1e-10)
     assert gradient.keys() == expected.keys()
     for weight, found in gradient.items():
-        in_float32 = name in IN_FLOAT32 and "norm" in weight
+        in_float32 = is_float32_within or (name in IN_FLOAT32 and "norm" in weight)
         tolerance = 2e-6 if in_float32 else 1e-10
         torch.testing.assert_close(found, expected[weight], rtol=tolerance, atol=tolerance, msg=weight)
 
@@ -155,20 +157,20 @@ def test_other_words_beside_a_sequence_change_no_bit_of_it(name: str, dtype: tor
     model = model_of(name, dtype)
     sequences = batch_of(FAMILIES[name].vocab_size)
     before = packed(sequences)
-    assert before.packing is not None
+    assert isinstance(before.layout, Packing)
     found = response_logprobs(model, before, temperature=1.0).logprobs
     totals = sequences.attention_mask.sum(dim=1)
     for changed in range(len(sequences)):
-        row, start = before.packing.rows[changed], before.packing.starts[changed]
-        ids = before.packing.input_ids.clone()
+        row, start = before.layout.rows[changed], before.layout.starts[changed]
+        ids = before.layout.input_ids.clone()
         ids[row, start : start + totals[changed]] = 5
         ends = {
-            int(r): int((before.packing.starts + totals)[before.packing.rows == r].max())
+            int(r): int((before.layout.starts + totals)[before.layout.rows == r].max())
             for r in range(len(ids))
         }
         for other, end in ends.items():
             ids[other, end:] = 6
-        after = replace(before, packing=replace(before.packing, input_ids=ids))
+        after = replace(before, layout=replace(before.layout, input_ids=ids))
         again = response_logprobs(model, after, temperature=1.0).logprobs
         others = [place for place in range(len(sequences)) if place != changed]
         assert torch.equal(again[others], found[others])
@@ -212,5 +214,5 @@ def test_a_model_that_counts_positions_by_itself_mixes_them_up() -> None:
 
 def test_a_selection_of_packed_sequences_has_a_row_each() -> None:
     sequences = batch_of(50)
-    assert packed(sequences).select([1, 2]).packing is None
-    assert packed(sequences).to("cpu").packing is None
+    assert packed(sequences).select([1, 2]).layout is None
+    assert packed(sequences).to("cpu").layout is None

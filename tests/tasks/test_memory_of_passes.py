@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from ledger.journal import read
 from tasks.stages import run_stage
-from tasks.training import passes
+from tasks.training import cuts
 from tasks.training.progress import read_progress
 from tasks.training.scratch import JOURNAL, PROGRESS
 
@@ -19,7 +19,7 @@ def test_half_the_positions_of_the_pass_that_did_not_fit_fit(
     name: str, pipeline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Memory for one position less than the stage's largest pass with a gradient has, without any bound."""
-    monkeypatch.setitem(passes.OVERHEAD, "cpu", 4)
+    monkeypatch.setitem(cuts.OVERHEAD, "cpu", 4)
     largest = room_of(name, None, pipeline, tmp_path / "whole", monkeypatch, room=None)
     with pytest.raises(torch.OutOfMemoryError):
         room_of(name, None, pipeline, tmp_path / "cut", monkeypatch, room=largest - 1)

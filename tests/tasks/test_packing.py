@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from ledger.journal import read
 from models.builtin import write_tokenizer
 from models.policy import PolicyModel
-from models.sequences import Sequences, collate
+from models.sequences import Packing, Sequences, collate
 from schemas.kinds import resolve_work
 from schemas.recipe.pass_limits import UNLIMITED, PassLimits
 from schemas.records.job import StageJob
@@ -126,9 +126,9 @@ def test_what_is_packed_has_fewer_positions_and_passes(
     logprobs = PolicyModel.logprobs
 
     def counted(self: PolicyModel, sequences: Sequences, **settings: Any) -> Any:
-        packing = sequences.packing
-        ids = sequences.input_ids if packing is None else packing.input_ids
-        counts[packing is not None].append(tuple(ids.shape))
+        is_packed = isinstance(sequences.layout, Packing)
+        ids = sequences.layout.input_ids if is_packed else sequences.input_ids
+        counts[is_packed].append(tuple(ids.shape))
         return logprobs(self, sequences, **settings)
 
     policy = load(pipeline.folder("model"))

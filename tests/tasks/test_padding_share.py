@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaModel
 
 from ledger.journal import read
 from models.builtin import build_tiny
@@ -18,8 +17,9 @@ from models.sequences import collate
 from schemas.kinds import resolve_work
 from tasks.stages import run_stage
 from tasks.training.attempt import Attempt
-from tasks.training.passes import OVERHEAD
+from tasks.training.cuts import OVERHEAD
 from tasks.training.scratch import JOURNAL
+from tests.tasks.model_reads import record_reads
 
 
 @pytest.mark.parametrize("stage", ["sft", "reward", "value", "policy"])
@@ -28,18 +28,7 @@ def test_a_step_says_how_much_of_its_passes_was_padding(
 ) -> None:
     job = pipeline.job(stage, folder=tmp_path)  # which makes its inputs first
     job = job.model_copy(update={"work": resolve_work(job.work)})
-    given: list[tuple[int, int]] = []
-    forward = LlamaModel.forward
-
-    def recorded(self: LlamaModel, *args: Any, **inputs: Any) -> Any:
-        mask = inputs.get("attention_mask")
-        if (
-            mask is not None and not inputs["use_cache"]
-        ):  # which sampling has; a model is tried without a mask
-            given.append((inputs["input_ids"].numel(), int(mask.sum())))
-        return forward(self, *args, **inputs)
-
-    monkeypatch.setattr(LlamaModel, "forward", recorded)
+    given = record_reads(monkeypatch)
     ends: list[int] = []
     finish_step = Attempt.finish_step
 
@@ -53,7 +42,8 @@ def test_a_step_says_how_much_of_its_passes_was_padding(
     said = [entry.metrics["padding_share"] for entry in read(job.scratch / JOURNAL)]
     assert len(said) == len(ends) > 1
     for (before, end), share in zip(pairwise(ends), said[1:], strict=True):
-        positions, tokens = map(sum, zip(*given[before:end], strict=True))
+        positions = sum(each.positions for each in given[before:end])
+        tokens = sum(each.tokens for each in given[before:end])
         assert share == pytest.approx(1 - tokens / positions, abs=1e-12)
         assert 0 <= share < 1
     assert any(share > 0 for share in said)

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaModel
 
 from ledger.journal import read
 from models import logprobs
@@ -20,33 +19,29 @@ from schemas.kinds import resolve_work
 from tasks.rollout.rollouts import Rollout
 from tasks.stages import run_stage
 from tasks.training.attempt import Attempt
+from tasks.training.cuts import READ_AGAIN
 from tasks.training.scratch import JOURNAL
 from tasks.updates import policy_update
+from tests.tasks.model_reads import record_reads
 
 
+@pytest.mark.parametrize("shares_prompts", [False, True])
 def test_an_iteration_reads_each_response_no_oftener_than_it_has_to(
-    pipeline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shares_prompts: bool, pipeline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Policy and critic: once before the update and once an epoch; reference and reward model: once."""
+    """Policy and critic: once before the update and once an epoch; reference and reward model: once. A prompt that several
+    responses have is read once where that is cheaper."""
+    monkeypatch.setitem(READ_AGAIN, "cpu", 0 if shares_prompts else 10**6)
     job = pipeline.job("policy", folder=tmp_path, epochs=3, validate_every=100)
     job = job.model_copy(update={"work": resolve_work(job.work)})
-    read_tokens: Counter[int] = Counter()
-    passes = 0
-    forward = LlamaModel.forward
-
-    def recorded(self: LlamaModel, *args: Any, **inputs: Any) -> Any:
-        nonlocal passes
-        if inputs.get("attention_mask") is not None and not inputs["use_cache"]:
-            read_tokens[id(self)] += int(inputs["attention_mask"].sum())
-            passes += 1
-        return forward(self, *args, **inputs)
-
-    monkeypatch.setattr(LlamaModel, "forward", recorded)
-    sizes: list[int] = []
+    reads = record_reads(monkeypatch)
+    sizes: list[tuple[int, int]] = []
     update = policy_update.update
 
     def noted(networks: Any, rollout: Rollout, *args: Any, **named: Any) -> Any:
-        sizes.append(int(rollout.sequences.attention_mask.sum()))
+        prompts = {tuple(prompt) for prompt in rollout.sequences.prompt_rows()}
+        once = sum(map(len, prompts)) + int(rollout.sequences.response_mask.sum())
+        sizes.append((int(rollout.sequences.attention_mask.sum()), once))
         return update(networks, rollout, *args, **named)
 
     monkeypatch.setattr("tasks.policy_optimization.update", noted)
@@ -54,10 +49,11 @@ def test_an_iteration_reads_each_response_no_oftener_than_it_has_to(
     finish_step = Attempt.finish_step
 
     def ended(self: Attempt[Any], *args: Any, **named: Any) -> None:
-        nonlocal passes
-        found.append((sorted(read_tokens.values()), passes))
-        read_tokens.clear()
-        passes = 0
+        of_models: Counter[int] = Counter()
+        for each in reads:
+            of_models[each.model] += each.tokens
+        found.append((sorted(of_models.values()), len(reads)))
+        reads.clear()
         finish_step(self, *args, **named)
 
     monkeypatch.setattr(Attempt, "finish_step", ended)
@@ -66,8 +62,15 @@ def test_an_iteration_reads_each_response_no_oftener_than_it_has_to(
     said = [entry.metrics for entry in read(job.scratch / JOURNAL)]
     assert len(found) == len(said) == len(sizes) > 2
     # the first iteration's counts hold the validation before it, the last one's that after it
-    for (tokens, made), metrics, size in list(zip(found, said, sizes, strict=True))[1:-1]:
-        assert tokens == [size, size, 4 * size, 4 * size]
+    for (tokens, made), metrics, (whole, once) in list(zip(found, said, sizes, strict=True))[1:-1]:
+        assert once < whole
+        if shares_prompts:
+            assert tokens[:2] == [once, once]
+            assert all(4 * once <= each < 4 * whole for each in tokens[2:]), (
+                "a minibatch has a part of a prompt's rows"
+            )
+        else:
+            assert tokens == [whole, whole, 4 * whole, 4 * whole]
         assert metrics["forward_passes"] == made
         assert metrics["logits_again_share"] == 0, "all are kept"
         assert 1 <= metrics["prompt_reads"] < 1.5, "padding alone, whatever number of responses a prompt has"

@@ -43,7 +43,7 @@ from tasks.reward_model import (
     measure_preferences,
 )
 from tasks.stages import run_stage
-from tasks.training.passes import OVERHEAD
+from tasks.training.cuts import OVERHEAD, READ_AGAIN
 from tasks.training.scratch import JOURNAL
 from tests.tasks.kills import killed_in
 
@@ -116,6 +116,7 @@ def test_pairs_without_margins_have_the_gradient_they_always_had(
     pairs: tuple[Any, Completions], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bit for bit the plain Bradley-Terry loss of the whole minibatch, where that is one pass."""
+    monkeypatch.setitem(READ_AGAIN, "cpu", 10**6)
     monkeypatch.setitem(OVERHEAD, "cpu", 10**6)
     job, data = pairs
     assert data.margins is None

@@ -96,8 +96,8 @@ def test_a_critic_from_the_reward_model_starts_as_its_score(
     reward, critic = load_scalar(job.inputs["init"]), load_critic(job.inputs["init"], seed=0)
     positions = sequences.response_positions
     with torch.no_grad():
-        as_reward = reward(sequences.input_ids, sequences.attention_mask, positions)
-        as_critic = critic(sequences.input_ids, sequences.attention_mask, positions)
+        as_reward = reward(sequences, positions)
+        as_critic = critic(sequences, positions)
     torch.testing.assert_close(as_critic, as_reward)
 
 
@@ -156,9 +156,7 @@ def test_the_gate_judges_responses_to_prompts_that_chose_nothing(pipeline: Any, 
     returns = torch.stack([rewards[:, start:].sum(dim=1) for start in range(rewards.shape[1])], dim=1)
     critic = load_critic(job.output, seed=0)
     with torch.no_grad():
-        predicted = critic(
-            sequences.input_ids, sequences.attention_mask, sequences.response_positions
-        ).double()
+        predicted = critic(sequences, sequences.response_positions).double()
     error, target = (returns - predicted)[mask].numpy(), returns[mask].numpy()
     assert result.metrics["explained_variance"] == pytest.approx(1 - error.var() / target.var(), abs=1e-4)
     assert result.metrics["explained_variance"] != result.metrics["validation_explained_variance"]

@@ -8,7 +8,8 @@ import torch
 
 from schemas.recipe.pass_limits import UNLIMITED, PassLimits
 from tasks.training import progress, ranks
-from tasks.training.passes import OVERHEAD, Pass, cut, packed_passes, passes
+from tasks.training.cuts import OVERHEAD, cut
+from tasks.training.passes import Pass, packed_passes, passes
 
 
 def cost_of(lengths: list[int], ends: tuple[int, ...], overhead: int) -> int:

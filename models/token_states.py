@@ -1,0 +1,21 @@
+"""Hidden states of the tokens of a batch, however its pass lays them out."""
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from models.parts import Parts, read_parts
+from models.pass_counts import count_pass
+from models.sequences import Packing, Sequences
+
+
+def token_states(trunk: PreTrainedModel, sequences: Sequences) -> Tensor:
+    """Last hidden states (S, C, H) of a trunk; token p of sequence s stands at ``sequences.places(s, p)``."""
+    layout = sequences.layout
+    if isinstance(layout, Parts):
+        return read_parts(trunk, layout)
+    inputs = {"input_ids": sequences.input_ids, "attention_mask": sequences.attention_mask}
+    if isinstance(layout, Packing):
+        inputs = {"input_ids": layout.input_ids, "position_ids": layout.position_ids}
+    count_pass(inputs["input_ids"].numel(), sequences.attention_mask.sum())
+    hidden: Tensor = trunk(**inputs, use_cache=False).last_hidden_state
+    return hidden
