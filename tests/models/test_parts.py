@@ -1,5 +1,6 @@
 """Sequences in parts, and prompts read once for all their responses: what every family finds is what it finds alone."""
 
+import copy
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from models.builtin import build_tiny
-from models.folders import load_policy
+from models.folders import _attention_implementation, load_policy
 from models.heads import ScalarModel, scores_and_logprobs, values_and_final
 from models.logprobs import response_logprobs
 from models.output_head import LanguageHead, output_head
@@ -44,9 +45,12 @@ def sequences() -> Sequences:
 
 def of_family(name: str) -> PreTrainedModel:
     torch.manual_seed(7)
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(FAMILIES[name])
-    # BLOOM's softmax is in float32, where the lowest number of float64, with which it masks, is -inf
-    return model.eval() if name == "bloom" else model.double().eval()
+    attention = _attention_implementation(FAMILIES[name])
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(
+        copy.deepcopy(FAMILIES[name]), attn_implementation=attention
+    )
+    # Without a kernel the softmax is in float32, where the lowest number of float64, with which it masks, is -inf
+    return model.eval() if model.config._attn_implementation == "eager" else model.double().eval()
 
 
 def found_by(model: PreTrainedModel, sequences: Sequences) -> tuple[list[torch.Tensor], list[torch.Tensor]]:

@@ -15,6 +15,7 @@ from models.stored_models import load_stored_policy
 from schemas.records.model_files import ModelFiles
 from tasks.stages import run_stage
 from tasks.training.checkpoints import latest
+from tasks.training.cuts import READ_AGAIN
 from tasks.training.scratch import CHECKPOINTS
 from tasks.updates.actor_critic import load_actor_critic
 from tests.models.test_adapters import storages
@@ -132,17 +133,25 @@ def test_a_policy_whose_first_weights_were_the_best_says_that_it_is_its_base(
 
 
 @pytest.mark.parametrize("name", ["sft", "policy"])
-def test_checkpointed_layers_change_no_byte(name: str, lora_pipeline: Any, contents: Contents) -> None:
-    job = lora_pipeline.job(name, gradient_checkpointing=True)
-    assert run_stage(job) == lora_pipeline.result(name)
-    assert contents(job.output) == contents(lora_pipeline.folder(name))
+def test_checkpointed_layers_change_no_byte(
+    name: str, lora_pipeline: Any, contents: Contents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where prompts are read for every response, as they are with such layers."""
+    jobs = [lora_pipeline.job(name, gradient_checkpointing=each) for each in (False, True)]
+    monkeypatch.setitem(READ_AGAIN, "cpu", 10**9)
+    assert run_stage(jobs[0]) == run_stage(jobs[1])
+    assert contents(jobs[0].output) == contents(jobs[1].output)
 
 
-def test_checkpointed_layers_change_no_byte_of_all_weights(pipeline: Any, contents: Contents) -> None:
+def test_checkpointed_layers_change_no_byte_of_all_weights(
+    pipeline: Any, contents: Contents, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("reward", "value"):
-        job = pipeline.job(name, gradient_checkpointing=True)
-        assert run_stage(job) == pipeline.result(name)
-        assert contents(job.output) == contents(pipeline.folder(name))
+        jobs = [pipeline.job(name, gradient_checkpointing=each) for each in (False, True)]
+        with monkeypatch.context() as patched:
+            patched.setitem(READ_AGAIN, "cpu", 10**9)
+            assert run_stage(jobs[0]) == run_stage(jobs[1])
+        assert contents(jobs[0].output) == contents(jobs[1].output)
 
 
 @pytest.mark.parametrize(("name", "rate"), [("sft", 1e-3), ("policy", 1e-4)])
