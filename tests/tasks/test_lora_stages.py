@@ -12,10 +12,11 @@ from models.adapter_check import WEIGHTS
 from models.adapters import base_of
 from models.folders import load_policy
 from models.stored_models import load_stored_policy
+from schemas.recipe.pass_limits import PassLimits
+from schemas.recipe.stage import Training
 from schemas.records.model_files import ModelFiles
 from tasks.stages import run_stage
 from tasks.training.checkpoints import latest
-from tasks.training.cuts import READ_AGAIN
 from tasks.training.scratch import CHECKPOINTS
 from tasks.updates.actor_critic import load_actor_critic
 from tests.models.test_adapters import storages
@@ -132,13 +133,20 @@ def test_a_policy_whose_first_weights_were_the_best_says_that_it_is_its_base(
     assert result.same_as_base and not lora_pipeline.result("policy").same_as_base
 
 
+def share_no_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def limits(self: Training) -> PassLimits:
+        return PassLimits(self.microbatch_size, self.microbatch_tokens, share_prompts=False)
+
+    monkeypatch.setattr(Training, "pass_limits", property(limits))
+
+
 @pytest.mark.parametrize("name", ["sft", "policy"])
 def test_checkpointed_layers_change_no_byte(
     name: str, lora_pipeline: Any, contents: Contents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where prompts are read for every response, as they are with such layers."""
     jobs = [lora_pipeline.job(name, gradient_checkpointing=each) for each in (False, True)]
-    monkeypatch.setitem(READ_AGAIN, "cpu", 10**9)
+    share_no_prompts(monkeypatch)
     assert run_stage(jobs[0]) == run_stage(jobs[1])
     assert contents(jobs[0].output) == contents(jobs[1].output)
 
@@ -149,7 +157,7 @@ def test_checkpointed_layers_change_no_byte_of_all_weights(
     for name in ("reward", "value"):
         jobs = [pipeline.job(name, gradient_checkpointing=each) for each in (False, True)]
         with monkeypatch.context() as patched:
-            patched.setitem(READ_AGAIN, "cpu", 10**9)
+            share_no_prompts(patched)
             assert run_stage(jobs[0]) == run_stage(jobs[1])
         assert contents(jobs[0].output) == contents(jobs[1].output)
 
