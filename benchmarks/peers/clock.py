@@ -20,7 +20,7 @@ import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from transformers.models.llama import modeling_llama
 
-from benchmarks.peers.workloads import BOS, GO, PAD, READY, Work, Workload
+from benchmarks.peers.workloads import BOS, EOS, GO, PAD, READY, Work, Workload
 
 
 class Clock:
@@ -81,8 +81,12 @@ class Clock:
         def counted(model: Any, input_ids: Any = None, *arguments: Any, **options: Any) -> Any:
             if torch.is_grad_enabled():
                 counts["trained_positions"] += input_ids.numel()
-                counts["trained_tokens"] += int((input_ids != PAD).sum())
-                counts["trained_rows"] += int((input_ids == BOS).sum())
+                counts["trained_rows"] += int((input_ids == EOS).sum())
+                # of responses: one side may read a prompt once for several rows
+                prompts = int((input_ids == BOS).sum())
+                counts["trained_tokens"] += (
+                    int((input_ids != PAD).sum()) - prompts * self._workload.prompt_tokens
+                )
             else:
                 counts["read_positions"] += input_ids.numel()
             return forward(model, input_ids, *arguments, **options)

@@ -115,13 +115,13 @@ class Work:
     """Of this process, of one iteration."""
     optimizer_steps: int
     trained_rows: int
-    """Rows that went through a network for a gradient."""
+    """Responses that went through a network for a gradient."""
     trained_tokens: int
-    """Valid tokens of these."""
+    """Tokens of these, ends of sequence included."""
     generated_tokens: int
     """Tokens of sampled responses, ends of sequence included."""
     trained_positions: int
-    """``trained_tokens``, and padding: what was computed for a gradient."""
+    """``trained_tokens``, prompts as often as they were read, and padding: what was computed for a gradient."""
     read_positions: int
     """The same of all passes without a gradient, sampling included."""
 
