@@ -5,6 +5,8 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+_LAYERS = "checkpointed_layers"
+
 
 def checkpoint_gradients(network: nn.Module) -> None:
     """Let the network's layers forget what they computed, in passes that have gradients; in place.
@@ -24,7 +26,8 @@ def checkpoint_gradients(network: nn.Module) -> None:
         model.gradient_checkpointing_enable(
             {"use_reentrant": False}
         )  # which frozen embeddings do not disturb
-        model.register_forward_pre_hook(lambda *_, layers=layers: _switch(layers))
+        vars(model)[_LAYERS] = layers  # a copy of the model has copies of them here
+        model.register_forward_pre_hook(lambda model, _: _switch(vars(model)[_LAYERS]))
 
 
 def _switch(layers: list[GradientCheckpointingLayer]) -> None:

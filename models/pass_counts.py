@@ -1,8 +1,9 @@
-"""What the passes of this process computed: counts, which nothing else on the machine disturbs.
+"""What the passes of a thread computed: counts, which nothing else on the machine disturbs.
 
 A pass reads rows of one length, so that what stands behind a shorter text is computed and thrown away.
 """
 
+import threading
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -32,38 +33,51 @@ class PassCounts:
     """Of these, rows of responses that had ended."""
 
 
-_counts = PassCounts()
+class _Counting(threading.local):
+    """Each thread counts its own passes."""
+
+    def __init__(self) -> None:
+        self.now = PassCounts()
+
+
+_counting = _Counting()
 
 
 def count_pass(positions: int, tokens: Tensor) -> None:
     """Count a pass over so many positions, of which so many hold a token."""
-    _counts.passes += 1
-    _counts.positions += positions
-    _counts.tokens = _counts.tokens + tokens
+    counts = _counting.now
+    counts.passes += 1
+    counts.positions += positions
+    counts.tokens = counts.tokens + tokens
 
 
 def count_logits(tokens: int, *, again: bool = False) -> None:
     """Count the logits of so many tokens."""
     if again:
-        _counts.logits_rows_again += tokens
+        _counting.now.logits_rows_again += tokens
     else:
-        _counts.logits_rows += tokens
+        _counting.now.logits_rows += tokens
 
 
 def count_prompts(positions: int, tokens: int) -> None:
     """Count prompts of a batch that the sampler reads."""
-    _counts.prompt_positions += positions
-    _counts.prompt_tokens += tokens
+    _counting.now.prompt_positions += positions
+    _counting.now.prompt_tokens += tokens
 
 
 def count_sampled(rows: int, *, ended: int) -> None:
     """Count the rows that the sampler computes for one more token."""
-    _counts.sampled_rows += rows
-    _counts.ended_rows += ended
+    _counting.now.sampled_rows += rows
+    _counting.now.ended_rows += ended
 
 
 def taken_counts() -> PassCounts:
-    """What was counted since the last call."""
-    global _counts
-    taken, _counts = _counts, PassCounts()
+    """What this thread counted since the last call."""
+    taken, _counting.now = _counting.now, PassCounts()
     return taken
+
+
+def add_counts(others: PassCounts) -> None:
+    """Count what another thread counted for this one."""
+    for name, value in vars(others).items():
+        setattr(_counting.now, name, getattr(_counting.now, name) + value)

@@ -231,6 +231,7 @@ _TABLE = (
             *ROLLOUT,
             *SAMPLER,
             *("tokens_per_second", *PASSES, *SAMPLING),
+            *("importance_weight", "importance_capped"),
             # the rollout
             *("scaled_score_mean", "reward_moments_mean", "reward_moments_std", "kl_coef", "reward_mean"),
             *(

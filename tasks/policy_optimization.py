@@ -4,11 +4,13 @@ One iteration, top to bottom: sample, score, shape, estimate advantages, update,
 """
 
 import logging
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cache, partial
 
 from torch import Tensor
 
+from algorithms.importance import ImportanceWeights, truncated_importance_weights
 from algorithms.rewards import RunningMoments
 from models.folders import tokenizer_digest
 from schemas.recipe.algorithm import Algorithm
@@ -24,6 +26,7 @@ from tasks.data.examples import (
 from tasks.data.splits import SPLITS, TRAIN
 from tasks.rewards.verifier_file import VerifierFunction
 from tasks.rewards.verifiers import load_verifier
+from tasks.rollout.ahead import AheadEngine
 from tasks.rollout.group_sampling import Filled, fill, uniform_groups
 from tasks.rollout.reward_moments import read_moments
 from tasks.rollout.rollout_models import RolloutModels
@@ -67,24 +70,41 @@ def run(job: StageJob[ResolvedPolicyOptimization]) -> StageResult:
     ptx = read_ptx(job, codec)
     positive_verifier = load_positive_verifier(job, algorithm)
     baselines = load_baselines(job, models)
+    engine = AheadEngine(models) if work.rollout.ahead else None
+    sampling = models if engine is None else replace(models, engine=engine)
 
-    with Attempt(
-        job,
-        total=work.iterations,
-        modules=networks.modules | ({"baselines": baselines} if baselines and baselines.moves else {}),
-        optimizers=networks.optimizers,
-        state=initial_state(job, algorithm),
-        keeps_best=True,
-    ) as attempt:
+    with (
+        Attempt(
+            job,
+            total=work.iterations,
+            modules=networks.modules | ({"baselines": baselines} if baselines and baselines.moves else {}),
+            optimizers=networks.optimizers,
+            state=initial_state(job, algorithm),
+            keeps_best=True,
+            carries=engine is not None,
+        ) as attempt,
+        engine or nullcontext(),
+    ):
         models.sync_engine()  # an earlier attempt may have left other weights
+        if engine is not None and attempt.carried:
+            engine.restore(attempt.carried)
         if not attempt.best:
             selection.keep_if_best(attempt, iteration=0)
         for iteration in attempt.remaining():
             # 2. Responses, their rewards, and what the update learns from them
             state = attempt.state
             with attempt.unmoved():
-                gathered = gather(job, networks, train, state, positive_verifier, baselines)
+                gathered = gather(
+                    job, replace(networks, models=sampling), train, state, positive_verifier, baselines
+                )
             rollout, estimates = gathered.rollout, gathered.estimates
+            if engine is not None and iteration + 1 < work.iterations:
+                following = batch_of(job, train, state.batches + gathered.filled.rounds)
+                engine.begin(
+                    [train.ids[index] for index in following.indices],
+                    count=algorithm.samples_per_prompt,
+                    seed=following.seed,
+                )
             tell_of_critic(estimates, algorithm, was_used=state.critic_is_used)
 
             # 3. Update: policy and critic in the same steps, or the critic first
@@ -119,6 +139,8 @@ def run(job: StageJob[ResolvedPolicyOptimization]) -> StageResult:
             # 5. Keep the policy that scores best on validation prompts
             if (iteration + 1) % work.validate_every == 0 or iteration + 1 == work.iterations:
                 metrics |= selection.keep_if_best(attempt, iteration=iteration + 1)
+            if engine is not None:
+                attempt.carried = engine.tensors()
             attempt.finish_step(
                 metrics, num_tokens=int(rollout.sequences.attention_mask.sum()), headline="score_mean"
             )
@@ -182,8 +204,11 @@ def gather(
         with_values=has_value_head,
         with_final_values=has_value_head and algorithm.bootstrap_truncated,
     )
+    is_stale = isinstance(models.engine, AheadEngine) and models.engine.took_begun
+    if work.rollout.ahead:
+        rollout = replace(rollout, importance=importance_of(rollout, cap=work.rollout.importance_cap))
     gap = {}
-    if algorithm.old_logprobs == "policy":  # else the first step's ratio tells it
+    if algorithm.old_logprobs == "policy" and not is_stale:  # else the first step's ratio tells it
         gap = compare_with_sampler(rollout.logprobs, rollout.sampled, precision=work.precision)
     greedy = sample_greedy(work, models, prompts, filled.scored)
     greedy_scores = scaled_greedy(greedy, algorithm, moments, job)
@@ -307,6 +332,36 @@ def load_positive_verifier(job: StageJob, algorithm: Algorithm) -> VerifierFunct
     return load_verifier(job, algorithm.positive_verifier, role="positive_verifier")
 
 
+@dataclass(frozen=True)
+class Batch:
+    """Prompts that are sampled together, a whole rollout's worth."""
+
+    indices: list[int]
+    """Of the training split."""
+    seed: int
+    """Of their responses."""
+
+
+def batch_of(job: StageJob[ResolvedPolicyOptimization], prompts: Prompts, number: int) -> Batch:
+    """A pure function of the number, counted over the whole stage."""
+    work, seed = job.work, stage_seed(job)
+    indices = prompts_of_iteration(
+        number,
+        num_responses=work.batch_size,
+        samples_per_prompt=work.algorithm.samples_per_prompt,
+        num_prompts=len(prompts),
+        seed=seed,
+    )
+    return Batch(indices, seed=derive_seed(seed, "sampling", number))
+
+
+def importance_of(rollout: Rollout, *, cap: float) -> ImportanceWeights:
+    """The weights of the rollout's tokens, which the policy drew as it is now or as it was before its last update."""
+    return truncated_importance_weights(
+        rollout.logprobs, rollout.sampled.sampler_logprobs, rollout.sequences.response_mask, cap=cap
+    )
+
+
 def sample_rollout(
     job: StageJob[ResolvedPolicyOptimization], models: RolloutModels, prompts: Prompts, *, first_batch: int
 ) -> Filled:
@@ -315,17 +370,8 @@ def sample_rollout(
     group = work.algorithm.samples_per_prompt
 
     def draw(number: int) -> Scored:
-        batch = first_batch + number
-        indices = prompts_of_iteration(
-            batch,
-            num_responses=work.batch_size,
-            samples_per_prompt=group,
-            num_prompts=len(prompts),
-            seed=stage_seed(job),
-        )
-        return sample_and_score(
-            models, prompts, indices, count=group, seed=derive_seed(stage_seed(job), "sampling", batch)
-        )
+        batch = batch_of(job, prompts, first_batch + number)
+        return sample_and_score(models, prompts, batch.indices, count=group, seed=batch.seed)
 
     if work.algorithm.drop_uniform_groups:
         return fill(
@@ -404,6 +450,9 @@ def describe(gathered: Gathered, algorithm: Algorithm, state: PolicyState) -> di
     }
     if gathered.greedy is not None:
         metrics["greedy_score_mean"] = gathered.greedy.scores.total.mean().item()
+    if rollout.importance is not None:
+        metrics["importance_weight"] = rollout.importance.importance_weight.mean()
+        metrics["importance_capped"] = rollout.importance.importance_capped.mean()
     if gathered.prompt_baselines is not None:
         metrics["baseline_mean"] = gathered.prompt_baselines.mean().item()
     if estimates.explained_variance is not None:

@@ -23,6 +23,7 @@ from flows.estimates.workload_parts import (
     steps_of,
     whole_workload,
 )
+from schemas.checks.adapters import lora_of
 from schemas.recipe.evaluations import PolicyEvaluation, RewardEvaluation
 from schemas.recipe.resolved import (
     ResolvedBestOfN,
@@ -252,6 +253,8 @@ def _policy(subject: Subject) -> Workload:
     networks = [language_model(subject, "policy", trained=True), language_model(subject, "reference")]
     if algorithm.reads_critic:
         networks.append(Network(role="critic", shape=subject.shape, is_scalar=True, is_trained=True))
+    if work.rollout.ahead and lora_of(work) is None:  # of adapters it copies nothing but them
+        networks.append(Network(role="copy", shape=subject.shape))
     return whole_workload(
         subject,
         networks=[*networks, *reward_networks(subject)],

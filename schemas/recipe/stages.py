@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from schemas.frozen import rule
+from schemas.frozen import Frozen, rule
 from schemas.recipe.algorithm import Algorithm, Returns
 from schemas.recipe.fields import (
     MAX_COUNT,
@@ -225,6 +225,17 @@ class ValuePretraining(Rollouts):
             _refuse_cut_reference(self.resources, "returns.kl_kind")
 
 
+class Ahead(Frozen):
+    """When a rollout is sampled, beside the update of the one before or after it."""
+
+    ahead: Literal[0, 1] = 0
+    """1: while one rollout trains, the next is sampled from a copy of the policy as it was before that update, one step
+    off-policy. 0: from the policy that learns from it."""
+    importance_cap: Positive = 2.0
+    """C: what is sampled ahead has its advantages weighted, token by token, by min(π_old/π_sampler, C) (truncated importance
+    sampling, arXiv 2510.18855)."""
+
+
 class PolicyOptimization(Rollouts):
     """Policy optimisation with the switches in ``algorithm``: PPO and its relatives."""
 
@@ -246,6 +257,8 @@ class PolicyOptimization(Rollouts):
     """A dataset of demonstrations, for ``ptx_coef``; each minibatch has as many of them as responses."""
     iterations: Count = 50
     """Number of iterations: sample a rollout, score it, update."""
+    rollout: Ahead = Field(Ahead(), exclude_if=is_default(Ahead()))
+    """Whether a rollout is sampled while another trains."""
     critic_learning_rate: Positive | None = None
     """As ``learning_rate``, for the critic; read if ``algorithm`` has one."""
     critic_optimizer: Literal["fresh", "carry"] = Field("fresh", exclude_if=is_default("fresh"))
@@ -262,6 +275,26 @@ class PolicyOptimization(Rollouts):
     def _groups_divide_the_batch(self) -> None:
         group = self.algorithm.samples_per_prompt
         _refuse_broken_groups(self.batch_size, group, "algorithm.samples_per_prompt")
+
+    @rule
+    def _what_is_sampled_ahead_is_corrected(self) -> None:
+        if not self.rollout.ahead:
+            if self.rollout.importance_cap != Ahead().importance_cap:
+                raise ValueError(
+                    f"rollout.importance_cap={self.rollout.importance_cap} is read only where responses are sampled ahead; "
+                    "set rollout.ahead: 1, or leave it out"
+                )
+            return
+        if self.algorithm.old_logprobs == "sampler":
+            raise ValueError(
+                "rollout.ahead=1 weights tokens by what the policy and the sampler say of them, and "
+                "algorithm.old_logprobs=sampler has no word of the policy; set old_logprobs: policy, or ahead: 0"
+            )
+        if self.resources.cuts_weights:
+            raise ValueError(
+                "rollout.ahead=1 samples from a whole copy of the policy, and resources.distributed.strategy=fsdp2 cuts it; "
+                "use strategy: ddp, or ahead: 0"
+            )
 
     @rule
     def _the_exact_kl_reads_whole_weights(self) -> None:

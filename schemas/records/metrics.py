@@ -354,6 +354,15 @@ METRICS: tuple[Metric, ...] = (
         "sampler's).",
     ),
     Metric("sampler_gap_worst", "nats", "The largest |Δ| among the same tokens."),
+    Metric(
+        "importance_weight", "1",
+        "Mean over response tokens of min(π_old/π_sampler, rollout.importance_cap), by which advantages are weighted; 1 "
+        "but for rounding where no update came between. Only with rollout.ahead.",
+    ),
+    Metric(
+        "importance_capped", "1",
+        "Share of the response tokens whose weight the cap holds. Only with rollout.ahead.",
+    ),
     # -- policy: the update; in policy_optimization, means over the iteration's minibatches unless stated otherwise
     Metric(
         "policy_loss", "1",

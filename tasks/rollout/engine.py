@@ -1,6 +1,6 @@
 """What samples responses for a stage: a port, and the sampler of this process behind it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -53,11 +53,24 @@ class LocalEngine:
 
         mine = ranks.own(len(repeated))
         progress.computing(*self._largest_batch(repeated[mine]))
+        own = self.sample_own(repeated, mine, seed=seed, greedy=greedy, on_token=show)
+        return of_all_ranks(own, mine, count=len(repeated), max_length=limit)
+
+    def sample_own(
+        self,
+        repeated: list[list[int]],
+        mine: slice,
+        *,
+        seed: int,
+        greedy: bool = False,
+        on_token: Callable[[int, int], None],
+    ) -> Samples:
+        """This rank's responses alone: one to each of the prompts at ``mine``."""
         with autocast(self.precision, self.policy.device):
-            samples = sample(
+            return sample(
                 self.policy.causal_lm,
                 repeated,
-                max_new_tokens=limit,
+                max_new_tokens=self.codec.generation.max_response_tokens,
                 temperature=self.codec.generation.temperature,
                 eos_token_ids=self.codec.stop_token_ids,
                 stop_strings=self.codec.stop_strings,
@@ -67,9 +80,8 @@ class LocalEngine:
                 limits=self.limits,
                 rows=mine,
                 in_step=self._in_step(repeated),
-                on_token=show,
+                on_token=on_token,
             )
-        return of_all_ranks(samples, mine, count=len(repeated), max_length=limit)
 
     def _batches(self, prompts: Sequence[list[int]]) -> list[list[int]]:
         limit = self.codec.generation.max_response_tokens

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from algorithms.importance import ImportanceWeights
 from algorithms.kl import kl_estimate
 from algorithms.rewards import (
     RunningMoments,
@@ -97,6 +98,8 @@ class Rollout:
     """(B,T): of the value head on the sampling policy's trunk, where there is one."""
     final_values: Tensor | None = None
     """(B,): the head's at the last token of each response, where that is asked for."""
+    importance: ImportanceWeights | None = None
+    """(B,T): what the advantages are weighted by, where the responses may be those of an earlier policy."""
 
     @property
     def sequences(self) -> Sequences:

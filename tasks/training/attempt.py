@@ -35,7 +35,7 @@ class Attempt(Generic[State]):
     """Drives a stage's loop so that it can stop anywhere and go on bitwise the same.
 
     The loop asks ``remaining()`` for the steps to do, calls ``finish_step`` in each, and keeps everything that moves
-    in the given modules and optimisers, in ``state`` and in ``best`` (the best weights so far). All else,
+    in the given modules and optimisers, in ``state``, in ``best`` (the best weights so far) and in ``carried``. All else,
     random numbers and data order included, has to be a function of the step.
     """
 
@@ -48,6 +48,7 @@ class Attempt(Generic[State]):
         optimizers: Mapping[str, Optimizer],
         state: State,
         keeps_best: bool = False,
+        carries: bool = False,
     ) -> None:
         """Start from the newest intact checkpoint, or from nothing.
 
@@ -57,15 +58,17 @@ class Attempt(Generic[State]):
                 name.
             state: a frozen dataclass of the JSON values that move with the checkpoints, as before the first step.
             keeps_best: the loop sets ``best`` before its first step, so no checkpoint may lack it.
+            carries: the loop sets ``carried`` in each step: tensors of any shape that the next one needs.
 
         Raises:
             IncompleteCheckpoint: the newest checkpoint lacks something that training needs.
         """
         self.state: State = state
         self.best: dict[str, Tensor] = {}
+        self.carried: dict[str, Tensor] = {}
         self.step = 0
         self._total = total
-        self._keeps_best = keeps_best
+        self._keeps_best, self._carries = keeps_best, carries
         self._stopped = False
         self._modules, self._optimizers = modules, optimizers
         self._sharded = {
@@ -194,11 +197,14 @@ class Attempt(Generic[State]):
         for name, optimizer in self._optimizers.items():
             named = self._modules[name].named_parameters()
             checkpoints.restore_optimizer(optimizer, named, loaded.tensors, part=f"{name}.optimizer")
-        self.best = {
-            name.removeprefix("best/"): tensor
-            for name, tensor in loaded.tensors.items()
-            if name.startswith("best/")
-        }
+        self.best, self.carried = (
+            {
+                name.removeprefix(part): tensor
+                for name, tensor in loaded.tensors.items()
+                if name.startswith(part)
+            }
+            for part in ("best/", "carried/")
+        )
         self.state = state
         self._stopped = loaded.state["stopped"]
         self._truncate_journal(loaded.state["journal_offset"])
@@ -224,6 +230,7 @@ class Attempt(Generic[State]):
 
     def _save(self) -> None:
         tensors: dict[str, Tensor] = {f"best/{name}": tensor for name, tensor in self.best.items()}
+        tensors |= {f"carried/{name}": tensor for name, tensor in self.carried.items()}
         for name, module in self._modules.items():
             tensors |= checkpoints.module_tensors(module, part=f"{name}.weights")
         for name, optimizer in self._optimizers.items():
@@ -260,4 +267,5 @@ class Attempt(Generic[State]):
         trained = {f"{name}.weights" for name in self._modules}
         optimized = {f"{name}.optimizer" for name in self._optimizers}
         best = {"best"} if self._keeps_best else set()
-        return trained | optimized | best | {"stage", "stopped", "journal_offset"}
+        carried = {"carried"} if self._carries else set()
+        return trained | optimized | best | carried | {"stage", "stopped", "journal_offset"}

@@ -90,11 +90,14 @@ def minibatch_of(
     """The minibatch of the given rows; ``max_length`` is the longest response that sampling allows."""
     algorithm, mask = work.algorithm, estimates.policy_mask[rows]
     denominator = denominator_of(mask, aggregation=algorithm.aggregation, max_length=max_length)
+    advantages = minibatch_advantages(estimates.advantages[rows], mask, algorithm)
+    if rollout.importance is not None:
+        advantages = advantages * rollout.importance.weights[rows]
     return Minibatch(
         rollout=rollout,
         estimates=estimates,
         rows=rows,
-        advantages=minibatch_advantages(estimates.advantages[rows], mask, algorithm),
+        advantages=advantages,
         policy_denominator=max(denominator, 1),  # all were filtered out: every sum is 0 too
         num_tokens=int(rollout.sequences.response_mask[rows].sum()),
         num_positive_tokens=int((mask & estimates.is_positive[rows, None]).sum()),

@@ -145,6 +145,8 @@ def expected_metrics(case: Case, *, reward_term: str) -> set[str]:
         "greedy_score_mean": switches.advantage == "greedy_baseline",
         "baseline_mean": switches.reads_rollouts,
         "positive_nll": switches.positive_nll_coef > 0,
+        "importance_weight": False,  # tests/tasks/test_ahead.py
+        "importance_capped": False,
         **dict.fromkeys(
             ("sampler_gap", "sampler_gap_k3", "sampler_gap_worst"), switches.old_logprobs == "policy"
         ),

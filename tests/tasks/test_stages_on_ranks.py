@@ -19,7 +19,7 @@ from ledger.journal import read
 from schemas.kinds import resolve_work
 from schemas.metric_names import PASSES, SAMPLING
 from schemas.recipe.rewards import Judge, Reward
-from schemas.recipe.stages import PreferenceCollection
+from schemas.recipe.stages import Ahead, PreferenceCollection
 from schemas.recipe.terms import ModelTerm
 from schemas.records.job import StageJob, StageResult
 from tasks.data.rows import read_rows
@@ -91,7 +91,8 @@ def dpo(pipeline: Any, folder: Path) -> StageJob:
 
 
 CASES: dict[int, dict[str, Job]] = {
-    2: {name: of_preset(name) for name in test_presets_run.PRESET_CASES},
+    2: {name: of_preset(name) for name in test_presets_run.PRESET_CASES}
+    | {"sampled ahead": of_preset("grpo", rollout=Ahead(ahead=1))},
     # neither 16 nor 8 nor 4 rows divide by 3, and micro-batches of 2 give the ranks unequal numbers of passes
     3: {
         "sft": of_kind("sft", microbatch_size=3),

@@ -91,6 +91,20 @@ def test_a_stage_holds_its_networks(every_kind: RecipeEstimate) -> None:
     assert memory.gradients == 4 * (language + scalar)
 
 
+def test_what_is_sampled_ahead_is_sampled_from_a_copy() -> None:
+    plain, ahead = (
+        stage(
+            estimate_recipe(
+                parse_recipe(EVERY_KIND, overrides=[f"stages.policy.rollout.ahead={each}"]), gpu="h100"
+            ),
+            "policy",
+        ).memory
+        for each in (0, 1)
+    )
+    assert ahead.weights == plain.weights + 4 * 669_312
+    assert (ahead.optimizer, ahead.gradients) == (plain.optimizer, plain.gradients)
+
+
 def test_responses_and_steps_are_those_of_the_loops(every_kind: RecipeEstimate) -> None:
     assert stage(every_kind, "policy").workload.counts["optimizer_steps"] == 4 * 2
     assert stage(every_kind, "value").workload.counts["optimizer_steps"] == 3 * 2 * 4

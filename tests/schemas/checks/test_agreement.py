@@ -283,3 +283,23 @@ def test_what_cannot_be_carried_is_refused(
     plain["stages"][stage] |= changes
     with pytest.raises(ValueError, match=said):
         Recipe.model_validate(plain)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"rollout": {"ahead": 1}, "resources": SHARDED}, r"rollout.ahead=1 samples from a whole copy .* fsdp2 cuts it; use strategy: ddp"),
+        ({"rollout": {"ahead": 1}, "algorithm": "sao"}, "old_logprobs=sampler has no word of the policy; set old_logprobs: policy, or ahead: 0"),
+        ({"rollout": {"importance_cap": 3.0}}, "importance_cap=3.0 is read only where responses are sampled ahead; set rollout.ahead: 1"),
+        ({"rollout": {"ahead": 2}}, "Input should be 0 or 1"),
+        ({"rollout": {"ahead": 1, "importance_cap": 0}}, "greater than 0"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_sampled_ahead_is_refused(
+    plain: dict[str, Any], changes: dict[str, Any], said: str
+) -> None:
+    plain["stages"]["policy"] |= changes
+    with pytest.raises(ValueError, match=said):
+        Recipe.model_validate(plain)
+    plain["stages"]["policy"] |= {"rollout": {"ahead": 1}, "resources": {}, "algorithm": "ppo"}
+    assert Recipe.model_validate(plain).stages["policy"].rollout.ahead == 1

@@ -83,6 +83,17 @@ def test_every_switch_is_in_the_key(switch: str) -> None:
     assert policy_key({**base, switch: CHANGED[switch]}) != policy_key(base)
 
 
+def test_what_is_sampled_ahead_is_in_the_key_and_what_is_not_is_in_none() -> None:
+    def key(**rollout: Any) -> str:
+        names = {"algorithm": "ppo", "init": "sft", "critic": "value", "reward": "main", "prompts": "tasks"}
+        work = PolicyOptimization.model_validate({"kind": "policy_optimization", **names, **rollout})
+        return stage_key(parts_of(work, "init", "critic", "prompts", rewards={"main": VERIFIED}))
+
+    ahead = [key(rollout={"ahead": 1}), key(rollout={"ahead": 1, "importance_cap": 5.0})]
+    assert len({key(), *ahead}) == 3
+    assert key(rollout={"ahead": 0}) == key()
+
+
 def test_the_name_of_a_preset_is_in_no_key() -> None:
     switches = Algorithm.model_validate("vapo").model_dump()
     keys = {policy_key({**switches, "preset": preset}) for preset in ("vapo", "ppo", "grpo", "rloo")}

@@ -1,0 +1,194 @@
+"""Rollouts that are sampled while the ones before train: by which weights, weighted by what, and always with the same bits."""
+
+import hashlib
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from ledger.journal import read
+from models.sampling import Samples
+from schemas.records.job import StageJob
+from tasks import policy_optimization
+from tasks.rollout.engine import LocalEngine
+from tasks.stages import run_stage
+from tasks.training import preemption
+from tasks.training.scratch import JOURNAL
+from tasks.training.seeds import derive_seed, stage_seed
+from tasks.updates import policy_update
+from tasks.updates.estimates import minibatch_advantages
+from tests.tasks.kills import same_bytes_after_a_kill
+from tests.tasks.test_presets_run import Case, curve, job_of, preset
+
+Contents = Callable[[Path], dict[str, bytes]]
+ITERATIONS = 4
+CASES = {
+    "grpo": Case(preset("grpo"), {}),
+    "ppo": Case(preset("ppo"), {}),
+    "dapo": Case(preset("dapo", max_sampling_rounds=2), {}),
+}
+
+
+def job_in(folder: Path, name: str, pipeline: Any, **changes: Any) -> StageJob:
+    folder.mkdir(exist_ok=True)
+    case = CASES[name]
+    work = {
+        "rollout": {"ahead": 1, "importance_cap": 1.1},
+        "iterations": ITERATIONS,
+        "learning_rate": 2e-3,
+        "checkpoint_every": 1,
+        **changes,
+    }
+    return job_of(Case(case.algorithm, work), pipeline, folder)
+
+
+def digest(model: nn.Module) -> str:
+    found = hashlib.sha256()
+    for weight in model.state_dict().values():
+        found.update(weight.detach().numpy().tobytes())
+    return found.hexdigest()
+
+
+def test_a_rollout_is_of_the_policy_before_the_last_update(
+    pipeline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = job_in(tmp_path, "grpo", pipeline)
+    batches = {derive_seed(stage_seed(job), "sampling", number): number for number in range(ITERATIONS)}
+    sampled_by: dict[int, str] = {}
+    threads: dict[int, str] = {}
+    before_update: list[str] = []
+    sample_own, update = LocalEngine.sample_own, policy_update.update
+
+    def sampled(self: LocalEngine, *args: Any, seed: int, **named: Any) -> Samples:
+        if seed in batches:
+            sampled_by[batches[seed]] = digest(self.policy.causal_lm)
+            threads[batches[seed]] = threading.current_thread().name
+        return sample_own(self, *args, seed=seed, **named)
+
+    def updated(networks: Any, *args: Any, **named: Any) -> Any:
+        before_update.append(digest(networks.policy.causal_lm))
+        return update(networks, *args, **named)
+
+    monkeypatch.setattr(LocalEngine, "sample_own", sampled)
+    monkeypatch.setattr(policy_optimization, "update", updated)
+    run_stage(job)
+    assert len(set(before_update)) == ITERATIONS
+    assert sampled_by == {0: before_update[0], 1: before_update[0], 2: before_update[1], 3: before_update[2]}
+    assert threads == {0: "MainThread"} | dict.fromkeys((1, 2, 3), "sampling ahead")
+
+
+def test_advantages_are_weighted_by_capped_ratios(
+    pipeline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = job_in(tmp_path, "ppo", pipeline)
+    minibatch_of = policy_update.minibatch_of
+    means: list[tuple[float, float]] = []
+
+    def checked(rollout: Any, estimates: Any, rows: Any, work: Any, **named: Any) -> Any:
+        found = minibatch_of(rollout, estimates, rows, work, **named)
+        mask = rollout.sequences.response_mask.numpy()
+        ratios = np.exp((rollout.logprobs - rollout.sampled.sampler_logprobs).double().numpy())
+        weights = np.where(mask, np.minimum(ratios, 1.1), 0.0)
+        means.append((weights[mask].mean(), (ratios[mask] > 1.1).mean()))
+        plain = minibatch_advantages(estimates.advantages[rows], estimates.policy_mask[rows], work.algorithm)
+        np.testing.assert_allclose(
+            found.advantages.numpy(), plain.numpy() * weights[rows.numpy()], rtol=1e-5, atol=1e-6
+        )
+        return found
+
+    monkeypatch.setattr(policy_update, "minibatch_of", checked)
+    run_stage(job)
+    said = [entry.metrics for entry in read(job.scratch / JOURNAL)]
+    steps = len(means) // ITERATIONS
+    for metrics, (weight, capped) in zip(said, means[::steps], strict=True):
+        assert metrics["importance_weight"] == pytest.approx(weight, rel=1e-5)
+        assert metrics["importance_capped"] == pytest.approx(capped, abs=1e-9)
+    assert said[0]["importance_weight"] == pytest.approx(1, abs=1e-5), "of the policy as it is"
+    assert all(abs(each["importance_weight"] - 1) > 1e-4 for each in said[1:])
+    assert max(each["importance_capped"] for each in said) > 0
+    assert ["sampler_gap" in each for each in said] == [True, False, False, False]
+
+
+@pytest.mark.parametrize("slow", ["sampling", "training"])
+def test_which_is_done_first_changes_no_bit(
+    slow: str, pipeline: Any, tmp_path: Path, contents: Contents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = job_in(tmp_path / "whole", "grpo", pipeline)
+    expected = run_stage(whole)
+    sample_own, update = LocalEngine.sample_own, policy_update.update
+
+    def slowly(self: LocalEngine, *args: Any, **named: Any) -> Samples:
+        time.sleep(0.5)
+        return sample_own(self, *args, **named)
+
+    def updated(*args: Any, **named: Any) -> Any:
+        time.sleep(0.5)
+        return update(*args, **named)
+
+    if slow == "sampling":
+        monkeypatch.setattr(LocalEngine, "sample_own", slowly)
+    else:
+        monkeypatch.setattr(policy_optimization, "update", updated)
+    job = job_in(tmp_path / slow, "grpo", pipeline)
+    assert run_stage(job) == expected
+    assert contents(job.output) == contents(whole.output)
+    assert curve(job) == curve(whole)
+
+
+@pytest.mark.parametrize("name", ["ppo", "dapo"])
+@pytest.mark.parametrize("step", [1, 2])
+def test_a_killed_stage_ends_with_the_same_bytes(
+    name: str, step: int, pipeline: Any, tmp_path: Path, contents: Contents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was sampled ahead is in the checkpoint: the weights that sampled it are gone."""
+    same_bytes_after_a_kill(
+        run_stage,
+        lambda folder: job_in(folder, name, pipeline),
+        tmp_path,
+        step=step,
+        contents=contents,
+        monkeypatch=monkeypatch,
+    )
+
+
+def test_an_error_of_the_sampler_is_that_of_the_stage(
+    pipeline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sample_own = LocalEngine.sample_own
+
+    def broken(self: LocalEngine, *args: Any, **named: Any) -> Samples:
+        if threading.current_thread().name == "sampling ahead":
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return sample_own(self, *args, **named)
+
+    monkeypatch.setattr(LocalEngine, "sample_own", broken)
+    with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory"):
+        run_stage(job_in(tmp_path, "grpo", pipeline))
+
+
+def test_a_stage_that_is_stopped_leaves_no_thread(
+    pipeline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped within an update: nobody waits for the responses that are sampled beside it."""
+    sample_own = LocalEngine.sample_own
+
+    def endless(self: LocalEngine, *args: Any, on_token: Callable[[int, int], None], **named: Any) -> Samples:
+        while threading.current_thread().name == "sampling ahead":
+            on_token(0, 1)
+            time.sleep(0.01)
+        return sample_own(self, *args, on_token=on_token, **named)
+
+    def stopped(*_: Any, **__: Any) -> Any:
+        raise preemption.Preempted("stopped")
+
+    monkeypatch.setattr(LocalEngine, "sample_own", endless)
+    monkeypatch.setattr(policy_optimization, "update", stopped)
+    with pytest.raises(preemption.Preempted):
+        run_stage(job_in(tmp_path, "grpo", pipeline))
+    assert "sampling ahead" not in {each.name for each in threading.enumerate()}
