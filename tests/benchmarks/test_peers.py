@@ -150,7 +150,7 @@ from benchmarks.peers.clock import Clock
 from benchmarks.peers.workloads import Workload
 
 os.sched_setaffinity(0, {int(sys.argv[2])})
-clock = Clock(Workload("small", "ppo", 2, 3, 3, epochs=2, warmup=1, measured=2), optimizers=2)
+clock = Clock(Workload("small", "ppo", 2, 1, 2, prompt_tokens=2, epochs=2, warmup=1, measured=2), optimizers=2)
 print("libraries may print")
 model = LlamaModel(LlamaConfig(
     vocab_size=9, hidden_size=4, intermediate_size=4, num_hidden_layers=1, num_attention_heads=1, pad_token_id=0
@@ -169,14 +169,15 @@ while True:
 
 
 def test_a_pair_of_processes_counts_whole_iterations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """2 measured iterations, each of 2 steps on 2 rows of 4 and 3 tokens, 8 positions with padding; 5 sampled, 4 read."""
+    """2 measured iterations, each of 2 steps on responses of 2 and 1 tokens to prompts of 2, 8 positions with padding; 5 sampled, 4
+    read."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     script = tmp_path / "side.py"
     script.write_text(SIDE)
     side = [sys.executable, str(script)]
     pair = run_pair(tmp_path / "material.json", ours=side, peer=side, cores=CORES)
     for work in (pair.ours, pair.peer):
-        assert replace(work, seconds=0, cpu_seconds=0) == Work(0, 0, 4, 8, 28, 10, 32, 8)
+        assert replace(work, seconds=0, cpu_seconds=0) == Work(0, 0, 4, 8, 12, 10, 32, 8)
         assert 0 < work.cpu_seconds < 60
         assert work.seconds > 0
     check_equal("small", pair)

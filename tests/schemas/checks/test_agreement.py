@@ -288,7 +288,7 @@ def test_what_cannot_be_carried_is_refused(
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"rollout": {"ahead": 1}, "resources": SHARDED}, r"rollout.ahead=1 samples from a whole copy .* fsdp2 cuts it; use strategy: ddp"),
+        ({"rollout": {"ahead": 1}, "resources": SHARDED}, r"rollout.ahead=1 samples from a whole copy .*fsdp2 cuts it; use strategy: ddp"),
         ({"rollout": {"ahead": 1}, "algorithm": "sao"}, "old_logprobs=sampler has no word of the policy; set old_logprobs: policy, or ahead: 0"),
         ({"rollout": {"importance_cap": 3.0}}, "importance_cap=3.0 is read only where responses are sampled ahead; set rollout.ahead: 1"),
         ({"rollout": {"ahead": 2}}, "Input should be 0 or 1"),
