@@ -110,6 +110,8 @@ OF_OTHER_SWITCHES = {
     "greedy_score_mean",
     "critic_weight",
     "baseline_mean",
+    "importance_weight",
+    "importance_capped",
 }
 
 
