@@ -117,7 +117,7 @@ def collect(
 def _cause(*, keep_last: int | None, older_than: float | None) -> Cause:
     """What the record of a removed artifact says of the removal."""
     options = [] if keep_last is None else [f"--keep-last {keep_last}"]
-    options += [] if older_than is None else [f"--older-than, {older_than:g} s"]
+    options += [] if older_than is None else [f"--older-than {older_than:g}s"]
     return Cause(
         when=datetime.now(UTC).isoformat(timespec="seconds"),
         why=f"no kept run, no registered model and nobody at work needed it ({' '.join([HOLDER, *options])})",

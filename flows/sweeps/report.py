@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from schemas.safe_text import markdown_text
+from schemas.safe_text import markdown_text, without_controls
 from schemas.sweep import Measure, Sweep
 
 CONFIDENCE = 0.95
@@ -187,9 +187,7 @@ def table_markdown(
     missing = [row for row in rows if None in row.values.values()]
     if missing:
         lines += ["", "Without a value:", ""]
-        lines += [
-            f"- {row.arm}, seed {row.seed}: {markdown_text(status_of_row(row))}" for row in missing
-        ]
+        lines += [f"- {row.arm}, seed {row.seed}: {markdown_text(status_of_row(row))}" for row in missing]
     return "\n".join(lines) + "\n"
 
 
@@ -302,8 +300,11 @@ def _csv(header: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
 
 
 def _no_formula(cell: object) -> object:
-    """A text that a spreadsheet would take for a formula, with an apostrophe before it."""
-    return f"'{cell}" if isinstance(cell, str) and cell.startswith(("=", "+", "-", "@", "\t", "\r")) else cell
+    """A text that ends no row, and with an apostrophe before what a spreadsheet would take for a formula."""
+    if not isinstance(cell, str):
+        return cell
+    text = without_controls(cell)
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t")) else text
 
 
 def _times(count: int) -> str:

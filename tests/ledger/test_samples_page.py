@@ -41,7 +41,7 @@ def test_no_text_becomes_markup(text: str) -> None:
 
 def test_a_browser_runs_and_fetches_nothing_in_it() -> None:
     html = samples_page("t", [row("a", "b")], [row("a", "c")])
-    assert "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none';" in html
+    assert '<meta http-equiv="Content-Security-Policy" content="default-src \'none\';' in html
     assert html.index("Content-Security-Policy") < html.index("<style>"), "before anything that it is about"
 
 

@@ -103,7 +103,15 @@ def test_any_text_can_be_printed_and_json_stays_the_same_json(text: str) -> None
 
 @pytest.mark.parametrize(
     "text",
-    ["[x](http://evil)", r"\[x\](http://evil)", r"\\[x\\](http://evil)", "<img src=x>", "a | b\n| c", "`x`", "**x**"],
+    [
+        "[x](http://evil)",
+        r"\[x\](http://evil)",
+        r"\\[x\\](http://evil)",
+        "<img src=x>",
+        "a | b\n| c",
+        "`x`",
+        "**x**",
+    ],
 )
 def test_no_text_becomes_markdown(text: str) -> None:
     """Read back as CommonMark reads it: a backslash before punctuation makes the next character plain."""

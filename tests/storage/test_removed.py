@@ -4,6 +4,7 @@ import hashlib
 import json
 from pathlib import Path
 
+import obstore
 import pytest
 
 from schemas.records.stage_key import stage_key
@@ -101,6 +102,22 @@ def test_half_an_upload_leaves_nothing(place: Place) -> None:
     place.write(path, OLD)
     remove(place, "d" * 64)
     assert place.paths("removed") == set()
+
+
+def test_to_ask_is_to_read(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An auditor's login may read and list alone."""
+    digest = produce(place.open(), OLD).digest
+    remove(place, digest, KEY)
+    storage = place.open()
+
+    def refused(*_: object, **__: object) -> None:
+        raise AssertionError("this login may only read")
+
+    for name in ("put", "delete", "copy", "rename"):
+        monkeypatch.setattr(obstore, name, refused)
+    monkeypatch.setattr("storage.removed.replace_file", refused)
+    monkeypatch.setattr("storage.removed.make_folder", refused)
+    assert find_removed(storage, digest) is not None
 
 
 def test_with_a_damaged_manifest_the_refs_stay_and_the_record_says_no_files(place: Place) -> None:

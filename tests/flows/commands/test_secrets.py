@@ -119,6 +119,7 @@ SECRETS = {
 }
 
 
+@pytest.mark.timeout(900)  # two runs and a server of MLflow
 def test_with_a_bucket_and_servers_a_failure_and_its_resume_leave_no_secret_anywhere(
     bucket: str,
     tmp_path: Path,
