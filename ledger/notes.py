@@ -1,6 +1,5 @@
 """The Markdown of the MLflow pages of a run, a stage and a model."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -9,6 +8,7 @@ from ledger.operations import Input
 from ledger.remarks import remark_on
 from schemas.records.artifacts import Artifact
 from schemas.records.metric_warnings import dropped_summary, warnings_of
+from schemas.safe_text import markdown_text
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ def run_note(entry: RunEntry, pages: Mapping[str, str], producers: Mapping[Artif
 
     ``pages``: stage → page of its run; ``producers``: artifact → run that made it.
     """
-    head = [f"Recipe **{_cell(entry.name)}** · {_words(entry.outcome)}"]
+    head = [f"Recipe **{markdown_text(entry.name)}** · {_words(entry.outcome)}"]
     for outcome in dict.fromkeys(stage.outcome for stage in entry.stages.values()):
         names = [name for name, stage in entry.stages.items() if stage.outcome == outcome]
         stages = " · ".join(_linked(name, pages.get(name)) for name in names)
@@ -47,7 +47,7 @@ def run_note(entry: RunEntry, pages: Mapping[str, str], producers: Mapping[Artif
     ]
     for stage in entry.stages.values():
         page = _linked(stage.name, pages.get(stage.name))
-        gates = "<br>".join(_cell(str(verdict)) for verdict in stage.verdicts) or "–"
+        gates = "<br>".join(markdown_text(str(verdict)) for verdict in stage.verdicts) or "–"
         parents = " · ".join(
             f"{role}: {_linked(given.stage, pages.get(given.stage))}" for role, given in stage.inputs.items()
         )
@@ -55,7 +55,7 @@ def run_note(entry: RunEntry, pages: Mapping[str, str], producers: Mapping[Artif
             each for each in (_words(stage.outcome), _remark(stage), *_warnings(stage)) if each
         )
         lines.append(
-            f"| {page} | {outcome} | {_artifact_cell(stage, producers)} | {gates} | {parents or '–'} |"
+            f"| {page} | {outcome} | {_artifactmarkdown_text(stage, producers)} | {gates} | {parents or '–'} |"
         )
     return "\n".join(lines)
 
@@ -78,13 +78,13 @@ def stage_note(entry: RunEntry, name: str, run_page: str, producers: Mapping[Art
     if remark := _remark(stage):
         head.append(remark)
     if stage.artifact and (lost := dropped_summary(stage.artifact.metrics)):
-        head.append(f"**Left out:** {_cell(lost)}")
+        head.append(f"**Left out:** {markdown_text(lost)}")
     head += _warnings(stage)
     if stage.reason:
-        head.append(_cell(stage.reason))
+        head.append(markdown_text(stage.reason))
     lines = ["  \n".join(head), *_parents_table(stage.inputs, producers)]
     if stage.verdicts:
-        lines += ["", "### Gates", "", *(f"- {verdict}" for verdict in stage.verdicts)]
+        lines += ["", "### Gates", "", *(f"- {markdown_text(str(verdict))}" for verdict in stage.verdicts)]
     if stage.artifact:
         lines += ["", "### Artifact", "", f"- content digest `{stage.artifact.digest}`"]
         model = producers.get(artifact_key(stage.artifact), Link()).model
@@ -106,7 +106,7 @@ def artifact_note(
         head.append(remark)
     head += _warnings(stage)
     gates = [
-        f"- {of.name}: {verdict}"
+        f"- {of.name}: {markdown_text(str(verdict))}"
         for of in stage_and_evaluations(entry, stage.name)
         for verdict in of.verdicts
     ]
@@ -148,12 +148,12 @@ def model_tags(entry: RunEntry, stage: str) -> dict[str, str]:
 
 def _remark(stage: StageEntry) -> str | None:
     remark = remark_on(stage.artifact, stage.inputs) if stage.artifact else None
-    return f"**{_cell(remark)}**" if remark else None
+    return f"**{markdown_text(remark)}**" if remark else None
 
 
 def _warnings(stage: StageEntry) -> list[str]:
     metrics = stage.artifact.metrics if stage.artifact else {}
-    return [f"**Warning:** {_cell(warning)}" for warning in warnings_of(metrics)]
+    return [f"**Warning:** {markdown_text(warning)}" for warning in warnings_of(metrics)]
 
 
 def _parents_line(inputs: Mapping[str, Input], producers: Mapping[ArtifactKey, Link]) -> str:
@@ -176,7 +176,7 @@ def _parents_table(inputs: Mapping[str, Input], producers: Mapping[ArtifactKey, 
     return lines
 
 
-def _artifact_cell(stage: StageEntry, producers: Mapping[ArtifactKey, Link]) -> str:
+def _artifactmarkdown_text(stage: StageEntry, producers: Mapping[ArtifactKey, Link]) -> str:
     if stage.artifact is None:
         return "–"
     link = producers.get(artifact_key(stage.artifact), Link())
@@ -190,12 +190,7 @@ def _linked_run(link: Link) -> str:
 
 
 def _linked(text: str, page: str | None) -> str:
-    return f"[{_cell(text)}]({page})" if page else _cell(text)
-
-
-def _cell(text: str) -> str:
-    """Text escaped for a cell of a table or a link."""
-    return re.sub(r"([|\[\]`*<>])", r"\\\1", " ".join(text.split()))
+    return f"[{markdown_text(text)}]({page})" if page else markdown_text(text)
 
 
 def _words(name: str) -> str:

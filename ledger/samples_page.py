@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from schemas.safe_text import safe_text
+from schemas.safe_text import POLICY, safe_text
 
 MAX_SHOWN = 100
 """Prompts on the page."""
@@ -44,6 +44,7 @@ def samples_page(
     told = f"{len(pairs):,} of {len(first):,} prompts, the first response of each model."
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f"{POLICY}"
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{_text(title)}</title><style>{_STYLE}</style></head><body>\n<h1>{_text(title)}</h1>\n<p>{told}</p>\n"
         + "\n".join(_pair(ours, theirs) for ours, theirs in pairs)

@@ -4,10 +4,15 @@ import os
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+DANGEROUS = (
+    "MLFLOW_ALLOW_PICKLE_DESERIALIZATION",
+    "MLFLOW_ALLOW_MODEL_CODE_EXECUTION",
+    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION",
+)
+"""MLflow's switches that let it load pickles and run code; those that a version of MLflow does not know, it ignores."""
+
 MLFLOW_ENVIRONMENT = {
-    "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
-    "MLFLOW_ALLOW_MODEL_CODE_EXECUTION": "false",
-    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+    **dict.fromkeys(DANGEROUS, "false"),
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "MLFLOW_LOGGING_LEVEL": "WARNING",
@@ -15,7 +20,7 @@ MLFLOW_ENVIRONMENT = {
     # Time out after seconds, not minutes: the outbox keeps the records.
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
 }
-"""Settings for MLflow's client and server if Vantage starts one; the user's environment has priority."""
+"""Settings for MLflow's client and server if Vantage starts one; the user's environment has priority, except ``DANGEROUS``."""
 
 
 def address(tracking_uri: str | None, workspace: Path) -> str:
@@ -27,6 +32,8 @@ def address(tracking_uri: str | None, workspace: Path) -> str:
 def set_up_client() -> None:
     """Set `MLFLOW_ENVIRONMENT` before MLflow is imported, and turn off retries."""
     for name, value in MLFLOW_ENVIRONMENT.items():
+        if name in DANGEROUS:
+            os.environ[name] = value
         os.environ.setdefault(name, value)
     # MLflow's client repeats a request whose answer was lost, and would create a run twice. We look first.
     os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"

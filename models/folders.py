@@ -156,7 +156,9 @@ def check_shapes(folder: Path, config: PreTrainedConfig, tensors: dict[str, Tens
             shape.
     """
     with refusing(folder / "config.json", "describes a model that cannot be built"), torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+        model = AutoModelForCausalLM.from_config(
+            config, attn_implementation=_attention_implementation(config), trust_remote_code=False
+        )
         parameters = dict(model.named_parameters())
     for name, parameter in parameters.items():
         stored = tensors.get(name)
@@ -395,7 +397,7 @@ def check_files(folder: Path) -> None:
             raise UnsafeModel(f"{path} is a pickle or a zip archive by its first bytes; delete it")
         elif path.suffix == ".json" and _has_remote_code(parse_json(path)):
             raise UnsafeModel(
-                f"{path} asks for code of its own (auto_map); use a model that transformers has built in"
+                f"{path} asks for code of its own (auto_map, or a kernel of the hub); use a model that transformers has built in"
             )
 
 
@@ -414,9 +416,18 @@ def _looks_pickled(path: Path) -> bool:
     return (start[:1] == b"\x80" and start[1:2] in (b"\2", b"\3", b"\4", b"\5")) or start == b"PK\x03\x04"
 
 
+def _names_kernel(name: str, value: Any) -> bool:
+    """Whether a field such as ``attn_implementation`` names a repository, whose native code transformers would load."""
+    values = value.values() if isinstance(value, dict) else [value]
+    return name.endswith("_implementation") and any(isinstance(each, str) and "/" in each for each in values)
+
+
 def _has_remote_code(value: Any) -> bool:
     if isinstance(value, dict):
         return (
-            "auto_map" in value or "custom_pipelines" in value or any(map(_has_remote_code, value.values()))
+            "auto_map" in value
+            or "custom_pipelines" in value
+            or any(_names_kernel(name, each) for name, each in value.items())
+            or any(map(_has_remote_code, value.values()))
         )
     return isinstance(value, list) and any(map(_has_remote_code, value))

@@ -8,11 +8,18 @@ from urllib.parse import unquote
 
 MASK = "***"
 
+POLICY = (
+    '<meta http-equiv="Content-Security-Policy" '
+    "content=\"default-src 'none'; style-src 'unsafe-inline'; img-src data:\">"
+)
+"""For the head of a page of ours that needs neither script nor network: a browser then runs and fetches nothing in it."""
+
 SHORTEST_SECRET = 8
 """Characters; a shorter secret may be a common word (``mlflow``), and is masked in addresses only."""
 
 _SECRET_NAME = re.compile(
-    r"(PASSWORD|PASSWD|SECRET|TOKEN|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|CREDENTIALS?|AUTH_STRING)(_ID)?$",
+    r"(PASSWORD|PASSWD|PASSPHRASE|_PASS|_PWD|SECRET|TOKEN|_PAT|APIKEY|ACCESSKEY|PRIVATEKEY|_KEY|CREDENTIALS?|AUTH_STRING"
+    r"|COOKIE|CONNECTION_STRING|WEBHOOK(_URL)?)(_ID)?$",
     re.IGNORECASE,
 )
 """Names of environment variables whose whole value is a secret."""
@@ -21,7 +28,8 @@ _LOGIN = re.compile(r"(?<=://)([^\s/?#'\"<>]*)@")
 """The login in an address, before its host: greedy, since a password may contain ``@``."""
 
 _FIELD = re.compile(
-    r"((?<![A-Za-z0-9_])(?:password|passwd|pwd|token|access_token|auth_token|secret|api_?key|access_?key|auth_string)=)"
+    r"((?<![A-Za-z0-9_])(?:password|passwd|pwd|token|access_token|auth_token|secret|api_?key|access_?key|account_?key|shared_?access_?key|sig"
+    r"|auth_string)=)"
     r"[^\s&'\"<>,;]+",
     re.IGNORECASE,
 )
@@ -32,6 +40,9 @@ _HEADER = re.compile(r"(authorization['\"]?\s*[:=]\s*['\"]?(?:bearer|basic)\s+)[
 
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters except tab and line feed, characters that change text direction or end a line, surrogates."""
+
+
+_MARKUP = re.compile(r"([\\|\[\]`*<>])")
 
 
 def without_secrets(text: str) -> str:
@@ -52,6 +63,11 @@ def without_controls(text: str) -> str:
 def safe_text(text: str) -> str:
     """The text without secrets and control characters."""
     return without_controls(without_secrets(text))
+
+
+def markdown_text(text: str) -> str:
+    """The text in one line, which Markdown shows as it is, also in a cell of a table: no link, no markup, no HTML."""
+    return _MARKUP.sub(r"\\\1", " ".join(text.split()))
 
 
 def secrets_of(environment: Mapping[str, str]) -> tuple[str, ...]:

@@ -6,6 +6,9 @@ A lease can be lost while its holder sleeps, so a lease alone protects nothing h
   write. A lookup that finds the mark takes it off, after which that write is refused.
 - an object is removed in one request, right after a beat of its lease has succeeded. Whoever commits an equal object
   holds that lease from before the upload until after the ref is written, and uploads again if it was lost between.
+
+What was an artifact leaves a record (``storage.removed``), written before it goes. The record of something that then stays
+after all says nothing: whoever asks looks for the object first.
 """
 
 from collections import defaultdict
@@ -14,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from datetime import datetime
 from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import obstore
@@ -24,9 +28,13 @@ from storage.durable_files import remove_folder
 from storage.garbage import HOLDER, Leftover, Needed, batches, bytes_in
 from storage.key_records import KeyRecord, KeyRecords
 from storage.leases import RemoteLeases
+from storage.measured_file import METRICS_FILE
 from storage.records import Conflict, Version
 from storage.refs import DamagedRef, Ref, check_ref, uri_of
-from storage.store import Locked, is_digest
+from storage.remote_objects import RemoteObjects
+from storage.removed import CAUSE_FILE, REMOVED_FOLDER, Cause, ref_bytes, ref_name, what_stays
+from storage.sealed_folders import MANIFEST
+from storage.store import Locked, checked_digest, is_digest
 
 _READS = 16
 """Records that are read at once."""
@@ -39,9 +47,12 @@ _CLOCK = "leases/clock"
 class BucketGarbage:
     """The removable content of a bucket, and of this machine's working folders for it."""
 
-    def __init__(self, remote: Remote, keys: KeyRecords, leases: RemoteLeases, cache: Path) -> None:
-        """``cache`` has this machine's scratch and staging folders."""
+    def __init__(
+        self, remote: Remote, keys: KeyRecords, leases: RemoteLeases, cache: Path, cause: Cause
+    ) -> None:
+        """``cache`` has this machine's scratch and staging folders; ``cause`` goes into the records of what is removed."""
         self._remote = remote
+        self._cause = cause
         self._keys = keys
         self._leases = leases
         self._cache = cache
@@ -92,6 +103,8 @@ class BucketGarbage:
                 for key, (record, version) in marked.items():
                     is_kept = key in kept
                     ref = record.ref if is_kept else None
+                    if record.ref is not None and not is_kept:
+                        self._keep_ref(record.ref)
                     with suppress(Conflict):  # somebody uses it after all
                         self._keys.write(
                             key, record.model_copy(update={"unneeded": False, "ref": ref}), version
@@ -105,6 +118,7 @@ class BucketGarbage:
                 if digest in needed():
                     return False
                 paths = [str(each["path"]) for each in self._listed(f"{uri_of(digest)}/")]
+                self._keep_object(digest)
                 return self._delete(paths, only_if=held.is_still_ours)
         except Locked:
             return False
@@ -123,6 +137,27 @@ class BucketGarbage:
                 return True
             paths = [str(each["path"]) for each in self._listed(leftover.name)]
             return self._delete(paths, only_if=lambda: True)
+
+    def records(self) -> Mapping[str, int]:
+        return self._sizes(f"{REMOVED_FOLDER}/")
+
+    def _keep_ref(self, ref: Ref) -> None:
+        """Write down a ref that is about to go."""
+        path = f"{REMOVED_FOLDER}/{checked_digest(ref.artifact.digest)}/{ref_name(ref.artifact.stage_key)}"
+        obstore.put(self._remote, path, ref_bytes(ref))
+
+    def _keep_object(self, digest: str) -> None:
+        """Write down an object that is about to go; what has neither manifest nor ref was no artifact."""
+        prefix = f"{REMOVED_FOLDER}/{digest}/"
+        with TemporaryDirectory() as folder:
+            for name in (MANIFEST, METRICS_FILE):
+                with suppress(ValueError):  # damaged already
+                    RemoteObjects(self._remote).fetch_files(digest, (name,), Path(folder))
+            kept = what_stays(Path(folder), digest)
+        if not kept and not self._listed(prefix):
+            return
+        for name, data in {**kept, CAUSE_FILE: self._cause.model_dump_json().encode()}.items():
+            obstore.put(self._remote, prefix + name, data)
 
     def _is_committed(self, key: str) -> bool:
         """Whether the newest attempt at the key has committed; after damage a newer one may be under way."""

@@ -107,9 +107,10 @@ def open_lock(path: Path) -> int:
 
     Raises:
         ValueError: a folder has its name.
+        OSError: a link has it (ELOOP): what it points to is not touched.
     """
     try:
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
     except IsADirectoryError:
         raise ValueError(f"{path} is a folder where a lock's file belongs; move it away") from None
 

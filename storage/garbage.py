@@ -55,11 +55,14 @@ class Garbage(Protocol):
     def leftovers(self) -> Collection[Leftover]:
         """Everything else that may be removed."""
 
+    def records(self) -> Mapping[str, int]:
+        """Digest → bytes of what stays of removed artifacts (``storage.removed``)."""
+
     def remove_refs(self, stage_keys: Collection[str], *, needed: Needed) -> list[str]:
-        """Remove refs that are not needed and on whose keys nobody works; the keys of those that are gone."""
+        """Write down and remove refs that are not needed and on whose keys nobody works; the keys of those that are gone."""
 
     def remove_object(self, digest: str, *, needed: Needed) -> bool:
-        """Remove an object unless it is needed, or is being committed; whether it is gone."""
+        """Write down and remove an object unless it is needed, or is being committed; whether it is gone."""
 
     def remove_leftover(self, leftover: Leftover, *, needed: Needed) -> bool:
         """Remove it unless its key is needed, or somebody works on the key; whether it is gone."""

@@ -4,6 +4,7 @@
     keys/<stage key>.json       number of the newest attempt, and the ref: one record, replaced by conditional writes alone
     leases/<stage key>.json     who works on the stage key (``storage.leases``)
     scratch/<stage key>/…       checkpoints and journal of an attempt that has not ended (``storage.scratch_copy``)
+    removed/<digest>/…          what stays of an artifact that was removed (``storage.removed``)
     quarantine/…                damaged records and manifests, kept for inspection
 
 Each machine has a cache: a folder with the objects that it has fetched and verified, and its own scratch and staging
@@ -33,6 +34,7 @@ from storage.object_cache import ObjectCache
 from storage.records import Conflict, read_record
 from storage.refs import DamagedObject, DamagedRef, Lookup, Ref, check_ref, seal_as
 from storage.remote_objects import RemoteObjects
+from storage.removed import Cause
 from storage.scratch_copy import ScratchCopy
 from storage.sealed_folders import MANIFEST, read_manifest, read_sealed_file
 from storage.store import Fenced, checked_digest
@@ -308,9 +310,9 @@ class ObjectStorage:
         """Remove it here; the copy in the bucket stays."""
         remove_folder(self._scratch(stage_key))
 
-    def garbage(self) -> BucketGarbage:
-        """What may be removed."""
-        return BucketGarbage(self._remote, self._keys, self._leases, self._cache)
+    def garbage(self, cause: Cause) -> BucketGarbage:
+        """What may be removed; ``cause`` goes into the records of what is."""
+        return BucketGarbage(self._remote, self._keys, self._leases, self._cache, cause)
 
     # Implementation
 

@@ -15,6 +15,7 @@ from schemas.records.artifacts import Artifact
 from storage.garbage import Garbage
 from storage.measured_file import Sealed
 from storage.refs import Lookup, Ref
+from storage.removed import Cause
 from storage.store import Store
 from storage.store_garbage import StoreGarbage
 
@@ -154,11 +155,11 @@ def open_storage(address: str) -> Storage:
     return ObjectStorage(open_bucket(address), scratch, address=address, objects=objects)
 
 
-def garbage_of(storage: Storage) -> Garbage:
-    """What may be removed from a storage."""
+def garbage_of(storage: Storage, cause: Cause) -> Garbage:
+    """What may be removed from a storage; ``cause`` goes into the records of what is."""
     from storage.object_storage import ObjectStorage
 
     if isinstance(storage, ObjectStorage):
-        return storage.garbage()
+        return storage.garbage(cause)
     assert isinstance(storage, Store)
-    return StoreGarbage(storage)
+    return StoreGarbage(storage, cause)

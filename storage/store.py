@@ -5,6 +5,7 @@
     staging/<key>.<attempt>/   files of an attempt before they are committed
     scratch/<stage key>/       shared by attempts: in-stage checkpoints, metric journal, progress
     locks/                     locks of stage keys; the number of the newest attempt
+    removed/<digest>/          what stays of an artifact that was removed (``storage.removed``)
     quarantine/                damaged objects and refs, kept for inspection
 
 How a stage uses it::

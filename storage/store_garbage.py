@@ -1,6 +1,7 @@
 """What may be removed from a store in a folder (``storage.garbage``).
 
 The locks are the kernel's: they cannot be lost while their holder lives, so each check still holds when it is acted on.
+What was an artifact leaves a record (``storage.removed``), written under the same locks before it goes.
 """
 
 import os
@@ -11,14 +12,18 @@ from pathlib import Path
 from storage.durable_files import REMOVED, locked, remove_folder, sync_folder
 from storage.garbage import HOLDER, Leftover, Needed, batches, bytes_in
 from storage.refs import DamagedRef, Ref
+from storage.removed import REMOVED_FOLDER, Cause, RemovedFolder
 from storage.store import Locked, Store, is_digest
 
 
 class StoreGarbage:
     """The removable content of a store."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, cause: Cause) -> None:
+        """``cause``: written into the records of what is removed."""
         self._store = store
+        self._cause = cause
+        self._removed = RemovedFolder(store.root)
         self._root = store.root
         self._read: dict[str, tuple[object, Ref | None]] = {}
         """Stage key → status of the ref's file when it was last read, and the ref."""
@@ -58,6 +63,8 @@ class StoreGarbage:
                 for key in ours:
                     if key not in kept:
                         with locked(self._store.swap_lock(key)):
+                            if (ref := self._find(key)) is not None:
+                                self._removed.keep_ref(ref)
                             (self._root / "refs" / f"{key}.json").unlink(missing_ok=True)
                         gone.append(key)
                 sync_folder(self._root / "refs")
@@ -67,7 +74,9 @@ class StoreGarbage:
         with self._store.object_lock(digest):
             if digest in needed():
                 return False
-            remove_folder(self._root / "objects" / digest)
+            folder = self._root / "objects" / digest
+            self._removed.keep_object(folder, digest, self._cause)
+            remove_folder(folder)
         return True
 
     def remove_leftover(self, leftover: Leftover, *, needed: Needed) -> bool:
@@ -78,11 +87,26 @@ class StoreGarbage:
                 if leftover.is_scratch and leftover.stage_key in needed():
                     return False
             path = self._root / leftover.name
+            self._keep_quarantined(path)
             if path.is_dir() and not path.is_symlink():
                 remove_folder(path)
             else:
                 path.unlink(missing_ok=True)
         return True
+
+    def records(self) -> Mapping[str, int]:
+        root = self._root / REMOVED_FOLDER
+        return {path.name: bytes_in(path) for path in root.iterdir()} if root.is_dir() else {}
+
+    def _keep_quarantined(self, path: Path) -> None:
+        """The record of a damaged object that nobody has made again."""
+        digest = path.name.partition(".")[0]
+        if path.parent.name != "quarantine" or not is_digest(digest):
+            return
+        with self._store.object_lock(digest):
+            if not self._store.has_object(digest):
+                why = f"was found damaged and set aside; {self._cause.why}"
+                self._removed.keep_object(path, digest, self._cause.model_copy(update={"why": why}))
 
     def _find(self, key: str) -> Ref | None:
         try:

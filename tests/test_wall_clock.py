@@ -13,6 +13,7 @@ WALL = {"time", "time_ns", "now", "utcnow", "today", "localtime", "gmtime", "str
 MODULES = {"time", "clock", "datetime", "date"}
 
 KNOWN = {
+    "flows/runs/collecting.py": 1,  # when something was removed, for people
     "flows/runs/run.py": 1,  # when a run was started, for people
     "tasks/training/attempt.py": 1,  # the times of a journal's lines, which MLflow draws
     "tasks/training/batch_files.py": 1,

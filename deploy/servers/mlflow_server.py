@@ -5,6 +5,7 @@ from pathlib import Path
 
 from deploy.servers.processes import Server
 from deploy.servers.settings import LOOPBACK, USER, Settings, write_private
+from ledger.tracking import DANGEROUS
 
 
 def mlflow_server(settings: Settings, folder: Path, environment: dict[str, str]) -> Server:
@@ -24,8 +25,7 @@ def mlflow_server(settings: Settings, folder: Path, environment: dict[str, str])
             "MLFLOW_AUTH_ADMIN_USERNAME": USER,
             "MLFLOW_AUTH_ADMIN_PASSWORD": settings.mlflow_password,
             "MLFLOW_FLASK_SERVER_SECRET_KEY": settings.mlflow_secret_key,
-            "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # it would start huey, which outlives the server
-            "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
+            **dict.fromkeys(DANGEROUS, "false"),  # job execution would start huey, which outlives the server
             "MLFLOW_DISABLE_TELEMETRY": "true",
             "DO_NOT_TRACK": "1",
             "PYTHONSAFEPATH": "1",

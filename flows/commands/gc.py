@@ -39,7 +39,8 @@ def gc(
 ) -> None:
     """Remove artifacts, checkpoints and left-overs that no run, no registered model and nobody at work needs.
 
-    Without --keep-last and --older-than no run is removed. Pipelines may run meanwhile.
+    Without --keep-last and --older-than no run is removed. Pipelines may run meanwhile. A removed run leaves its
+    run.json, a removed artifact its manifest, metrics and refs, so that it can still be said what it was.
     """
     with explained(verbose):
         from flows.runs.collecting import collect
@@ -72,6 +73,12 @@ def _show(found: "Collection", *, dry_run: bool) -> None:
             console.print(f"kept: {name} ({what})", soft_wrap=True)
     verb = "would be removed" if dry_run else "removed"
     console.print(f"{len(found.removed)} {verb}, {found.num_bytes:,} bytes")
+    if found.num_records:
+        noun = "artifact" if found.num_records == 1 else "artifacts"
+        console.print(
+            f"kept of {found.num_records} removed {noun}: manifest, metrics and refs, {found.record_bytes:,} bytes",
+            soft_wrap=True,
+        )
 
 
 def _seconds(age: str) -> float:

@@ -5,6 +5,7 @@ releases when its process ends. An attempt takes all of its GPUs at once, and at
 """
 
 import os
+import stat
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -56,6 +57,9 @@ def _take(
         return ()
     folder = LOCKS / f"vantage-gpus-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+        raise ValueError(f"{folder} belongs to another user or is a link; ask whoever made it to remove it")
     turn = open_lock(folder / "turn.lock")
     try:
         while not try_lock(turn):  # whoever has waited longest goes first

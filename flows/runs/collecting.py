@@ -1,23 +1,28 @@
 """``vantage gc``: removes what no run, no registered model and nobody at work needs, beside running pipelines.
 
 A run that is removed leaves its ``run.json`` with status ``removed``, as the record of what it was and what it published.
+An artifact that is removed leaves its manifest, metrics and refs (``storage.removed``).
 An attempt writes its stage key into ``run.json`` before it holds the key, and a key is held here before the runs are read
 (``storage.garbage``).
 """
 
+import socket
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from typing import Any, Literal
 
+from flows.runs.origin import user_name
 from flows.runs.reached import reached
 from flows.runs.record import REMOVED, RunRecord
 from flows.runs.run import damaged_runs, inactive_runs, is_active, read_runs
 from flows.runs.workspace import RunError, Workspace
 from ledger.outbox import Outbox
-from storage.garbage import Garbage, Leftover, Needed
+from storage.garbage import HOLDER, Garbage, Leftover, Needed
 from storage.refs import Ref
+from storage.removed import Cause
 from storage.storage import garbage_of
 
 QUARANTINE_SECONDS = 7 * 86400.0
@@ -44,6 +49,10 @@ class Collection:
     """What no run needs, but somebody works on, or has begun to use meanwhile."""
     unsent: tuple[str, ...]
     """Runs that would be removed, but whose records MLflow has not received yet."""
+    num_records: int = field(default=0, compare=False)
+    """Removed artifacts of which the storage keeps manifest, metrics and refs: those of earlier collections too."""
+    record_bytes: int = field(default=0, compare=False)
+    """Bytes of these records."""
 
     @property
     def num_bytes(self) -> int:
@@ -52,7 +61,13 @@ class Collection:
     def as_json(self) -> dict[str, Any]:
         """The output of ``gc --json``."""
         removed = [asdict(removal) for removal in self.removed]
-        return {"bytes": self.num_bytes, "removed": removed, "in_use": self.in_use, "unsent": self.unsent}
+        return {
+            "bytes": self.num_bytes,
+            "removed": removed,
+            "in_use": self.in_use,
+            "unsent": self.unsent,
+            "records": {"artifacts": self.num_records, "bytes": self.record_bytes},
+        }
 
 
 def collect(
@@ -74,8 +89,8 @@ def collect(
     Raises:
         RunError: a run cannot be read, so what it needs is not known.
     """
-    records = _read_all(workspace)
-    chosen = list(_outdated(workspace, records, keep_last=keep_last, older_than=older_than))
+    runs = _read_all(workspace)
+    chosen = list(_outdated(workspace, runs, keep_last=keep_last, older_than=older_than))
     unsent = [run_id for run_id in chosen if _is_unsent(workspace, run_id)]
     if not dry_run:
         chosen, unsent = _remove_runs(workspace, chosen)
@@ -83,11 +98,31 @@ def collect(
     removals = [Removal("run", run_id) for run_id in chosen]
     in_use: list[str] = []
     storage = workspace.existing_storage
+    records: Mapping[str, int] = {}
     if storage is not None:
-        collector = _Collector(workspace, garbage_of(storage), set(chosen), dry_run=dry_run)
+        garbage = garbage_of(storage, _cause(keep_last=keep_last, older_than=older_than))
+        collector = _Collector(workspace, garbage, set(chosen), dry_run=dry_run)
         removals += collector.collect(QUARANTINE_SECONDS if older_than is None else older_than)
         in_use = collector.in_use
-    return Collection(tuple(removals), tuple(in_use), tuple(unsent))
+        records = garbage.records()
+    return Collection(
+        tuple(removals),
+        tuple(in_use),
+        tuple(unsent),
+        num_records=len(records),
+        record_bytes=sum(records.values()),
+    )
+
+
+def _cause(*, keep_last: int | None, older_than: float | None) -> Cause:
+    """What the record of a removed artifact says of the removal."""
+    options = [] if keep_last is None else [f"--keep-last {keep_last}"]
+    options += [] if older_than is None else [f"--older-than {older_than:g}s"]
+    return Cause(
+        when=datetime.now(UTC).isoformat(timespec="seconds"),
+        why=f"no kept run, no registered model and nobody at work needed it ({' '.join([HOLDER, *options])})",
+        by=f"{user_name()} on {socket.gethostname()}",
+    )
 
 
 class _Collector:

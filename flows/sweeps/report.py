@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from schemas.safe_text import markdown_text, without_controls
 from schemas.sweep import Measure, Sweep
 
 CONFIDENCE = 0.95
@@ -181,11 +182,12 @@ def table_markdown(
         "not corrected for the number of arms. Inconclusive: the interval contains 0, or there is none.",
     ]
     if sweep.published:
-        lines.append(f"Published: {sweep.published.unit}, {sweep.published.source}.")
+        said = markdown_text(f"{sweep.published.unit}, {sweep.published.source}")
+        lines.append(f"Published: {said}.")
     missing = [row for row in rows if None in row.values.values()]
     if missing:
         lines += ["", "Without a value:", ""]
-        lines += [f"- {row.arm}, seed {row.seed}: {status_of_row(row)}" for row in missing]
+        lines += [f"- {row.arm}, seed {row.seed}: {markdown_text(status_of_row(row))}" for row in missing]
     return "\n".join(lines) + "\n"
 
 
@@ -293,8 +295,16 @@ def _csv(header: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(header)
-    writer.writerows(lines)
+    writer.writerows([_no_formula(cell) for cell in line] for line in lines)
     return text.getvalue()
+
+
+def _no_formula(cell: object) -> object:
+    """A text that ends no row, and with an apostrophe before what a spreadsheet would take for a formula."""
+    if not isinstance(cell, str):
+        return cell
+    text = without_controls(cell)
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t")) else text
 
 
 def _times(count: int) -> str:

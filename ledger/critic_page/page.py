@@ -7,7 +7,7 @@ from ledger.critic_page.plots import Plot, diagnosis_plots, drift_plots
 from ledger.critic_page.tables import Table, diagnosis_tables, drift_table, summary
 from schemas.records.critic_advice import Advice, advice_on_drift, advice_on_pretraining
 from schemas.records.critic_diagnosis import CriticDrift, PretrainedCritic
-from schemas.safe_text import safe_text
+from schemas.safe_text import POLICY, safe_text
 
 _STYLE = """
 :root { color-scheme: light dark; --line: #8886; --card: #8881; --good: #2e9e5b; --note: #2f80c8; --warning: #c98a00;
@@ -39,6 +39,7 @@ def critic_page(
     shown = _text(title)
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f"{POLICY}"
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{shown}</title><style>{_STYLE}</style></head><body>\n<h1>{shown}</h1>\n"
         "<p>A critic predicts, at each token of a response, the return that is still to come. A policy that learns from a bad "

@@ -17,6 +17,7 @@ from ledger.tracking import without_login, without_password
 from storage.sealed_folders import MANIFEST, read_manifest
 
 _PARENT = "vantage.parent."
+_QUOTES = frozenset("'\"`\\")
 
 
 class NoSuchModel(ValueError):
@@ -68,6 +69,10 @@ def find_version(
         NoSuchModel: there is none, or it was not published by Vantage.
         MlflowException, OSError: the server does not answer.
     """
+    if set(name) & _QUOTES:  # a search would take what follows for another condition
+        raise NoSuchModel(
+            f"{name!r} is no name of a registered model: it has a quotation mark or a backslash"
+        )
     client = MlflowClient(tracking_uri=tracking_uri)
     found = _find(client, name, version, alias)
     tags = found.tags
@@ -169,8 +174,14 @@ def _require_policy(found: PublishedVersion, weights: Path, files: Mapping[str, 
     what = f"version {found.version} of {found.name}"
     if "adapter_config.json" in files:
         raise UnusableVersion(f"{what} holds adapters alone; publish the whole model, with merge: true")
-    architectures = json.loads((weights / "config.json").read_bytes()).get("architectures") or [""]
-    if str(architectures[0]).endswith("ForSequenceClassification"):
+    try:
+        architectures = json.loads((weights / "config.json").read_bytes()).get("architectures") or [""]
+        first = str(architectures[0])
+    except (ValueError, AttributeError, LookupError, TypeError, RecursionError) as error:
+        raise DamagedCopy(
+            f"MLflow's copy of {found.name} version {found.version} is damaged: config.json is not a model's"
+        ) from error
+    if first.endswith("ForSequenceClassification"):
         raise UnusableVersion(f"{what} is a reward model; name one that a policy was published as")
 
 

@@ -1,7 +1,8 @@
 """A recipe's own verifier in a process of its own, kept for all batches of a stage.
 
 Whatever the code does there (a loop without end, a crash in C, ``os._exit``, prints without end) ends that process and
-nothing else, and is reported as the verifier's, with the line where it stood.
+nothing else, and is reported as the verifier's, with the line where it stood. It is not told the logins of the stage's
+environment (``PASSED``). That is no sandbox: the code runs as the same user.
 """
 
 import json
@@ -27,6 +28,18 @@ LOAD_SECONDS = 120.0
 """How long the file may take to be run: what it imports may be large."""
 MAX_PRINTED = 2**20
 """Bytes that one call may print."""
+
+PASSED = frozenset(
+    {
+        *("PATH", "HOME", "USER", "LOGNAME", "LANG", "LANGUAGE", "TZ", "TMPDIR", "XDG_CACHE_HOME"),
+        *("LD_LIBRARY_PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "SSL_CERT_FILE", "SSL_CERT_DIR", "NLTK_DATA"),
+        *("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "TOKENIZERS_PARALLELISM"),
+        *("HF_HOME", "HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE"),
+    }
+)
+"""Variables of the stage's environment that the verifier's process has too."""
+PASSED_PREFIXES = ("LC_", "PYTHON", "OMP_", "MKL_", "OPENBLAS_", "VERIFIER_")
+"""Beginnings of more such names. ``VERIFIER_…`` is for what a user wants their own code to have."""
 
 _STACK_SECONDS = 2.0
 _LOOK_SECONDS = 0.5
@@ -143,7 +156,7 @@ class _Running:
             stderr=subprocess.STDOUT,
             pass_fds=(asked, replies),
             process_group=0,  # so that what it starts can be ended with it
-            env={**os.environ, "PYTHONSAFEPATH": "1", "PYTHONPATH": _path()},
+            env={**passed(os.environ), "PYTHONSAFEPATH": "1", "PYTHONPATH": _path()},
         )
         os.close(asked)
         os.close(replies)
@@ -220,6 +233,15 @@ class _Running:
             self._to_send = memoryview(b"")
         if not self._to_send:
             self._selector.unregister(self._requests)
+
+
+def passed(environment: Mapping[str, str]) -> dict[str, str]:
+    """The part of an environment that a user's code is given: no login, and none of the keys of a storage."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if name in PASSED or name.startswith(PASSED_PREFIXES)
+    }
 
 
 def _path() -> str:

@@ -42,6 +42,14 @@ def test_a_reason_can_break_neither_table_nor_link() -> None:
     assert r"a \| b \[x\](javascript:alert(1)) \<script\>" in note.splitlines()[2]
 
 
+def test_a_reason_with_backslashes_makes_no_link_either() -> None:
+    failed = FINISH_STAGE.model_copy(
+        update={"outcome": "failed", "artifact": None, "reason": r"\[log in\](https://evil.example)"}
+    )
+    note = stage_note(entry(OPEN_RUN, OPEN_STAGE, failed), "sft", "#/run", {})
+    assert r"\\\[log in\\\](https://evil.example)" in note.splitlines()[2]
+
+
 def test_a_stages_page_tells_what_was_left_out_and_what_is_warned_of() -> None:
     assert FINISH_STAGE.artifact is not None
     cut = FINISH_STAGE.artifact.model_copy(

@@ -39,6 +39,12 @@ def test_no_text_becomes_markup(text: str) -> None:
     assert "".join(page.texts).count(text) == 5, "title, heading, prompt and both responses, as they are"
 
 
+def test_a_browser_runs_and_fetches_nothing_in_it() -> None:
+    html = samples_page("t", [row("a", "b")], [row("a", "c")])
+    assert '<meta http-equiv="Content-Security-Policy" content="default-src \'none\';' in html
+    assert html.index("Content-Security-Policy") < html.index("<style>"), "before anything that it is about"
+
+
 def test_control_characters_and_lone_surrogates_do_not_get_through() -> None:
     html = samples_page("t", [row("a\x1b[31m", "b\ud800")], [row("a\x1b[31m", "\u202ec")])
     assert "\x1b" not in html and "\u202e" not in html

@@ -16,6 +16,7 @@ from schemas.records.stage_key import stage_key
 from storage.garbage import Garbage
 from storage.leases import HeldLease
 from storage.object_storage import ObjectStorage
+from storage.removed import Cause, find_removed
 from storage.storage import Storage, garbage_of
 from storage.store import Lookup
 from tests.storage.places import BucketPlace, FolderPlace, Forker, Machine, Place
@@ -24,6 +25,7 @@ from tests.storage.stored import KEY, NEW, OLD, OTHER_PARTS, commit, content_of,
 pytestmark = pytest.mark.usefixtures("no_fsync")
 
 OTHER = stage_key(OTHER_PARTS)
+CAUSE = Cause(when="2026-01-02T03:04:05+00:00", why="nobody needs it", by="somebody on a machine")
 REQUESTS = ("get", "list", "put", "delete", "copy", "head")
 OPERATIONS = ("rename", "unlink", "rmdir", "open", "close", "scandir", "ftruncate")
 
@@ -38,7 +40,7 @@ def digests(garbage: Garbage) -> Collection[str]:
 
 def test_a_ref_that_is_not_needed_goes_then_its_object_and_attempts_go_on_counting(place: Place) -> None:
     kept, gone = produce(place.open(), OLD), produce(place.open(), NEW, parts=OTHER_PARTS)
-    garbage = garbage_of(place.open())
+    garbage = garbage_of(place.open(), CAUSE)
     assert set(garbage.refs()) == {KEY, OTHER}
     sizes = garbage.objects()
     assert set(sizes) == {kept.digest, gone.digest}
@@ -56,7 +58,7 @@ def test_what_somebody_works_on_stays(place: Place) -> None:
     produce(place.open(), OLD)
     worker = place.open()
     (worker.scratch_folder(KEY) / "journal.jsonl").write_text("x")
-    garbage = garbage_of(worker)
+    garbage = garbage_of(worker, CAUSE)
     with place.open().exclusive(KEY, holder="run 7"):
         assert garbage.remove_refs([KEY], needed=nothing) == []
         for leftover in garbage.leftovers():
@@ -70,7 +72,7 @@ def test_scratch_goes_only_if_its_key_is_not_needed_and_staging_when_nobody_work
     stage(storage, OLD)
     with storage.keep_copy(KEY, ["journal.jsonl"]):
         (storage.scratch_folder(KEY) / "journal.jsonl").write_text("x")
-    garbage = garbage_of(storage)
+    garbage = garbage_of(storage, CAUSE)
     scratch = [leftover for leftover in garbage.leftovers() if leftover.is_scratch]
     staging = [leftover for leftover in garbage.leftovers() if not leftover.is_scratch]
     assert {leftover.stage_key for leftover in (*scratch, *staging)} == {KEY}
@@ -87,7 +89,7 @@ def test_what_was_set_aside_has_an_age_by_the_storages_own_clock(place: Place) -
     produce(place.open(), OLD)
     place.write(place.ref_path(KEY), b"garbage")
     place.open().lookup(KEY)
-    garbage = garbage_of(place.open())
+    garbage = garbage_of(place.open(), CAUSE)
     (aside,) = garbage.leftovers()
     assert aside.age_seconds is not None
     assert -2 < aside.age_seconds < 60
@@ -97,7 +99,7 @@ def test_what_was_set_aside_has_an_age_by_the_storages_own_clock(place: Place) -
 
 def test_an_equal_object_that_is_committed_during_the_removal_is_whole(place: Place) -> None:
     artifact = produce(place.open(), OLD)
-    garbage = garbage_of(place.open())
+    garbage = garbage_of(place.open(), CAUSE)
     garbage.remove_refs([KEY], needed=nothing)
     writer = place.open()
     other = threading.Thread(target=lambda: produce(writer, OLD, parts=OTHER_PARTS))
@@ -114,7 +116,7 @@ def test_an_equal_object_that_is_committed_during_the_removal_is_whole(place: Pl
 
 def test_an_object_that_a_ref_points_to_again_stays(place: Place) -> None:
     artifact = produce(place.open(), OLD)
-    garbage = garbage_of(place.open())
+    garbage = garbage_of(place.open(), CAUSE)
     garbage.remove_refs([KEY], needed=nothing)
     assert digests(garbage) == set()
     produce(place.open(), OLD, parts=OTHER_PARTS)
@@ -127,7 +129,7 @@ def test_an_object_that_a_ref_points_to_again_stays(place: Place) -> None:
 
 def test_a_lookup_takes_the_mark_off_and_the_ref_stays(bucket_place: BucketPlace) -> None:
     produce(bucket_place.open(), OLD)
-    garbage = garbage_of(bucket_place.open())
+    garbage = garbage_of(bucket_place.open(), CAUSE)
 
     def reader_begins() -> Collection[str]:
         assert content_of(bucket_place.open()) == OLD
@@ -144,7 +146,7 @@ def test_a_remover_that_slept_until_its_lease_was_lost_removes_nothing(
 ) -> None:
     monkeypatch.setattr(HeldLease, "_run", lambda self: None)  # it sleeps
     artifact = produce(bucket_place.open(), OLD)
-    sleeper = garbage_of(bucket_place.machine(lease_seconds=0.3).open())
+    sleeper = garbage_of(bucket_place.machine(lease_seconds=0.3).open(), CAUSE)
     sleeper.remove_refs([KEY], needed=nothing)
     writer = bucket_place.machine(lease_seconds=0.3).open()
 
@@ -161,7 +163,7 @@ def test_a_writer_that_slept_until_its_object_was_removed_sends_it_again(
 ) -> None:
     monkeypatch.setattr(HeldLease, "_run", lambda self: None)  # it sleeps
     writer = bucket_place.machine(lease_seconds=0.3).open()
-    garbage = garbage_of(bucket_place.machine(lease_seconds=0.3).open())
+    garbage = garbage_of(bucket_place.machine(lease_seconds=0.3).open(), CAUSE)
     folder, attempt = stage(writer, OLD)
     swap, removed = ObjectStorage._swap_ref, []
 
@@ -179,17 +181,29 @@ def test_a_writer_that_slept_until_its_object_was_removed_sends_it_again(
 # Killed
 
 
-def prepare(place: Place) -> None:
-    """Something that is needed, and something of every kind that is not."""
+def assert_recorded_if_gone(place: Place, digest: str) -> None:
+    """The object is there, or the record of it is whole."""
+    storage = place.open()
+    removal = find_removed(storage, digest)
+    assert (removal is None) == storage.has_object(digest)
+    if removal is not None:
+        assert removal.files is not None
+        assert removal.measured is not None
+        assert [ref.artifact.stage_key for ref in removal.refs] == [OTHER]
+
+
+def prepare(place: Place) -> str:
+    """Something that is needed, and something of every kind that is not, whose digest is returned."""
     storage = place.open()
     produce(storage, OLD)
-    produce(storage, NEW, parts=OTHER_PARTS)
+    gone = produce(storage, NEW, parts=OTHER_PARTS)
     with storage.keep_copy(OTHER, ["journal.jsonl"]):
         (storage.scratch_folder(OTHER) / "journal.jsonl").write_text("x")
+    return gone.digest
 
 
 def remove_what_is_not_needed(storage: Storage, *, patience_seconds: float = 0.0) -> None:
-    garbage = garbage_of(storage)
+    garbage = garbage_of(storage, CAUSE)
     for wait in (0.0, patience_seconds):
         time.sleep(wait)
         garbage.remove_refs(set(garbage.refs()) - {KEY}, needed=lambda: {KEY})
@@ -230,16 +244,19 @@ def test_a_kill_at_any_moment_loses_nothing_and_the_next_removes_the_rest(
             if address is None
             else BucketPlace(f"{address}/{number}", folder, lease_seconds=0.2)
         )
-        prepare(place)
+        gone = prepare(place)
         with forker.process(remove_and_die, place.machine(), number) as process:
             status = process.wait()
         assert status in (0, -signal.SIGKILL)
         assert content_of(place.open()) == OLD
         assert content_of(place.open(), OTHER) in (NEW, None), "whole, or not there"
+        assert_recorded_if_gone(place, gone)
         remove_what_is_not_needed(place.open(), patience_seconds=0.0 if address is None else 0.4)
         assert content_of(place.open()) == OLD
         assert len({path.split("/")[1] for path in place.paths("objects")}) == 1
         assert place.open().lookup(OTHER) == Lookup(None)
+        assert_recorded_if_gone(place, gone)
+        assert not place.open().has_object(gone)
         assert place.paths("scratch") == set()
         if status == 0:
             break

@@ -1,8 +1,11 @@
 """Canaries: secrets of the environment are found nowhere in what a run prints and keeps."""
 
 import os
+import socket
 import subprocess
 import sys
+from base64 import b64encode
+from collections.abc import Callable
 from pathlib import Path
 from uuid import UUID
 
@@ -12,6 +15,8 @@ from flows.exit_codes import ExitCode
 from flows.runs.run import read_runs
 from flows.runs.workspace import Workspace
 from schemas.safe_text import MASK
+from storage.bucket import open_bucket
+from tests.ledger.test_sender import mlflow_server
 
 ROOT = Path(__file__).parents[3]
 CANARY = "canary"
@@ -95,3 +100,91 @@ def test_an_address_that_is_wrong_is_told_without_its_login(
     assert done.returncode == ExitCode.UNAVAILABLE
     assert "127.0.0.1:1/api does not answer" in done.stderr
     assert CANARY not in done.stdout + done.stderr
+
+
+SECRETS = {
+    "AWS_ACCESS_KEY_ID": "CANARY-of-the-bucket",
+    "AWS_SECRET_ACCESS_KEY": "canary/of+the-buckets-secret",
+    "AWS_SESSION_TOKEN": "canary-of-the-session",
+    "HF_TOKEN": "hf_canary0of0the0hub0000",
+    "WANDB_API_KEY": "canary-of-wandb",
+    "OPENAI_API_KEY": "sk-canary-of-openai",
+    "DATABASE_URL": "postgresql://ann:canary-of-the-database@127.0.0.1/x",
+    "AZURE_STORAGE_CONNECTION_STRING": "AccountName=a;AccountKey=canary-of-azure==;EndpointSuffix=b",
+    "SLACK_WEBHOOK_URL": "https://hooks.example/services/canary-of-slack",
+    "CANARY_TOKEN": "canary-of-the-stage",
+    "MLFLOW_TRACKING_USERNAME": "ann",
+    "MLFLOW_TRACKING_PASSWORD": "canary-of-mlflow",
+    "MLFLOW_FLASK_SERVER_SECRET_KEY": "canary-of-flask",
+}
+
+
+@pytest.mark.timeout(900)  # two runs and a server of MLflow
+def test_with_a_bucket_and_servers_a_failure_and_its_resume_leave_no_secret_anywhere(
+    bucket: str,
+    tmp_path: Path,
+    recipe_file: Path,
+    give_tables: Callable[[Path], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every byte of bucket, cache, logs, Prefect's database, MLflow's database and artifacts, and of what is printed."""
+    import obstore
+
+    cache, server = tmp_path / "cache", tmp_path / "mlflow"
+    monkeypatch.setenv("VANTAGE_CACHE", str(cache))
+    root = Workspace.at(bucket).root
+    give_tables(root / "prefect")
+    server.mkdir()
+    (cache / "leak.txt").write_text("sft")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    environment = {
+        **os.environ,
+        **SECRETS,
+        "PYTHONPATH": str(ROOT),
+        "MLFLOW_TRACKING_URI": f"http://127.0.0.1:{port}",
+    }
+    environment.pop("PREFECT_API_URL", None)
+    command = [
+        sys.executable,
+        "-m",
+        "tests.flows.fake_vantage",
+        "run",
+        str(recipe_file),
+        "--workspace",
+        bucket,
+        "-v",
+    ]
+    printed = []
+    with mlflow_server(server, port):
+        for expected in (ExitCode.INTERNAL, ExitCode.OK):
+            done = subprocess.run(
+                command, env=environment, capture_output=True, text=True, timeout=400, check=False
+            )
+            assert done.returncode == expected, done.stdout + done.stderr
+            printed.append(done.stdout + done.stderr)
+            (cache / "leak.txt").unlink(missing_ok=True)
+        log = next(root.glob("runs/*/logs/sft.log"))
+        assert f"'OPENAI_API_KEY': '{MASK}'" in log.read_text(), "it was printed there, masked"
+        assert "MLFLOW_TRACKING_PASSWORD" not in log.read_text(), "a stage is not told it at all"
+    remote = open_bucket(bucket)
+    kept = {
+        str(path): path.read_bytes()
+        for folder in (cache, server)
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+    kept |= {
+        f"{bucket}/{each['path']}": bytes(obstore.get(remote, each["path"]).bytes())
+        for batch in obstore.list(remote)
+        for each in batch
+    }
+    kept |= {f"printed {number}": text.encode() for number, text in enumerate(printed)}
+    assert any(name.endswith("mlflow.db") for name in kept) and any(
+        name.endswith("prefect.db") for name in kept
+    )
+    assert len([name for name in kept if name.startswith(bucket)]) > 20
+    basic = b64encode(b"ann:canary-of-mlflow").rstrip(b"=")
+    found = [name for name, content in kept.items() if CANARY.encode() in content.lower() or basic in content]
+    assert found == []

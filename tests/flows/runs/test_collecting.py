@@ -25,6 +25,7 @@ from schemas.records.job import StageJob, StageResult
 from schemas.records.stage_key import stage_key
 from storage.messages import messages_of, newest_number
 from storage.refs import DamagedRef, Lookup
+from storage.removed import Cause
 from storage.storage import Storage
 from storage.store import Store
 from tests.flows.fake_work import run_stage
@@ -330,8 +331,8 @@ def test_what_a_resumed_run_names_meanwhile_stays(quick: Workspace, monkeypatch:
     artifact = make(Store(quick.store), 1, 1, {})
     hold = collecting.garbage_of
 
-    def garbage_of(store: Store) -> object:
-        garbage = hold(store)
+    def garbage_of(store: Store, cause: Cause) -> object:
+        garbage = hold(store, cause)
         remove = garbage.remove_refs
 
         def begin_and_remove(keys: object, *, needed: object) -> list[str]:

@@ -147,6 +147,21 @@ def test_after_a_fault_a_new_process_answers_and_never_with_verdicts_of_the_batc
     assert verifier.verdicts([("p", "1", "2"), ("p", "2", "2")]) == [False, True]
 
 
+def test_it_is_told_no_secret_of_the_stages_environment(
+    tmp_path: Path, verifier: VerifierProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secrets = ("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID", "OPENAI_API_KEY", "MLFLOW_TRACKING_PASSWORD",
+               "PREFECT_API_KEY", "DATABASE_URL", "HTTPS_PROXY", "SOMETHING_ELSE")  # fmt: skip
+    for name in secrets:
+        monkeypatch.setenv(name, f"http://ann:canary-of-{name}@host")
+    monkeypatch.setenv("VERIFIER_TOLERANCE", "0.5")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    define(tmp_path, "return not any('canary' in v for v in os.environ.values()) and "
+           "os.environ['VERIFIER_TOLERANCE'] == '0.5' and os.environ['OMP_NUM_THREADS'] == '1' and 'PATH' in os.environ "
+           f"and not set(os.environ) & set({secrets!r})", before="import os")  # fmt: skip
+    assert verifier(*CASE) is True
+
+
 def test_what_it_prints_is_passed_on(
     tmp_path: Path, verifier: VerifierProcess, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,0 +1,197 @@
+"""What stays of an artifact that was removed: enough to say later what it was.
+
+    removed/<digest>/manifest.json            every file's path, size and sha256; its own sha256 is the digest
+    removed/<digest>/metrics.json             what was measured, under the manifest as before
+    removed/<digest>/refs/<stage key>.json    each ref that pointed to it: key parts, parents, provenance, run
+    removed/<digest>/removal.json             when, why and by whom; written last, and before the first file goes
+
+A ref is written down before it goes, then the rest, then the object goes. So after a kill at any moment either the object
+is there, or this record of it is whole. An artifact that is made again counts as there; its record stays, and is replaced
+when it is removed again.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from pydantic import Field, ValidationError
+
+from schemas.frozen import Frozen
+from storage.durable_files import make_folder, replace_file
+from storage.measured_file import METRICS_FILE, Measured, contradictions, read_sealed
+from storage.refs import Ref, check_ref
+from storage.sealed_folders import MANIFEST, MAX_MANIFEST_BYTES, read_manifest, read_sealed_file
+from storage.store import checked_digest, is_digest
+
+if TYPE_CHECKING:
+    from storage.storage import Storage
+
+REMOVED_FOLDER = "removed"
+CAUSE_FILE = "removal.json"
+_REFS = "refs"
+
+
+class Cause(Frozen):
+    """Why something is removed; for people, nothing is decided by it."""
+
+    when: str
+    """Date and time (ISO 8601, UTC) by the clock of the machine that removed it."""
+    why: str
+    """The rule by which it went, and the command."""
+    by: str
+    """User, machine and program."""
+
+
+class RemovedFile(Frozen):
+    """A file that the artifact had."""
+
+    size: int
+    """Bytes."""
+    sha256: str
+    """In lower-case hexadecimal."""
+
+
+class Removal(Frozen):
+    """An artifact that was removed."""
+
+    digest: str
+    """Its digest: the sha256 of its manifest."""
+    when: str
+    """When it was removed (ISO 8601, UTC), as the machine's clock said."""
+    why: str
+    """The rule by which it was removed."""
+    by: str
+    """Who removed it."""
+    files: dict[str, RemovedFile] | None
+    """Path → file, from the manifest, which was checked against the digest; None: the manifest was damaged already."""
+    measured: Measured | None
+    """Its metrics, checked against the manifest; None with ``files``."""
+    refs: tuple[Ref, ...] = Field(default=())
+    """Every ref that pointed to it and was removed, by stage key: parents, key parts, provenance, run."""
+
+
+def find_removed(storage: "Storage", digest: str) -> Removal | None:
+    """What is recorded of a removed artifact; None: it was never removed, or it is there (again).
+
+    Raises:
+        ValueError: ``digest`` is none; or the record was damaged or edited: manifest, metrics or a ref do not fit the
+            digest.
+        OSError: it cannot be read.
+    """
+    checked_digest(digest)
+    if storage.has_object(digest):
+        return None
+    with TemporaryDirectory() as folder:
+        _fetch(storage, digest, Path(folder))
+        return _read(Path(folder), digest)
+
+
+def what_stays(folder: Path, digest: str) -> dict[str, bytes]:
+    """Name → bytes of the small files of an object that are kept when it goes; empty if its manifest is damaged."""
+    with suppress(ValueError, OSError):
+        read_manifest(folder, digest=digest)
+        kept = {MANIFEST: (folder / MANIFEST).read_bytes()}
+        with suppress(ValueError, OSError):
+            measured = read_sealed_file(folder, METRICS_FILE, digest=digest)
+            kept |= {} if measured is None else {METRICS_FILE: measured}
+        return kept
+    return {}
+
+
+def ref_bytes(ref: Ref) -> bytes:
+    """A ref as it is kept."""
+    return ref.model_dump_json().encode()
+
+
+def ref_name(stage_key: str) -> str:
+    """Path of a kept ref in the folder of its digest."""
+    return f"{_REFS}/{checked_digest(stage_key)}.json"
+
+
+class RemovedFolder:
+    """The records of removed artifacts in a store's folder."""
+
+    def __init__(self, store_root: Path) -> None:
+        self._root = store_root / REMOVED_FOLDER
+
+    def keep_ref(self, ref: Ref) -> None:
+        """Write down a ref that is about to go; the caller holds its stage key."""
+        path = self._root / checked_digest(ref.artifact.digest) / ref_name(ref.artifact.stage_key)
+        make_folder(path.parent)
+        replace_file(path, ref_bytes(ref))
+
+    def keep_object(self, folder: Path, digest: str, cause: Cause) -> None:
+        """Write down an object that is about to go from ``folder``; the caller holds the object's lock.
+
+        What has neither manifest nor ref was no artifact.
+        """
+        target = self._root / checked_digest(digest)
+        kept = what_stays(folder, digest)
+        if not kept and not target.is_dir():
+            return
+        make_folder(target)
+        for name, data in {**kept, CAUSE_FILE: cause.model_dump_json().encode()}.items():
+            replace_file(target / name, data)
+
+
+def _fetch(storage: "Storage", digest: str, folder: Path) -> None:
+    """Copy the record of a digest, of known names only."""
+    import obstore  # takes a moment to load
+
+    prefix = f"{REMOVED_FOLDER}/{digest}/"
+    for batch in obstore.list(storage.remote, prefix):
+        for each in batch:
+            name = str(each["path"]).partition(prefix)[2]
+            stage_key = name.removeprefix(f"{_REFS}/").removesuffix(".json")
+            is_ref = is_digest(stage_key) and name == ref_name(stage_key)
+            if not is_ref and name not in (MANIFEST, METRICS_FILE, CAUSE_FILE):
+                continue
+            if each["size"] > MAX_MANIFEST_BYTES:
+                raise ValueError(f"{prefix}{name}: is longer than {MAX_MANIFEST_BYTES} bytes")
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_bytes(bytes(obstore.get(storage.remote, str(each["path"])).bytes()))
+
+
+def _read(folder: Path, digest: str) -> Removal | None:
+    """The record in a local folder, checked."""
+    where = f"{REMOVED_FOLDER}/{digest}"
+    if not (folder / CAUSE_FILE).is_file():
+        return None
+    try:
+        cause = Cause.model_validate_json((folder / CAUSE_FILE).read_bytes())
+        files = measured = None
+        if (folder / MANIFEST).is_file():
+            files = {path: _file(record) for path, record in read_manifest(folder, digest=digest).items()}
+            measured = read_sealed(folder, digest=digest).measured if METRICS_FILE in files else None
+        refs = tuple(_refs(folder, digest, where))
+    except ValidationError as error:
+        raise ValueError(f"{where}: cannot be read as the record of a removed artifact") from error
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{where}: {error}") from error
+    return Removal(
+        digest=digest,
+        when=cause.when,
+        why=cause.why,
+        by=cause.by,
+        files=files,
+        measured=measured,
+        refs=refs,
+    )
+
+
+def _refs(folder: Path, digest: str, where: str) -> Iterator[Ref]:
+    for path in sorted((folder / _REFS).glob("*.json")):
+        ref = Ref.model_validate_json(path.read_bytes())
+        yield check_ref(ref, stage_key=path.stem, where=f"{where}/{_REFS}/{path.name}")
+        if ref.artifact.digest != digest:
+            raise ValueError(f"{_REFS}/{path.name}: is the ref of {ref.artifact.digest}")
+        if (folder / MANIFEST).is_file():
+            differing = contradictions(ref.artifact, read_sealed(folder, digest=digest))
+            if differing:
+                raise ValueError(f"{_REFS}/{path.name}: {differing[0]}")
+
+
+def _file(record: Mapping[str, object]) -> RemovedFile:
+    return RemovedFile.model_validate({"size": record["size"], "sha256": record["sha256"]})
