@@ -23,6 +23,10 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
     left: int = 1
     """So many columns are text, aligned left."""
+    text: tuple[int, ...] = ()
+    """Further columns that are text."""
+    whole: tuple[int, ...] = ()
+    """Columns of text that is short, and is not broken into lines."""
 
 
 def safe(text: str) -> str:
@@ -98,4 +102,6 @@ def _row(shown: Table, cells: Sequence[str]) -> str:
 
 
 def _side(shown: Table, place: int) -> str:
-    return ' class="text"' if place < shown.left else ""
+    if place in shown.whole:
+        return ' class="whole"'
+    return ' class="text"' if place < shown.left or place in shown.text else ""

@@ -67,12 +67,13 @@ figure { margin: 0; padding: .75rem; border: 1px solid var(--line); border-radiu
 figcaption { font-weight: 600; overflow-wrap: anywhere; } figcaption .soft { font-weight: 400; font-size: .9rem; display: block; }
 figure svg { width: 100%; height: auto; display: block; stroke-linejoin: round; stroke-linecap: butt; }
 section.table { margin: 1.5rem 0; }
-.scroll { overflow-x: auto; max-width: 100%; }
+.scroll { overflow-x: auto; overflow-y: hidden; max-width: 100%; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem; }
 th, td { padding: .25rem .75rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap;
   vertical-align: top; font-weight: 400; }
 thead th { font-weight: 600; vertical-align: bottom; }
 .text { text-align: left; white-space: normal; overflow-wrap: anywhere; min-width: 8rem; }
+th.whole, td.whole { text-align: left; white-space: nowrap; }
 details { margin: .5rem 0; } summary { cursor: pointer; font-weight: 600; padding: .25rem 0; }
 pre { font: inherit; white-space: pre-wrap; overflow-wrap: anywhere; margin: .25rem 0; }
 .pair { margin: 2rem 0; border-top: 1px solid var(--line); padding-top: .5rem; }
