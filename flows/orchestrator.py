@@ -15,6 +15,7 @@ from flows.launchers.launcher import Launcher
 from flows.launchers.stage_process import explain
 from flows.machine import Machine, this_machine
 from flows.recording import Recording
+from flows.reports.at_end import ReportProcess
 from flows.retry import Retries
 from flows.runs.origin import origin
 from flows.runs.record import SUCCEEDED, StageRecord
@@ -87,6 +88,7 @@ class Orchestrator:
         self.stage_function = stage_function
         self._launcher = launcher
         self._retries = Retries(self.recipe)
+        self._report: ReportProcess | None = None
         self._recording = Recording(
             run, store=store, ledger=ledger, watcher=watcher, inputs=self.inputs, artifacts=self.artifacts
         )
@@ -110,13 +112,21 @@ class Orchestrator:
                     dead.update_stage(step, status="resumable", reason=DIED)
             dead.update(status="resumable")
 
-    def end(self) -> None:
-        """Record the run's outcome, and wait a limited time until MLflow has received it."""
+    def end(self, *, report: bool = False) -> None:
+        """Record the run's outcome, and wait a limited time until MLflow has received it.
+
+        ``report``: start making the run's report meanwhile; ``send_report`` waits for it.
+        """
         outcome = self.run.outcome()
         self.run.update(status=outcome)
         self.ledger.finish_run(outcome)
+        self._report = ReportProcess(self.run) if report else None
         self.ledger.flush()
         self.run.update(mlflow_run_id=self.ledger.mlflow_run_id())
+
+    def send_report(self) -> Path | None:
+        """Wait for the report that ``end`` began, and have it logged; None: there is none, and the run is none the worse."""
+        return None if self._report is None else self._report.finish(self.ledger, self.watcher)
 
     def request_stop(self) -> None:
         """Ask running stages to save their state and stop."""

@@ -1,6 +1,7 @@
 """The state of a run after its operations: the run, its stages, and the last recorded step of each metric."""
 
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TypeGuard
 
 from ledger.operations import (
@@ -8,6 +9,7 @@ from ledger.operations import (
     FinishStage,
     Input,
     LogMetrics,
+    LogReport,
     MetricRow,
     OpenRun,
     OpenStage,
@@ -54,6 +56,8 @@ class RunEntry:
     stages: dict[str, StageEntry] = field(default_factory=dict)
     last_steps: dict[tuple[str, str], int] = field(default_factory=dict)
     """(Stage, metric) → the last recorded step."""
+    report: str | None = None
+    """Name of the run's report among its artifacts in MLflow."""
 
 
 def apply_operation(entry: RunEntry | None, operation: Operation) -> RunEntry:
@@ -117,6 +121,8 @@ def apply_operation(entry: RunEntry | None, operation: Operation) -> RunEntry:
         case LogMetrics():
             last = {(operation.stage, name): step for name, _, _, step in operation.rows}
             return replace(entry, last_steps={**entry.last_steps, **last})
+        case LogReport():
+            return replace(entry, report=Path(operation.file).name)
         case FinishRun():
             return replace(entry, outcome=operation.outcome)
         case _:

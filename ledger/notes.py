@@ -35,6 +35,8 @@ def run_note(entry: RunEntry, pages: Mapping[str, str], producers: Mapping[Artif
     ``pages``: stage → page of its run; ``producers``: artifact → run that made it.
     """
     head = [f"Recipe **{markdown_text(entry.name)}** · {_words(entry.outcome)}"]
+    if entry.report is not None:
+        head.append(f"**Report:** `{entry.report}` under Artifacts: lineage, gates, curves, samples, cost")
     for outcome in dict.fromkeys(stage.outcome for stage in entry.stages.values()):
         names = [name for name, stage in entry.stages.items() if stage.outcome == outcome]
         stages = " · ".join(_linked(name, pages.get(name)) for name in names)

@@ -131,6 +131,15 @@ class Publish(Frozen):
     alias: str | None
 
 
+class LogReport(Frozen):
+    """The report of the run is made."""
+
+    operation: Literal["log_report"] = "log_report"
+    time: int
+    file: str
+    """One HTML file; made again, it replaces the earlier one."""
+
+
 Operation = (
     OpenRun
     | OpenStage
@@ -141,6 +150,7 @@ Operation = (
     | FinishRun
     | CloseRun
     | Publish
+    | LogReport
 )
 _OPERATION: TypeAdapter[Operation] = TypeAdapter(Annotated[Operation, Field(discriminator="operation")])
 

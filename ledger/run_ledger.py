@@ -21,6 +21,7 @@ from ledger.operations import (
     FinishStage,
     Input,
     LogMetrics,
+    LogReport,
     OpenRun,
     OpenStage,
     Operation,
@@ -205,6 +206,10 @@ class Ledger:
     def finish_run(self, outcome: RunOutcome) -> None:
         """The run ends; ``resumable``: it can be resumed."""
         self._record(FinishRun(time=_now(), outcome=outcome))
+
+    def log_report(self, file: Path) -> None:
+        """The report of the run is made: the file becomes an artifact of the run in MLflow, as it is when it is sent."""
+        self._record(LogReport(time=_now(), file=str(file.absolute())))
 
     def close_stale(self, run_id: str, *, reason: str) -> None:
         """The process of another run is dead: its MLflow runs that are still RUNNING are closed as KILLED."""

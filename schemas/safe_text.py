@@ -8,12 +8,6 @@ from urllib.parse import unquote
 
 MASK = "***"
 
-POLICY = (
-    '<meta http-equiv="Content-Security-Policy" '
-    "content=\"default-src 'none'; style-src 'unsafe-inline'; img-src data:\">"
-)
-"""For the head of a page of ours that needs neither script nor network: a browser then runs and fetches nothing in it."""
-
 SHORTEST_SECRET = 8
 """Characters; a shorter secret may be a common word (``mlflow``), and is masked in addresses only."""
 

@@ -35,6 +35,7 @@ from tasks.rollout.engine import RolloutEngine, load_engine
 from tasks.rollout.judging import Judgement, load_judge
 from tasks.rollout.prompted_judge import judge_pairs, load_prompted_judge
 from tasks.rollout.rollouts import per_token, sample_responses
+from tasks.rollout.token_texts import with_tokens
 from tasks.training.likelihood import MeasuredLikelihood, measure_likelihood
 from tasks.training.measured import defined, uncertainty_of, values_of
 from tasks.training.networks import fixed_policy
@@ -73,6 +74,7 @@ class Measured:
     """None: no judge says anything of one response."""
     likelihood: MeasuredLikelihood | None
     """Of the demonstrations, if the stage has any."""
+    codec: Codec
 
 
 def run(job: StageJob[PolicyEvaluation]) -> StageResult:
@@ -132,10 +134,13 @@ def run(job: StageJob[PolicyEvaluation]) -> StageResult:
         **encoding_metrics(job, "prompts", [candidate.prompts]),
     }
 
-    # 4. Keep every response
+    # 4. Keep every response; some are handed back to be shown
+    sides = {role: (of.codec.tokenizer, of.sampled.sampled) for role, of in measured.items()}
     for role, judged in zip(ROLES, (pairs.candidate, pairs.baseline), strict=True):
         write_rows(job.output, role, response_rows(judged))
-    return StageResult(metrics=metrics, uncertainty=uncertainty_of(estimates), samples=shown(pairs))
+    return StageResult(
+        metrics=metrics, uncertainty=uncertainty_of(estimates), samples=with_tokens(shown(pairs), sides)
+    )
 
 
 def judges_of(work: PolicyEvaluation) -> dict[str, Judge]:
@@ -224,7 +229,7 @@ def finish_reading(
     if demonstrations is not None:
         limits = job.work.pass_limits.or_rows(DEMONSTRATIONS_AT_ONCE)
         likelihood = measure_likelihood(sampler.policy, demonstrations, limits=limits)
-    return Measured(sampler.prompts, sampled, greedy, likelihood)
+    return Measured(sampler.prompts, sampled, greedy, likelihood, sampler.codec)
 
 
 def share_a_tokenizer(job: StageJob[PolicyEvaluation]) -> bool:

@@ -17,7 +17,6 @@ from functools import cached_property
 from pathlib import Path
 
 from pydantic import BaseModel, TypeAdapter
-from transformers import PreTrainedTokenizerBase
 
 from models.chat_template import uses_chat
 from models.folders import load_tokenizer
@@ -48,6 +47,7 @@ from schemas.records.sampling import (
 from tasks.data.examples import Codec
 from tasks.data.rendering import render
 from tasks.rollout.engine import load_engine
+from tasks.rollout.token_texts import token_texts
 from tasks.training.optimization import training_device
 
 PR_SET_PDEATHSIG = 1
@@ -129,7 +129,7 @@ class OpenedModel:
                 ended=ended,
                 num_tokens=len(ids),
                 logprob=sum(logprobs),
-                tokens=_pieces(codec.tokenizer, ids),
+                tokens=token_texts(codec.tokenizer, ids),
                 logprobs=tuple(logprobs),
             )
             for text, ended, ids, logprobs in zip(
@@ -189,11 +189,6 @@ def _as_prompt(turns: Sequence[Turn]) -> Prompt:
 
 def _message(fields: Mapping[str, str | None]) -> Message:
     return Message(role=fields["role"] or "", content=fields["content"] or "", extra=fields.get("extra"))
-
-
-def _pieces(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> tuple[str, ...]:
-    """The text of each token alone; parts of one character come out as a replacement character."""
-    return tuple(str(tokenizer.decode([each], clean_up_tokenization_spaces=False)) for each in ids)
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from flows.runs.critics import Critics
-    from ledger.critic_page.tables import Table
+    from ledger.pages.elements import Table
     from schemas.records.critic_advice import Advice
 
 _STYLES = {"good": "green", "note": "cyan", "warning": "yellow", "bad": "red"}

@@ -14,6 +14,7 @@ from flows.commands.gc import gc
 from flows.commands.init import init
 from flows.commands.logs import logs
 from flows.commands.plan import plan
+from flows.commands.report import report
 from flows.commands.resume import resume
 from flows.commands.run import run
 from flows.commands.sample import sample
@@ -31,6 +32,7 @@ for command in (
     resume,
     sweep,
     status,
+    report,
     critic,
     sample,
     export,

@@ -1,18 +1,15 @@
 """The critics of a run: diagnoses in the artifacts of value stages, and curves of policy stages, running ones too."""
 
-import json
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
 
 from flows.runs.record import REMOVED, RunRecord, StageRecord
-from flows.runs.run import is_active, read_run
-from flows.runs.run_records import OUTBOX
+from flows.runs.run import is_active
+from flows.runs.told import DamagedOutbox, maker_of, told_by
 from flows.runs.workspace import RunError, Workspace
 from flows.watching import journal_entries
-from ledger.operations import LogMetrics, from_json
 from schemas.recipe.stage import Stage
 from schemas.recipe.stages import PolicyOptimization, ValuePretraining
 from schemas.records.critic_advice import advice_on_drift, advice_on_pretraining
@@ -23,7 +20,6 @@ from schemas.records.critic_diagnosis import (
     PretrainedCritic,
     drift_points,
 )
-from storage.refs import DamagedRef
 from tasks.training.scratch import REPORTS
 
 
@@ -144,9 +140,9 @@ def _drift(
     if done.stage_key is None:
         return f"{step} is {done.status.replace('_', ' ')} and has no iteration yet"
     is_running = done.status == "running"
-    curves = _told(workspace, record.run_id, step)
-    if not curves and not is_running and (maker := _maker(workspace, record, done.stage_key)):
-        curves = _told(workspace, *maker)
+    curves = _curves(workspace, record.run_id, step)
+    if not curves and not is_running and (maker := maker_of(workspace, record, done.stage_key)):
+        curves = _curves(workspace, *maker)
     if done.digest is None:  # what is not in the ledger yet
         for entry in journal_entries(workspace.storage.reports(done.stage_key, REPORTS)):
             curves.setdefault(entry.step, {}).update(entry.metrics)
@@ -164,36 +160,14 @@ def _drift(
     )
 
 
-def _told(workspace: Workspace, run_id: str, step: str) -> dict[int, dict[str, float]]:
+def _curves(workspace: Workspace, run_id: str, step: str) -> dict[int, dict[str, float]]:
     """Iteration → metric → value, as the run told its ledger of the step; DamagedDiagnosis: that cannot be read."""
+    try:
+        told = told_by(workspace, run_id).curves.get(step, {})
+    except DamagedOutbox as error:
+        raise DamagedDiagnosis(f"{error}; look for the curves of {step} in MLflow") from error
     curves: dict[int, dict[str, float]] = {}
-    try:
-        for operation in _operations(workspace.records.read_outbox(run_id) or b""):
-            if operation.get("operation") == "log_metrics" and operation.get("stage") == step:
-                told = from_json(operation)
-                assert isinstance(told, LogMetrics)
-                for name, value, _, iteration in told.rows:
-                    curves.setdefault(iteration, {})[name] = value
-    except ValueError as error:
-        raise DamagedDiagnosis(
-            f"{OUTBOX} of run {run_id} cannot be read ({str(error).splitlines()[0]}); look for the curves of {step} in MLflow"
-        ) from error
+    for name, rows in told.items():
+        for iteration, _, value in rows:
+            curves.setdefault(iteration, {})[name] = value
     return curves
-
-
-def _operations(lines: bytes) -> Iterable[Mapping[str, Any]]:
-    """The operations of whole lines; the last may be only half written."""
-    return (json.loads(line) for line in lines.splitlines(keepends=True) if line.endswith(b"\n"))
-
-
-def _maker(workspace: Workspace, record: RunRecord, stage_key: str) -> tuple[str, str] | None:
-    """(Run, step) that made the artifact which this run has reused; None: not known any longer."""
-    try:
-        ref = workspace.storage.find(stage_key)
-        if ref is None or ref.run_id == record.run_id:
-            return None
-        made_by = read_run(workspace, ref.run_id)
-    except (DamagedRef, RunError):
-        return None
-    steps = [step for step, stage in made_by.stages.items() if stage.stage_key == stage_key]
-    return (made_by.run_id, steps[0]) if steps else None

@@ -83,7 +83,7 @@ def execute(
                     _verify(orchestrator)
                     _close_open_flow_runs(orchestrator)
         finally:
-            orchestrator.end()
+            orchestrator.end(report=True)
         for step, stage in run.record.stages.items():
             screen.samples(stage.samples, heading=samples_heading(run.record, step))
         in_prefect = len(run.record.prefect_flow_run_ids) > shown_before
@@ -95,6 +95,8 @@ def execute(
             commands=commands_for_policy(run.record, workspace.address),
             next_steps=after_closed_gates(run.record, workspace.address),
         )
+        if report := orchestrator.send_report():
+            screen.say(f"  {'report':<8}{report}")
     if lost is not None:
         raise lost
     return run.record

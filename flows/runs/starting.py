@@ -64,5 +64,6 @@ def open_run(
         in_store=steps_in_store(steps),
     )
     orchestrator.begin()
-    held.callback(orchestrator.end)
+    held.callback(orchestrator.send_report)
+    held.callback(orchestrator.end, report=True)
     return held.enter_context(opened(orchestrator))

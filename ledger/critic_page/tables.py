@@ -1,8 +1,8 @@
 """The tables of a critic's diagnosis, each with a sentence that says what good looks like."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
+from ledger.pages.elements import Table
 from schemas.records.critic_advice import number, share, tokens
 from schemas.records.critic_diagnosis import (
     CriticDiagnosis,
@@ -14,19 +14,6 @@ from schemas.records.critic_diagnosis import (
 
 _MOST_ITERATIONS = 24
 """Longer courses are shown at so many of their iterations."""
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table as text."""
-
-    title: str
-    good: str
-    """What the numbers mean and what good looks like, for a reader who never trained a critic."""
-    headings: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    left: int = 1
-    """So many columns are text, aligned left."""
 
 
 def summary(diagnosis: CriticDiagnosis) -> str:

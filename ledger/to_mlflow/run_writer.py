@@ -5,7 +5,9 @@ tags. They are cached until an error, since the cache may have caused it.
 """
 
 import json
+import logging
 from collections.abc import Mapping
+from pathlib import Path
 
 from mlflow import entities
 
@@ -21,6 +23,7 @@ from ledger.operations import (
     FinishRun,
     FinishStage,
     LogMetrics,
+    LogReport,
     OpenRun,
     OpenStage,
     Operation,
@@ -52,6 +55,8 @@ from schemas.kind import MODELS
 from schemas.kinds import KINDS
 from schemas.records.artifacts import Artifact
 from schemas.records.metric_warnings import warnings_of
+
+log = logging.getLogger(__name__)
 
 _RUN_STATUS = {"completed": "FINISHED", "gate_closed": "FAILED", "failed": "FAILED", "resumable": "KILLED"}
 _STAGE_STATUS = {**_RUN_STATUS, "gate_closed": "FINISHED", "reused": "FINISHED"}
@@ -139,6 +144,8 @@ class RunWriter:
                 )
             case Publish():
                 self._publish(entry, operation)
+            case LogReport():
+                self._log_report(operation)
 
     # One operation each
 
@@ -236,6 +243,13 @@ class RunWriter:
         write(self._client, self.runs.stage_run(operation.stage, operation.time), tags=tags)
         self.published[name, digest] = published
         self.unpublished.pop((name, digest), None)
+
+    def _log_report(self, operation: LogReport) -> None:
+        run_id = self.runs.parent_run(operation.time)
+        if not Path(operation.file).is_file():  # removed since, or sent by another machine
+            log.warning("%s is not there any longer, so MLflow has no report of this run", operation.file)
+            return
+        self._client.log_artifact(run_id, operation.file)
 
     # Parts of them
 

@@ -25,7 +25,7 @@ def test_prompt_responses_and_judgements_stand_side_by_side() -> None:
         "candidate · judgement 1 · also judgement 0.25",
         "好\n第二行",
     ]
-    assert page.references == []
+    assert page.references == ["#main"]
 
 
 @pytest.mark.parametrize(
@@ -68,5 +68,5 @@ def test_a_long_evaluation_has_a_page_that_opens() -> None:
     ours = [row(f"p{place}", "1") for place in range(MAX_SHOWN + 5)]
     theirs = [row(f"p{place}", "2") for place in range(MAX_SHOWN + 5)]
     html = samples_page("t", ours, theirs)
-    assert html.count("<section>") == MAX_SHOWN
+    assert html.count("<section ") == MAX_SHOWN
     assert f"{MAX_SHOWN} of {MAX_SHOWN + 5} prompts" in html

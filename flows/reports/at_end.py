@@ -1,0 +1,78 @@
+"""The report of a run that has ended, made in a process of its own while MLflow receives the rest of the ledger.
+
+Plots take seconds, and whatever goes wrong with them must not reach the run. So the run's process never draws: it starts
+one that does, and waits for it when everything else is done.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from flows.launchers.local_process import SOURCE_ROOT
+from flows.reports.files import REPORT
+from flows.runs.run import Run
+from flows.watching import Watcher
+from ledger.run_ledger import Ledger
+from schemas.safe_text import safe_text
+
+LONGEST_SECONDS = 120.0
+"""After that the run goes without. It takes 3 s of a free core; of a machine that computes other things too, its share."""
+
+
+class ReportProcess:
+    """The process that makes the report of one run."""
+
+    def __init__(self, run: Run) -> None:
+        """Start it; the run's end must be recorded already."""
+        self._record = run.record
+        self._file = run.folder / REPORT
+        environment = {
+            **os.environ,
+            "PYTHONSAFEPATH": "1",
+            "PYTHONPATH": os.pathsep.join([str(SOURCE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
+        }
+        words = ["-m", "flows.reports", run.record.run_id, run.workspace.address]
+        self._process: subprocess.Popen[str] | None = None
+        self._problem = ""
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, *words],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+                errors="replace",
+            )
+        except OSError as error:
+            self._problem = str(error)
+
+    def finish(self, ledger: Ledger, watcher: Watcher) -> Path | None:
+        """Wait for the report and tell the ledger of it; None, and a line for the reader: there is none.
+
+        Never raises for a report that could not be made.
+        """
+        problem = self._wait()
+        if problem is None and self._file.is_file():
+            ledger.log_report(self._file)
+            return self._file
+        watcher.say(
+            f"  the report of the run could not be made ({safe_text(problem or 'it is missing')}); try again: "
+            f"vantage report {self._record.run_id}",
+            "yellow",
+        )
+        return None
+
+    def _wait(self) -> str | None:
+        """Why it failed; None: it has ended well."""
+        if self._process is None:
+            return self._problem
+        try:
+            _, said = self._process.communicate(timeout=LONGEST_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.communicate()
+            return f"it took more than {LONGEST_SECONDS:g} s"
+        lines = [line.strip() for line in said.splitlines() if line.strip()]
+        return None if self._process.returncode == 0 else (lines or ["its process has ended"])[-1]

@@ -1,0 +1,101 @@
+"""The plots of a report: learning curves, and distributions before and after."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from flows.reports.gathered import Comparison, Curve, Distribution, StageCurves
+from flows.reports.words import number
+from ledger.pages.plots import INK, LOW, ONE, TWO, Plot, svg
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    Draw = Callable[[Axes], None]
+
+_MARKED = 40
+"""Curves of at most so many points show them."""
+_CROSSING_ZERO = frozenset({"explained_variance", "validation_explained_variance", "value_bias"})
+_NOTES = {
+    "explained_variance": "good: above 0, and not falling",
+    "validation_explained_variance": "on held-out prompts; good: above 0, and rising",
+    "validation_score": "on held-out prompts; good: rises",
+    "score_mean": "reward of the sampled responses; good: rises",
+    "kl_to_reference": "how far it has moved from where it started",
+    "entropy": "good: does not collapse to 0",
+    "clip_fraction": "share of tokens whose update was clipped",
+    "loss": "good: falls",
+    "value_loss": "good: falls",
+    "response_length_mean": "watch for steady growth",
+}
+"""What to look for, in a few words; the meaning of every metric is in the tables below."""
+
+
+def curve_plots(stage: StageCurves) -> list[Plot]:
+    """A plot for each curve."""
+    return [_curve(stage, curve) for curve in stage.curves]
+
+
+def distribution_plots(comparison: Comparison) -> list[Plot]:
+    """A plot for each distribution: both models in one."""
+    return [_distribution(comparison, each) for each in comparison.distributions]
+
+
+def _curve(stage: StageCurves, curve: Curve) -> Plot:
+    steps, values = [step for step, _ in curve.points], [value for _, value in curve.points]
+
+    def draw(axes: "Axes") -> None:
+        if curve.metric in _CROSSING_ZERO:
+            axes.axhline(0, color=INK, linewidth=0.8)
+        marked = len(steps) <= _MARKED
+        axes.plot(steps, values, color=ONE, linewidth=1.2, marker="o" if marked else None, markersize=3)
+        axes.set_xlabel(stage.by, labelpad=2)
+        axes.locator_params(axis="x", integer=True, nbins=6)
+        axes.locator_params(axis="y", nbins=6)
+
+    unit = f" ({curve.unit})" if curve.unit not in ("", "1") else ""
+    ends = f"{number(values[0])} → {number(values[-1])}"
+    said = ", ".join(filter(None, [_NOTES.get(curve.metric), _left_out(curve)]))
+    label = f"{stage.step}: {curve.metric}{unit} by {stage.by}, from {ends}, lowest {number(min(values))}, highest {number(max(values))}"
+    return Plot(
+        title=f"{curve.metric}{unit}",
+        note=f"{ends}{f'; {said}' if said else ''}",
+        svg=svg(draw, label=label, size=LOW, fitted=False),
+    )
+
+
+def _left_out(curve: Curve) -> str:
+    parts = []
+    if len(curve.points) < curve.total:
+        parts.append(f"{len(curve.points)} of {curve.total:,} points")
+    if curve.undefined:
+        parts.append(f"{curve.undefined:,} points that are not finite are left out")
+    return ", ".join(parts)
+
+
+def _distribution(comparison: Comparison, of: Distribution) -> Plot:
+    sides = ((TWO, comparison.baseline, of.baseline), (ONE, comparison.candidate, of.candidate))
+
+    def draw(axes: "Axes") -> None:
+        if of.is_discrete:
+            for number_of_side, (colour, name, counts) in enumerate(sides):
+                places = [place + (number_of_side - 0.5) * 0.38 for place in range(len(counts))]
+                bars = axes.bar(places, _shares(counts), width=0.36, color=colour, label=name)
+                axes.bar_label(bars, fmt="%.0f %%", fontsize=8, padding=1)
+            axes.set_xticks(range(len(of.edges)), [f"{edge:g}" for edge in of.edges])
+            axes.margins(y=0.15)
+        else:
+            for colour, name, counts in sides:
+                dashed = "--" if colour == TWO else "-"
+                axes.stairs(
+                    _shares(counts), of.edges, color=colour, linewidth=1.5, label=name, linestyle=dashed
+                )
+        axes.set_ylabel("% of responses")
+        axes.legend(frameon=False, fontsize=8, loc="best")
+
+    means = f"mean {number(of.baseline_mean)} → {number(of.candidate_mean)}"
+    label = f"{comparison.step}: {of.what}, {comparison.baseline} (baseline) against {comparison.candidate} (candidate), {means}"
+    return Plot(title=of.what, note=means, svg=svg(draw, label=label))
+
+
+def _shares(counts: tuple[int, ...]) -> list[float]:
+    return [100 * count / sum(counts) for count in counts]

@@ -1,0 +1,197 @@
+"""Sections of a report that are words and tables."""
+
+from collections.abc import Sequence
+from itertools import groupby
+
+from flows.reports.gathered import Gate, Remark, Report
+from flows.reports.words import (
+    about,
+    consequence,
+    duration,
+    interval_text,
+    mark_of,
+    number,
+    outcome_of,
+    verdict_sentence,
+    words,
+)
+from ledger.pages.elements import Table, cut, rows, safe
+
+_LONGEST = 600
+"""Characters of a reason or a remark."""
+_MOST_OVERRIDES = 60
+
+
+def head(report: Report) -> str:
+    """What a reader wants to know first: how it ended, what is published, what to do."""
+    level, sentence = outcome_of(report.status)
+    parts = [f'<div class="advice {level} first">{safe(sentence)}</div>']
+    parts += [
+        f'<div class="advice {"good" if each.is_published else "warning"}">{safe(each.step)} as '
+        f"<strong>{safe(each.model)}</strong> {safe(each.result)}.</div>"
+        for each in report.publications
+    ]
+    closed = [gate for gate in report.gates if gate.verdict is not None and not gate.verdict.passed]
+    parts += [
+        f'<div class="advice bad">The gate of {safe(gate.step)} is closed: {safe(str(gate.verdict))}</div>'
+        for gate in closed
+    ]
+    failed = [step for step in report.steps if step.status == "failed"]
+    parts += [
+        f'<div class="advice bad">{safe(step.name)} failed: {safe(cut(step.outcome, _LONGEST))}</div>'
+        for step in failed
+    ]
+    if report.next_steps:
+        lines = safe("\n".join(report.next_steps))
+        parts.append(f'<h2>What can be done</h2><div class="commands">{lines}</div>')
+    return "\n".join([*parts, _facts(report)])
+
+
+def _facts(report: Report) -> str:
+    done = [step for step in report.steps if step.digest]
+    reused = sum(step.status == "reused" for step in report.steps)
+    total = sum(cost.all_seconds for cost in report.costs)
+    facts = [
+        ("recipe", report.source if report.source == report.recipe else f"{report.recipe} ({report.source})"),
+        ("started", f"{report.started}{f', opened {report.openings} times' if report.openings > 1 else ''}"),
+        ("steps", f"{len(done)} of {len(report.steps)} have an artifact, {reused} of them reused"),
+        ("computed for", f"{duration(total)} in all steps together" if total else "nothing was computed"),
+        *(
+            ("changed by --set", each)
+            for each in [", ".join(report.overrides[:_MOST_OVERRIDES])]
+            if report.overrides
+        ),
+    ]
+    rows_of = "".join(f"<dt>{safe(name)}</dt><dd>{safe(cut(text, 2000))}</dd>" for name, text in facts)
+    return f'<dl class="facts">{rows_of}</dl>'
+
+
+def steps_table(report: Report) -> str:
+    """Every step: the text of the drawing."""
+    body = tuple(
+        (
+            step.name,
+            f"{mark_of(step.status)[0]} {words(step.status)}",
+            words(step.kind),
+            ", ".join(f"{words(role)}: {read}" for role, read in step.reads) or "–",
+            cut(step.outcome, _LONGEST) + (f" (made by run {step.made_by})" if step.made_by else "") or "–",
+            (step.digest or "–")[:12],
+            duration(step.seconds) if step.seconds else "–",
+        )
+        for step in report.steps
+    )
+    headings = ("step", "status", "kind", "reads", "outcome", "artifact", "time")
+    return rows(Table("Steps of the run", "", headings, body, left=6, whole=(0, 1, 5)))
+
+
+def gate_article(gate: Gate) -> str:
+    """One gate: what it asks, what was measured, and what follows."""
+    title = f"{gate.step}: {gate.asks}"
+    if gate.verdict is None:
+        return (
+            f'<article class="gate open"><h3>– {safe(title)}</h3><p>Nothing was measured: the step has no artifact in this '
+            f'run.</p><p class="soft">{safe(gate.meaning)}</p></article>'
+        )
+    passed = gate.verdict.passed
+    mark, style = ("✓", "good-text") if passed else ("✗", "bad-text")
+    return (
+        f'<article class="gate{" passed" if passed else ""}"><h3>{safe(title)}</h3>'
+        f'<p class="{style}"><strong>{mark} {safe(consequence(gate.verdict))}</strong></p>'
+        f"<p>{safe(verdict_sentence(gate.verdict))}</p>"
+        f'<p class="soft">{safe(gate.meaning)}</p></article>'
+    )
+
+
+def remark_lines(remarks: Sequence[Remark]) -> list[str]:
+    """Warnings first."""
+    order = ("bad", "warning", "note")
+    return [
+        f'<div class="advice {each.level}"><strong>{safe(each.step)}</strong>: {safe(cut(each.text, _LONGEST))}</div>'
+        for each in sorted(remarks, key=lambda remark: order.index(remark.level))
+    ]
+
+
+def attempts_and_cost(report: Report) -> str:
+    """Time, GPUs and tokens of what this run computed."""
+    if not report.costs:
+        return "<p>Nothing was computed: every artifact was there already.</p>"
+    has_gpus = any(cost.gpus for cost in report.costs)
+    has_tokens = any(cost.tokens for cost in report.costs)
+    headings = ["step", "device", "attempts", "last attempt", "all attempts"]
+    headings += ["GPUs", "GPU-seconds"] if has_gpus else []
+    headings += ["tokens, about", "padding"] if has_tokens else []
+    body = []
+    for cost in report.costs:
+        cells = [
+            cost.step,
+            cost.device,
+            f"{cost.attempts}",
+            duration(cost.seconds),
+            duration(cost.all_seconds),
+        ]
+        cells += [f"{cost.gpus}", f"{cost.gpus * cost.all_seconds:,.0f}"] if has_gpus else []
+        if has_tokens:
+            cells += [about(cost.tokens) if cost.tokens else "–"]
+            cells += [f"{100 * cost.padding:.0f} %" if cost.padding is not None else "–"]
+        body.append(tuple(cells))
+    tokens = sum(cost.tokens or 0 for cost in report.costs)
+    total = ["together", "", f"{sum(cost.attempts for cost in report.costs)}"]
+    total += [
+        duration(sum(getattr(cost, name) for cost in report.costs)) for name in ("seconds", "all_seconds")
+    ]
+    if has_gpus:
+        total += ["", f"{sum(cost.gpus * cost.all_seconds for cost in report.costs):,.0f}"]
+    total += [about(tokens), ""] if has_tokens else []
+    said = (
+        "Wall time of this run's own attempts; what was reused cost nothing here. GPU-seconds are seconds × GPUs, on a CPU "
+        "none. Tokens are worked out from the speed at each step. Energy is not measured, so none is shown."
+    )
+    return f"<p>{said}</p>{rows(Table('Cost', '', tuple(headings), (*body, tuple(total)), left=2, whole=(0, 1)))}"
+
+
+def environment(report: Report) -> str:
+    """Libraries, device and code: what all steps share, and what differs."""
+    if not report.environment and not report.origin:
+        return ""
+    alike = [(part, values[0][0]) for part, values in report.environment if len(values) == 1]
+    differ = [(part, values) for part, values in report.environment if len(values) > 1]
+    facts = "".join(
+        f"<dt>{safe(name)}</dt><dd>{safe(value)}</dd>" for name, value in [*report.origin, *alike]
+    )
+    parts = [f'<dl class="facts">{facts}</dl>']
+    if differ:
+        body = tuple((part, value, ", ".join(steps)) for part, values in differ for value, steps in values)
+        parts.append("<h3>Different from step to step</h3>")
+        parts.append(
+            rows(
+                Table("Differences between steps", "", ("part", "value", "steps"), body, left=3, whole=(0, 1))
+            )
+        )
+    if report.code:
+        body = tuple((step, digest[:12]) for step, digest in report.code)
+        parts.append(
+            "<details><summary>Digest of the code that each step ran</summary>"
+            f"{rows(Table('Code of each step', '', ('step', 'code'), body, left=2))}</details>"
+        )
+    return "\n".join(parts)
+
+
+def measured_tables(report: Report) -> str:
+    """Every headline metric with its interval and its meaning, one closed table a step."""
+    headings = ("metric", "value", "95 % interval", "prompts", "unit", "meaning")
+    parts = []
+    for step, of_step in groupby(report.measured, key=lambda each: each.step):
+        body = tuple(
+            (
+                each.metric,
+                number(each.value),
+                interval_text(each.interval),
+                f"{each.n:,}" if each.n is not None else "–",
+                each.unit if each.unit != "1" else "",
+                each.meaning,
+            )
+            for each in of_step
+        )
+        shown = rows(Table(f"Numbers of {step}", "", headings, body, text=(5,), whole=(0,)))
+        parts.append(f"<details><summary>{safe(step)}: {len(body)}</summary>{shown}</details>")
+    return "\n".join(parts)

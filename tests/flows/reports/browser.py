@@ -1,0 +1,144 @@
+"""Headless Chromium, driven over its own protocol: what a page is when it is really drawn."""
+
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from base64 import b64decode
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from websockets.sync.client import ClientConnection, connect
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
+SECONDS = 60.0
+
+
+def binary() -> str | None:
+    """The browser: ``$VANTAGE_CHROMIUM``, or one on the search path."""
+    named = os.environ.get("VANTAGE_CHROMIUM")
+    return named or next(filter(None, map(shutil.which, NAMES)), None)
+
+
+class Tab:
+    """One page of the browser."""
+
+    def __init__(self, socket: ClientConnection) -> None:
+        self._socket = socket
+        self._number = 0
+        self.session = ""
+        """Of the page, in the browser's own connection."""
+        self.events: list[dict[str, Any]] = []
+
+    def call(self, method: str, **parameters: Any) -> dict[str, Any]:
+        """A command of the protocol and its answer."""
+        self._number += 1
+        message = {"id": self._number, "method": method, "params": parameters}
+        self._socket.send(json.dumps(message | ({"sessionId": self.session} if self.session else {})))
+        while True:
+            said: dict[str, Any] = json.loads(self._socket.recv(timeout=SECONDS))
+            if said.get("id") == self._number:
+                assert "error" not in said, said
+                answer: dict[str, Any] = said["result"]
+                return answer
+            self.events.append(said)
+
+    def value(self, expression: str) -> Any:
+        """What JavaScript says; the page's own policy does not hold for the protocol."""
+        answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
+        assert "exceptionDetails" not in answer, answer
+        return answer["result"].get("value")
+
+    def show(self, page: Path, *, width: int, height: int = 800, dark: bool = False) -> None:
+        """Open a file at a width, light or dark, and wait until it is drawn."""
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self.call(f"{domain}.enable")
+        self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=False,
+        )
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.call("Emulation.setEmulatedMedia", features=[scheme])
+        self.events.clear()
+        self.call("Page.navigate", url=page.as_uri())
+        give_up = time.monotonic() + SECONDS
+        while self.value("document.readyState") != "complete":
+            assert time.monotonic() < give_up, "the page does not load"
+            time.sleep(0.05)
+
+    def press(self, key: str, code: int) -> None:
+        """Press a key once."""
+        for kind in ("rawKeyDown", "keyUp"):
+            self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code)
+
+    def complaints(self) -> list[str]:
+        """What the console said, and errors of scripts."""
+        self.value("1")  # events that came before the answer
+        return [
+            json.dumps(event["params"])
+            for event in self.events
+            if event.get("method")
+            in ("Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Log.entryAdded")
+        ]
+
+    def requests(self) -> list[str]:
+        """Every address that was asked for."""
+        self.value("1")
+        return [
+            event["params"]["request"]["url"]
+            for event in self.events
+            if event.get("method") == "Network.requestWillBeSent"
+        ]
+
+    def picture(self, file: Path) -> None:
+        """The whole page as PNG."""
+        shot = self.call("Page.captureScreenshot", captureBeyondViewport=True, format="png")
+        file.write_bytes(b64decode(shot["data"]))
+
+
+@contextmanager
+def opened_tab() -> Iterator[Tab]:
+    """A browser with one page; it ends with the block."""
+    program = binary()
+    assert program is not None
+    with tempfile.TemporaryDirectory(prefix="vantage-chromium-", ignore_cleanup_errors=True) as profile:
+        command = [program, "--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-port=0"]
+        process = subprocess.Popen(
+            [*command, f"--user-data-dir={profile}", "about:blank"],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            with connect(_address(process), max_size=None, open_timeout=SECONDS) as socket:
+                yield _tab(socket)
+        finally:
+            process.terminate()
+            try:
+                process.wait(timeout=10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _address(process: "subprocess.Popen[str]") -> str:
+    """Where the browser listens, as it says itself."""
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "DevTools listening on " in line:
+            return line.partition("listening on ")[2].strip()
+    raise AssertionError("the browser has ended")
+
+
+def _tab(socket: ClientConnection) -> Tab:
+    tab = Tab(socket)
+    target = tab.call("Target.createTarget", url="about:blank")["targetId"]
+    tab.session = tab.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+    return tab

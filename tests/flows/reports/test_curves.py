@@ -1,0 +1,57 @@
+"""Curves: what is drawn of long ones, and what follows from speed and time."""
+
+from math import inf, nan
+
+import pytest
+
+from flows.reports.curves import MOST_FIGURES, ORDER, most_of_each, stage_curves, thinned, tokens_of
+from schemas.records.metrics import METRICS
+
+
+def test_a_short_curve_is_whole() -> None:
+    points = [(step, float(step)) for step in range(10)]
+    assert thinned(points, 10) == tuple(points)
+
+
+def test_of_a_long_one_the_ends_and_every_spike_are_left() -> None:
+    points = [(step, 0.0) for step in range(1000)]
+    points[500] = (500, 9.0)
+    points[777] = (777, -9.0)
+    kept = thinned(points, 20)
+    assert kept[0] == (0, 0.0) and kept[-1] == (999, 0.0)
+    assert (500, 9.0) in kept and (777, -9.0) in kept
+    assert len(kept) <= 20 and list(kept) == sorted(kept)
+
+
+def test_by_hand() -> None:
+    """Ends 0 and 9; between them two parts: 1 to 4 with 5 highest at 3 and 1 lowest at 4, 5 to 8 with 2 and 8."""
+    values = [0.0, 2.0, 3.0, 5.0, 1.0, 8.0, 3.0, 2.0, 4.0, 7.0]
+    kept = thinned(list(enumerate(values)), 6)
+    assert kept == ((0, 0.0), (3, 5.0), (4, 1.0), (5, 8.0), (7, 2.0), (9, 7.0))
+
+
+def test_what_is_not_finite_is_counted_and_not_drawn() -> None:
+    told = {"loss": [(1, 0, 1.0), (2, 0, nan), (3, 0, inf), (4, 0, 0.5)], "entropy": [(1, 0, nan)]}
+    found = stage_curves("sft", "sft", told, most=9)
+    assert found is not None
+    [loss] = found.curves
+    assert (loss.points, loss.total, loss.undefined) == (((1, 1.0), (4, 0.5)), 2, 2)
+    assert found.others == ("entropy",) and found.by == "optimiser step"
+    assert stage_curves("sft", "sft", {}, most=9) is None
+
+
+def test_tokens_are_speed_by_time_and_not_of_the_time_between_attempts() -> None:
+    """10 tokens/s over 2 s, 20 over 1 s; then 100 s of nothing; 5 over the 4 s since the second attempt began: 60."""
+    rows = [(1, 3_000, 10.0), (2, 4_000, 20.0), (3, 108_000, 5.0)]
+    assert tokens_of({"tokens_per_second": rows}, [1_000, 104_000]) == pytest.approx(60.0)
+    assert tokens_of({"loss": rows}, [0]) is None
+
+
+def test_many_stages_show_fewer_curves_each() -> None:
+    assert [most_of_each(count) for count in (1, 4, 9, 30, 500)] == [12, 12, 10, 3, 2]
+    assert 30 * most_of_each(30) <= MOST_FIGURES
+
+
+def test_every_curve_that_is_drawn_is_a_metric() -> None:
+    assert set(ORDER) <= {metric.name for metric in METRICS}
+    assert len(set(ORDER)) == len(ORDER)
