@@ -7,6 +7,7 @@ from flows.commands.cancel import cancel
 from flows.commands.critic import critic
 from flows.commands.data import data_app
 from flows.commands.deploy import deploy, deployments, undeploy
+from flows.commands.diff import diff
 from flows.commands.doctor import doctor
 from flows.commands.estimate import estimate
 from flows.commands.export import export
@@ -31,6 +32,7 @@ for command in (
     resume,
     sweep,
     status,
+    diff,
     critic,
     sample,
     export,
