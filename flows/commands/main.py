@@ -18,6 +18,7 @@ from flows.commands.plan import plan
 from flows.commands.resume import resume
 from flows.commands.run import run
 from flows.commands.sample import sample
+from flows.commands.sbom import sbom
 from flows.commands.schema import schema
 from flows.commands.status import status
 from flows.commands.sweep import sweep
@@ -36,6 +37,7 @@ for command in (
     critic,
     sample,
     export,
+    sbom,
     logs,
     cancel,
     gc,
