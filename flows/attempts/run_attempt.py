@@ -18,6 +18,8 @@ from flows.attempts.dataset_check import check_dataset
 from flows.attempts.jobs import threads_of
 from flows.attempts.micro_batches import with_limits
 from flows.attempts.provenance import drift, provenance
+from flows.identity.environment import environment
+from flows.identity.identity import identity
 from flows.launchers.launcher import Launcher, StageFailed
 from flows.launchers.local_process import LocalProcess, saved_result
 from flows.launchers.stage_process import explain
@@ -29,6 +31,7 @@ from schemas.records.artifacts import Artifact
 from schemas.records.attempt import AttemptBegun, AttemptOutcome, AttemptRequest
 from schemas.records.job import StageJob, StageResult
 from schemas.safe_text import without_secrets
+from storage.environments import keep_environment
 from storage.refs import Ref
 from storage.storage import Storage, open_storage
 from storage.store import Locked
@@ -198,6 +201,7 @@ class _Attempt:
         key = self.request.stage_key
         number = self.storage.next_attempt(key)
         scratch = self.storage.scratch_folder(key)
+        keep_environment(self.storage, environment())
         begun = AttemptBegun(attempt=number, provenance=self._provenance(scratch), scratch=scratch)
         self.begun = begun
         self.observer.begun(begun)
@@ -271,7 +275,11 @@ class _Attempt:
         )
 
     def _provenance(self, scratch: Path) -> dict[str, str]:
-        """Provenance of the computation, and how it differs from that of the checkpoint that it resumes from."""
+        """Provenance of the computation, how it differs from that of the checkpoint that it resumes from, and who computes.
+
+        The identity of code and machine is of the process that computes or starts the processes that do. It is no part of
+        the comparison: a revision or a driver changes often, and the numbers seldom with it.
+        """
         request = self.request
         world_size = num_ranks(request.work, request.share)
         present = provenance(request.work.kind, threads=threads_of(request.share), world_size=world_size)
@@ -286,7 +294,7 @@ class _Attempt:
             if reduced := getattr(request, name):
                 asked = getattr(request.work, name) or "any number"
                 present[name] = f"{reduced} in place of {asked}: memory ran out"
-        return present
+        return {**present, **identity()}
 
     def _dropped(self, artifact: Artifact) -> dict[str, int]:
         report = self.storage.folder(artifact) / "report.json"

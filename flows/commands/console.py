@@ -34,6 +34,7 @@ from rich.text import Text
 from flows.attempts.jobs import gates_of
 from flows.commands.findings import Finding
 from flows.runs.planning import PlannedStep
+from flows.identity.shown import describe
 from flows.runs.record import SUCCEEDED, RunRecord, StageRecord
 from flows.runs.resolving import ChosenRates
 from flows.runs.status import RunView
@@ -350,7 +351,19 @@ def show_run(console: Console, view: RunView) -> None:
         if stage.left_out:
             console.print(Text(f"{name}: left out: {stage.left_out}"), soft_wrap=True)
     _show_warnings(console, view.record)
+    _show_makers(console, view.record)
     _show_contradictions(console, view)
+
+
+def _show_makers(console: Console, record: RunRecord) -> None:
+    """Which code and machine computed which stages, a line for each."""
+    stages: dict[str, list[str]] = {}
+    for name, stage in record.stages.items():
+        if text := describe(stage.provenance):
+            stages.setdefault(safe_text(text), []).append(name)
+    for text, names in stages.items():
+        which = "" if len(stages) == 1 else f"{', '.join(names)}: "
+        console.print(Text(f"made by {which}{text}", style="dim"), soft_wrap=True)
 
 
 def _show_warnings(console: Console, record: RunRecord) -> None:

@@ -7,6 +7,7 @@ from flows.commands.cancel import cancel
 from flows.commands.critic import critic
 from flows.commands.data import data_app
 from flows.commands.deploy import deploy, deployments, undeploy
+from flows.commands.diff import diff
 from flows.commands.doctor import doctor
 from flows.commands.estimate import estimate
 from flows.commands.export import export
@@ -18,6 +19,7 @@ from flows.commands.report import report
 from flows.commands.resume import resume
 from flows.commands.run import run
 from flows.commands.sample import sample
+from flows.commands.sbom import sbom
 from flows.commands.schema import schema
 from flows.commands.status import status
 from flows.commands.sweep import sweep
@@ -33,9 +35,11 @@ for command in (
     sweep,
     status,
     report,
+    diff,
     critic,
     sample,
     export,
+    sbom,
     logs,
     cancel,
     gc,

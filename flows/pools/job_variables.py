@@ -24,4 +24,6 @@ def job_variables(resources: Resources) -> dict[str, Any]:
         "image": resources.image,
         "node_selector": resources.node_selector or None,
     }
-    return {"env": dict(ENVIRONMENT), **{name: value for name, value in asked.items() if value is not None}}
+    # A container cannot see which image it was made of, and its attempt records it.
+    image = {} if resources.image is None else {"VANTAGE_IMAGE": resources.image}
+    return {"env": {**ENVIRONMENT, **image}, **{name: value for name, value in asked.items() if value is not None}}

@@ -136,6 +136,7 @@ def provenance(model: NamedModel, opened: ModelOpened | None, files: Mapping[str
         },
         "metrics": dict(origin.metrics),
         "gates": list(origin.verdicts),
+        "provenance": dict(origin.provenance),
         "generation": model.generation.model_dump(mode="json"),
         "chat": model.chat if opened is None else opened.uses_chat,
         "files": dict(files),

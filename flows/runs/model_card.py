@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from flows.identity.shown import describe
 from flows.runs.named_models import PROVENANCE_FILE, NamedModel
 from schemas.records.sampling import ModelOpened
 
@@ -41,6 +42,7 @@ def model_card(model: NamedModel, opened: ModelOpened | None, *, folder: Path) -
         "",
         *(_reward_use(folder) if opened is None else _policy_use(model, opened, folder)),
         *_measured(model),
+        *_made_with(model),
     ]
     return "\n".join(parts) + "\n"
 
@@ -131,3 +133,10 @@ def _measured(model: NamedModel) -> list[str]:
     if not rows and not gates:
         return []
     return ["## Measured", "", *(["| metric | value |", "|---|---|", *rows, ""] if rows else []), *gates]
+
+
+def _made_with(model: NamedModel) -> list[str]:
+    """Code and machine, in a line; all of it is in ``vantage.json``."""
+    assert model.origin is not None, "made by a run"
+    text = describe(model.origin.provenance)
+    return ["", "## Made with", "", text] if text else []

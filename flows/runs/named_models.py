@@ -63,6 +63,8 @@ class Origin:
     """Role → step whose artifact it was; empty where the run is not in this workspace."""
     metrics: Mapping[str, float | None] = field(default_factory=dict)
     verdicts: tuple[str, ...] = ()
+    provenance: Mapping[str, str] = field(default_factory=dict)
+    """Code, libraries and machine; empty where the run is not in this workspace."""
 
 
 @dataclass(frozen=True)
@@ -158,6 +160,7 @@ def model_of(
             stages=dependencies(record.recipe)[step],
             metrics=artifact.metrics,
             verdicts=tuple(map(str, stage.verdicts)) if gates_of(record.recipe, step) else (),
+            provenance=stage.provenance,
         ),
     )
 

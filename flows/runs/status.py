@@ -40,6 +40,7 @@ class RunView:
         """The run in the output of ``status --json``."""
         kept = {
             "attempt", "stage_key", "digest", "metrics", "left_out", "warnings", "verdicts", "remark", "seconds", "reason",
+            "provenance",
         }  # fmt: skip
         stages = {}
         for step, stage in self.record.stages.items():

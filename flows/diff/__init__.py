@@ -1,0 +1,1 @@
+"""Differences of two runs, stages, models or recipes: gathered, recorded, printed."""

@@ -1,0 +1,1 @@
+"""What computes: our own code, the installed libraries, the machine and its container image."""

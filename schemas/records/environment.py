@@ -1,0 +1,41 @@
+"""The environment of a computation: Python, the operating system, and every installed distribution."""
+
+import hashlib
+
+from schemas.canonical_json import canonical_json
+from schemas.frozen import Frozen
+
+
+class Installed(Frozen):
+    """One installed distribution."""
+
+    name: str
+    """Normalised: lower case, words joined by ``-``."""
+    version: str
+    license: str = ""
+    """As its metadata has it: an SPDX expression, or some name; empty: it says nothing."""
+
+
+class Environment(Frozen):
+    """What was installed where something was computed; stored once for each digest."""
+
+    python: str
+    """Version."""
+    implementation: str
+    """``CPython``."""
+    system: str
+    """Name and version of the operating system."""
+    machine: str
+    """Architecture: ``x86_64``."""
+    installed: tuple[Installed, ...]
+    """By name."""
+
+    @property
+    def content(self) -> bytes:
+        """Canonical JSON."""
+        return canonical_json(self.model_dump(mode="json")).encode()
+
+    @property
+    def digest(self) -> str:
+        """sha256 of ``content``."""
+        return hashlib.sha256(self.content).hexdigest()

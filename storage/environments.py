@@ -1,0 +1,81 @@
+"""Environments of computations, one file for each digest: many artifacts are made in one environment.
+
+    environments/<sha256>.json    ``schemas.records.environment.Environment``; a ref's provenance names the digest
+"""
+
+import hashlib
+from contextlib import suppress
+from pathlib import Path
+
+from schemas.records.environment import Environment
+from storage.durable_files import make_folder, replace_file
+from storage.storage import Storage
+from storage.store import Store, checked_digest
+
+_FOLDER = "environments"
+
+
+class DamagedEnvironment(OSError):
+    """What is stored of an environment has other bytes than its digest says."""
+
+
+def keep_environment(storage: Storage, environment: Environment) -> str:
+    """Store the environment if it is not there yet; returns its digest. Writers of one digest write the same bytes."""
+    digest, path = environment.digest, _path(environment.digest)
+    if isinstance(storage, Store):
+        file = storage.root / path
+        if not _holds(file, environment.content):
+            make_folder(file.parent)
+            # Under the lock, since a half-written file of another process has the same name.
+            with storage.object_lock(digest):
+                replace_file(file, environment.content)
+        return digest
+    import obstore
+    from obstore.exceptions import AlreadyExistsError
+
+    with suppress(AlreadyExistsError):
+        obstore.put(storage.remote, path, environment.content, mode="create")
+    return digest
+
+
+def read_environment(storage: Storage, digest: str) -> Environment | None:
+    """The environment of a digest; None: the storage does not have it.
+
+    Raises:
+        DamagedEnvironment: its bytes are not those of the digest.
+        ValueError: ``digest`` is none.
+    """
+    path = _path(checked_digest(digest))
+    try:
+        data = _read(storage, path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    if hashlib.sha256(data).hexdigest() != digest:
+        raise DamagedEnvironment(
+            f"{path} is damaged: its sha256 is {hashlib.sha256(data).hexdigest()[:12]}; restore it from a copy of the storage"
+        )
+    return Environment.model_validate_json(data)
+
+
+def _read(storage: Storage, path: str) -> bytes:
+    if isinstance(storage, Store):
+        return (storage.root / path).read_bytes()
+    import obstore
+    from obstore.exceptions import NotFoundError
+
+    try:
+        return bytes(obstore.get(storage.remote, path).bytes())
+    except NotFoundError:
+        raise FileNotFoundError(path) from None
+
+
+def _holds(file: Path, content: bytes) -> bool:
+    """Whether the file has this content; a damaged one is written again."""
+    try:
+        return file.read_bytes() == content
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return False
+
+
+def _path(digest: str) -> str:
+    return f"{_FOLDER}/{digest}.json"
