@@ -23,10 +23,12 @@ def plan(
         from flows.runs.planning import plan as plan_steps
         from flows.runs.resolving import load_resolved
         from flows.runs.run import damaged_runs, read_runs, recipe_of_next_run
+        from flows.signing.before_runs import check_signing
 
         resolved, chosen = load_resolved(recipe, overrides or [])
         check_extras(resolved)
         place = workspace_at(workspace)
+        check_signing(resolved, place)
         warn(damaged_runs(place))
         resolved = recipe_of_next_run(place, resolved)
         steps = plan_steps(resolved, place.existing_storage, read_runs(place))

@@ -24,6 +24,7 @@ from flows.runs.resolving import ChosenRates
 from flows.runs.run import Run, is_active, read_runs
 from flows.runs.summary import commands_for_policy, model_folders, samples_heading
 from flows.runs.workspace import Workspace
+from flows.signing.before_runs import check_signing
 from ledger import tracking
 from ledger.run_ledger import Ledger
 from schemas.records.attempt import RUN_STAGE
@@ -62,6 +63,7 @@ def execute(
         flows.prefect_server.server.ServerUnavailable: the Prefect server does not answer.
     """
     workspace, recipe = run.workspace, run.record.recipe
+    check_signing(recipe, workspace)
     steps = planned(run, screen, strict=strict, chosen=chosen)
     shown_before = len(run.record.prefect_flow_run_ids)
     lost = None
@@ -129,6 +131,10 @@ def exit_code(record: RunRecord) -> int:
         return next((code for code in codes if code is not None), ExitCode.INTERNAL)
     if record.status == "completed" and record.unpublished:
         return ExitCode.STORAGE
+    if record.status == "completed" and record.refused_aliases:
+        return ExitCode.GATE_CLOSED
+    if record.status == "completed" and record.unsigned:
+        return ExitCode.BAD_INPUT
     return {
         "completed": ExitCode.OK,
         "gate_closed": ExitCode.GATE_CLOSED,
