@@ -138,8 +138,6 @@ def check_extras(recipe: ResolvedRecipe) -> None:
             f"model.quantization={recipe.model.quantization} needs the package bitsandbytes; "
             "install it: pip install 'vantage-rlhf[qlora]'"
         )
-    if recipe.sign is not None and importlib.util.find_spec("model_signing") is None:
-        raise ValueError("sign needs the package model_signing; install it: pip install 'vantage-rlhf[sign]'")
     for name, stage in recipe.stages.items():
         needs_it = isinstance(stage, BenchmarkEvaluation) and pool_of(recipe, name) is None
         if needs_it and importlib.util.find_spec("lm_eval") is None:

@@ -39,7 +39,7 @@ def new(
         print(f"private key  {made.path}  (mode 0600, {how})")
         print(f"public key   {public}  (for everyone who checks)")
         print(f"key id       {made.public.key_id}")
-        print(f"in a recipe  sign: {{key: {made.path}}}")
+        print(f"in a recipe  sign: {{key: {made.path.absolute()}}}")
 
 
 @keys_app.command("show")

@@ -76,7 +76,8 @@ def statement(ref: Ref, files: Mapping[str, str], judged: Judged) -> bytes:
             "content": base64.b64encode(canonical_json(list(judged.verdicts)).encode()).decode(),
             "annotations": {
                 "run": judged.run_id,
-                "passed": all(each.get("passed") for each in judged.verdicts),
+                "gates": len(judged.verdicts),
+                "passed": sum(bool(each.get("passed")) for each in judged.verdicts),
             },
         },
     ]
