@@ -12,9 +12,6 @@ import hashlib
 import re
 from dataclasses import dataclass
 
-import obstore
-from obstore.exceptions import NotFoundError
-
 from storage.durable_files import locked, make_folder, replace_file
 from storage.storage import Storage
 from storage.store import Store, checked_digest
@@ -46,6 +43,8 @@ class SignedStatement:
 
 def read_signatures(storage: Storage, stage_key: str) -> list[SignedStatement]:
     """All signed statements of a stage key, in the order of their names."""
+    import obstore  # takes a moment to load, and most runs have no use for it
+
     prefix = f"{_FOLDER}/{checked_digest(stage_key)}/"
     remote = storage.remote
     listed = [
@@ -106,11 +105,16 @@ def _write(storage: Storage, stage_key: str, name: str, data: bytes) -> None:
         with locked(storage.swap_lock(stage_key)):
             replace_file(file, data)
     else:
+        import obstore
+
         obstore.put(storage.remote, path, data)
 
 
 def read_stored_manifest(storage: Storage, digest: str) -> bytes | None:
     """The bytes of an object's manifest, unchecked; None: there is no such object."""
+    import obstore
+    from obstore.exceptions import NotFoundError
+
     try:
         found = obstore.get(storage.remote, f"objects/{checked_digest(digest)}/manifest.json")
         return bytes(found.bytes()) if found.meta["size"] <= MAX_BYTES else b""

@@ -24,7 +24,7 @@ from flows.runs.resolving import ChosenRates
 from flows.runs.run import Run, is_active, read_runs
 from flows.runs.summary import commands_for_policy, model_folders, samples_heading
 from flows.runs.workspace import Workspace
-from flows.signing.before_runs import check_signing
+from flows.signing.before_runs import check_signing, signing_warnings
 from ledger import tracking
 from ledger.run_ledger import Ledger
 from schemas.records.attempt import RUN_STAGE
@@ -107,7 +107,11 @@ def planned(run: Run, screen: Screen, *, strict: bool, chosen: ChosenRates | Non
     recipe = run.record.recipe
     steps = plan(recipe, run.workspace.existing_storage, read_runs(run.workspace))
     heading = f"{recipe.recipe} · run {run.record.run_id}"
-    warnings = [*plan_warnings(recipe, steps), *ledger_warnings(run.workspace)]
+    warnings = [
+        *plan_warnings(recipe, steps),
+        *ledger_warnings(run.workspace),
+        *signing_warnings(recipe, run.workspace),
+    ]
     show_plan(screen.console, steps, heading=heading, warnings=warnings, chosen=chosen)
     if strict:
         check_drift(steps)

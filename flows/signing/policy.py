@@ -109,7 +109,7 @@ def _parsed(data: bytes, name: str, folder: Path) -> Policy:
         )
     for rules in found.value.models.values():
         for rule in rules.aliases.values():
-            _keys(rule, folder)  # one that is gone is told now, and not when a model is to be published
+            keys_of(rule, folder)  # one that is gone is told now, and not when a model is to be published
     return Policy(found.value, name, folder)
 
 
@@ -118,10 +118,10 @@ def _told(name: str, problems: "list[Problem] | tuple[Problem, ...]") -> str:
 
 
 def _why_not(workspace: Workspace, record: RunRecord, step: str, rule: AliasRule, folder: Path) -> str | None:
-    if rule.users is not None and (user := _user()) not in rule.users:
+    if rule.users is not None and (user := present_user()) not in rule.users:
         allowed = ", ".join(rule.users) or "nobody"
         return f"users: {user} may not move this alias ({allowed} may); have one of them run `vantage publish {record.run_id}`"
-    required = _keys(rule, folder)
+    required = keys_of(rule, folder)
     if not required:
         return None
     refs = refs_of(workspace.existing_storage, record, lineage(record, step))
@@ -136,11 +136,12 @@ def _why_not(workspace: Workspace, record: RunRecord, step: str, rule: AliasRule
     return None
 
 
-def _keys(rule: AliasRule, folder: Path) -> list[PublicKey]:
+def keys_of(rule: AliasRule, folder: Path) -> list[PublicKey]:
+    """The keys that a rule asks for; BadKey: one of them cannot be read."""
     return [required_key(named, folder) for named in rule.keys or ()]
 
 
-def _user() -> str:
+def present_user() -> str:
     """The user of the operating system, whatever the environment says."""
     try:
         return pwd.getpwuid(os.getuid()).pw_name

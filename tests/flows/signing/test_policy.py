@@ -12,7 +12,7 @@ from flows.exit_codes import ExitCode
 from flows.runs.execution import exit_code
 from flows.runs.publishing import publish
 from flows.runs.workspace import Workspace
-from flows.signing.before_runs import check_signing
+from flows.signing.before_runs import check_signing, signing_warnings
 from flows.signing.policy import FILE, VARIABLE, BadPolicy, check_publish_policy, read_policy
 from flows.signing.signing import sign_all
 from ledger.run_ledger import CopyStatus
@@ -77,7 +77,7 @@ def test_rules_are_for_the_models_and_aliases_that_they_name(
 
 
 def test_all_rules_that_fit_have_to_hold(copied: Ended, keys: Keys) -> None:
-    held = f"models: {{'*': {{aliases: {{'*': {{users: [{ME}]}}}}}}, tiny-reward: {{aliases: {{champion: {{keys: [{'0' * 64}]}}}}}}}}"
+    held = f"models: {{'*': {{aliases: {{'*': {{users: [{ME}]}}}}}}, tiny-reward: {{aliases: {{champion: {{keys: [{'ab' * 32}]}}}}}}}}"
     write(copied, held)
     assert why_not(copied, alias="candidate") is None
     assert "models.tiny-reward.aliases.champion: keys:" in str(why_not(copied))
@@ -139,6 +139,24 @@ def test_a_policy_that_cannot_be_read_allows_nothing_and_is_told_before_a_run(
     with pytest.raises(ValueError, match=said or FILE):
         check_signing(publishes, copied.workspace)
     check_signing(copied.record.recipe, copied.workspace)  # publishes nothing
+
+
+def test_a_plan_tells_what_will_be_held_back(copied: Ended, keys: Keys) -> None:
+    publication = Publication(stage="reward", registered_model="tiny-reward", alias="champion")
+    recipe = copied.record.recipe.model_copy(update={"publish": (publication,)})
+    assert signing_warnings(recipe, copied.workspace) == []
+    own, other = keys.own.public, keys.other.public
+    write(copied, rule(f"{{keys: [{own.key_id}, {other.key_id}], users: [nobody-here]}}"))
+    path = copied.workspace.root / FILE
+    held = f"tiny-reward@champion will stay where it is: {path}, models.tiny-*.aliases.champion"
+    assert signing_warnings(recipe, copied.workspace) == [
+        f"{held} asks for signatures by key {other.short}, with which this recipe does not sign",
+        f"{held} does not let {ME} move it",
+    ]
+    write(copied, rule(f"{{keys: [{own.key_id}], users: [{ME}]}}"))
+    assert signing_warnings(recipe, copied.workspace) == []
+    unsigned = recipe.model_copy(update={"sign": None})
+    assert [own.short in each for each in signing_warnings(unsigned, copied.workspace)] == [True]
 
 
 def test_a_workspace_in_a_bucket_has_its_policy_there(

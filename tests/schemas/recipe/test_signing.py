@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 
 from schemas.canonical_json import canonical_json
-from schemas.loading.recipe_file import parse_recipe
+from schemas.loading import plain_yaml
+from schemas.loading.recipe_file import builtin_recipes, find_recipe, parse_recipe
 from schemas.problems import RecipeError
+from schemas.recipe.recipe import Recipe
 
 RECIPE = """\
 recipe: small
@@ -34,6 +36,15 @@ def test_a_recipe_without_it_has_no_trace_of_it() -> None:
 
 DIGEST = "130eac05c727e907fdb0804c8e5cf3b322f408549e060e39d48bc624cc84e387"
 """Of the recipe above, from the version before ``sign:`` was there."""
+
+
+@pytest.mark.parametrize("name", builtin_recipes())
+def test_nor_has_any_recipe_that_comes_with_vantage(name: str) -> None:
+    """So their digests, by which runs are found, are what they were."""
+    plain = plain_yaml.read(find_recipe(name).read_text()).value
+    if "sweep" not in plain:
+        assert "sign" not in plain
+        assert "sign" not in Recipe.model_validate(plain).model_dump(mode="json")
 
 
 def test_paths_start_at_the_recipe_and_those_of_overrides_here(
