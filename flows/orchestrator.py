@@ -96,6 +96,8 @@ class Orchestrator:
         waiting = {"status": "waiting", "reason": None, "exit_code": None, "seconds": 0.0, "verdicts": ()}
         run.update(
             unpublished={},
+            unsigned={},
+            refused_aliases={},
             stages={step: known.get(step, StageRecord()).model_copy(update=waiting) for step in self.inputs},
         )
 

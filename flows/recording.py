@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.attempts.jobs import work_of
+from flows.commands.own_commands import own_command
 from flows.gates import are_closed, check_gates
 from flows.retry import Retry
 from flows.runs.record import StageRecord
@@ -104,7 +105,28 @@ class Recording:
         if outcome.unreported or not reused:
             self._report(request, outcome, artifact, "gate_closed" if closed else "completed")
         self.watcher.ended(step, stage)
+        if self.recipe.sign is not None:
+            self._sign(step)
         return stage
+
+    def _sign(self, step: str) -> None:
+        """Sign the step's artifact with the verdicts just recorded. It is kept whatever happens to the key."""
+        from flows.signing.keys import key_of
+        from flows.signing.signing import sign_step
+
+        try:
+            key = key_of(self.recipe)
+            assert key is not None, "the recipe names one"
+            sign_step(self.run.record, step, self.store, key)
+        except (
+            Exception
+        ) as error:  # a lost key, a full disk: a trained stage is worth more than its signature
+            reason = safe_text(str(error) or type(error).__name__)
+            self.run.set_unsigned(step, reason)
+            remedy = own_command(
+                "sign", self.run.record.run_id, "--key", "FILE", "--workspace", self.run.workspace.address
+            )
+            self.watcher.say(f"  {step} is made, and NOT SIGNED: {reason}; sign it later: {remedy}", "red")
 
     def _report(
         self,

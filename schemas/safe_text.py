@@ -70,11 +70,13 @@ def secrets_of(environment: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def server_secrets(environment: Mapping[str, str]) -> list[str]:
-    """Variables with the logins of Prefect's and MLflow's clients, which neither stages nor our own server need."""
+    """Variables with the logins of Prefect's and MLflow's clients, and the password of a key for signatures, which neither
+    stages nor our own server need."""
     return [
         name
         for name, value in environment.items()
-        if name.startswith(("PREFECT_", "MLFLOW_")) and (_SECRET_NAME.search(name) or _LOGIN.search(value))
+        if name.startswith(("PREFECT_", "MLFLOW_", "VANTAGE_"))
+        and (_SECRET_NAME.search(name) or _LOGIN.search(value))
     ]
 
 

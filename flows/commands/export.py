@@ -34,11 +34,14 @@ def export(
         from flows.runs.exporting import export as export_model
         from flows.runs.named_models import open_named_model
         from flows.runs.workspace import RunError
+        from flows.signing.statements import is_about
         from schemas.records.sampling import OpenModel
+        from storage.signatures import read_signatures
 
         target = folder.expanduser()
         check_target(target)
-        with open_named_model(workspace_at(workspace), named, kinds=("policy", "reward_model")) as model:
+        place = workspace_at(workspace)
+        with open_named_model(place, named, kinds=("policy", "reward_model")) as model:
             if model.origin is None:
                 raise RunError(f"{named} was made by no run, and is not exported; copy the folder")
             with ExitStack() as stack:
@@ -54,15 +57,28 @@ def export(
                     check_adapters(model)
                     merged = Path(stack.enter_context(TemporaryDirectory(prefix="vantage-merge-"))) / "model"
                     process.merge(merged)
-                told = export_model(model, opened, target, merged=merged)
+                storage = place.existing_storage
+                stored = [] if storage is None else read_signatures(storage, model.origin.stage_key)
+                signatures = [each for each in stored if is_about(each.statement, model.origin.digest)]
+                told = export_model(model, opened, target, merged=merged, signatures=signatures)
         if as_json:
             print_json(told | {"folder": str(target)})
             return
         print(f"{model.label} → {target}")
         compared = "compared with the store" if merged is None else "of adapters merged into their model"
         print(f"digest {told['digest'][:12]}, {len(told['files'])} files {compared}")
+        for folders in told.get("signatures", {}).values():
+            _print_check(target, folders[0])
         if opened is not None:
             _print_use(target, uses_chat=opened.uses_chat)
+
+
+def _print_check(folder: Path, signed: str) -> None:
+    import shlex
+
+    statement = shlex.quote(str(folder / signed / "statement.json"))
+    signature = shlex.quote(str(folder / signed / "signature.sigstore.json"))
+    print(f"signed:     model_signing verify key {statement} --signature {signature} --public_key KEY.pub")
 
 
 def _print_use(folder: Path, *, uses_chat: bool) -> None:

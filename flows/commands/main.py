@@ -13,6 +13,7 @@ from flows.commands.estimate import estimate
 from flows.commands.export import export
 from flows.commands.gc import gc
 from flows.commands.init import init
+from flows.commands.keys import keys_app
 from flows.commands.logs import logs
 from flows.commands.plan import plan
 from flows.commands.report import report
@@ -21,6 +22,7 @@ from flows.commands.run import run
 from flows.commands.sample import sample
 from flows.commands.sbom import sbom
 from flows.commands.schema import schema
+from flows.commands.sign import sign
 from flows.commands.status import status
 from flows.commands.sweep import sweep
 from flows.commands.worker import worker
@@ -40,6 +42,7 @@ for command in (
     sample,
     export,
     sbom,
+    sign,
     logs,
     cancel,
     gc,
@@ -52,6 +55,7 @@ for command in (
 ):
     app.command()(command)
 app.add_typer(data_app, name="data")
+app.add_typer(keys_app, name="keys")
 
 
 def main() -> None:

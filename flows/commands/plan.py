@@ -23,19 +23,22 @@ def plan(
         from flows.runs.planning import plan as plan_steps
         from flows.runs.resolving import load_resolved
         from flows.runs.run import damaged_runs, read_runs, recipe_of_next_run
+        from flows.signing.before_runs import check_signing, signing_warnings
 
         resolved, chosen = load_resolved(recipe, overrides or [])
         check_extras(resolved)
         place = workspace_at(workspace)
+        check_signing(resolved, place)
         warn(damaged_runs(place))
         resolved = recipe_of_next_run(place, resolved)
         steps = plan_steps(resolved, place.existing_storage, read_runs(place))
+        warnings = [*plan_warnings(resolved, steps), *signing_warnings(resolved, place)]
         if as_json:
             told = [step.as_json() for step in steps]
             shown = {
                 "recipe": resolved.recipe,
                 "steps": told,
-                "warnings": plan_warnings(resolved, steps),
+                "warnings": warnings,
                 "chosen": chosen,
             }
             print_json(shown)
@@ -44,7 +47,7 @@ def plan(
                 open_console(),
                 steps,
                 heading=f"{resolved.recipe} · {place.address}",
-                warnings=plan_warnings(resolved, steps),
+                warnings=warnings,
                 chosen=chosen,
             )
         if strict:

@@ -26,11 +26,12 @@ def run(
         from flows.runs.execution import execute
         from flows.runs.resolving import load_resolved
         from flows.runs.run import acquire_run
+        from flows.signing.before_runs import check_signing
 
         resolved, chosen = load_resolved(recipe, overrides or [])
-        with acquire_run(
-            workspace_at(workspace), resolved, source=recipe, overrides=overrides or ()
-        ) as started:
+        place = workspace_at(workspace)
+        check_signing(resolved, place)
+        with acquire_run(place, resolved, source=recipe, overrides=overrides or ()) as started:
             record = execute(started, screen_of(as_json), strict=strict, verbose=verbose, chosen=chosen)
         finish(record, as_json=as_json)
 

@@ -24,6 +24,7 @@ from flows.runs.resolving import ChosenRates
 from flows.runs.run import Run, is_active, read_runs
 from flows.runs.summary import commands_for_policy, model_folders, samples_heading
 from flows.runs.workspace import Workspace
+from flows.signing.before_runs import check_signing, signing_warnings
 from ledger import tracking
 from ledger.run_ledger import Ledger
 from schemas.records.attempt import RUN_STAGE
@@ -62,6 +63,7 @@ def execute(
         flows.prefect_server.server.ServerUnavailable: the Prefect server does not answer.
     """
     workspace, recipe = run.workspace, run.record.recipe
+    check_signing(recipe, workspace)
     steps = planned(run, screen, strict=strict, chosen=chosen)
     shown_before = len(run.record.prefect_flow_run_ids)
     lost = None
@@ -107,7 +109,11 @@ def planned(run: Run, screen: Screen, *, strict: bool, chosen: ChosenRates | Non
     recipe = run.record.recipe
     steps = plan(recipe, run.workspace.existing_storage, read_runs(run.workspace))
     heading = f"{recipe.recipe} · run {run.record.run_id}"
-    warnings = [*plan_warnings(recipe, steps), *ledger_warnings(run.workspace)]
+    warnings = [
+        *plan_warnings(recipe, steps),
+        *ledger_warnings(run.workspace),
+        *signing_warnings(recipe, run.workspace),
+    ]
     show_plan(screen.console, steps, heading=heading, warnings=warnings, chosen=chosen)
     if strict:
         check_drift(steps)
@@ -131,6 +137,10 @@ def exit_code(record: RunRecord) -> int:
         return next((code for code in codes if code is not None), ExitCode.INTERNAL)
     if record.status == "completed" and record.unpublished:
         return ExitCode.STORAGE
+    if record.status == "completed" and record.refused_aliases:
+        return ExitCode.GATE_CLOSED
+    if record.status == "completed" and record.unsigned:
+        return ExitCode.BAD_INPUT
     return {
         "completed": ExitCode.OK,
         "gate_closed": ExitCode.GATE_CLOSED,

@@ -9,7 +9,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,16 @@ from schemas.records.sampling import ModelOpened
 from storage.durable_files import make_folder, move_folder, sync_file, sync_folder
 from storage.measured_file import METRICS_FILE
 from storage.sealed_folders import MANIFEST, find_problems, read_manifest
+from storage.signatures import KEY_FILE, SIGNATURE, STATEMENT, SignedStatement
 
 CARD = "README.md"
 GENERATION = "generation_config.json"
 OWN_HEAD = "head.safetensors"
 """A scalar head beside its trunk: the form of models for which transformers has no class."""
+SIGNATURES = "signatures"
+"""Folder of the artifact's statements and signatures, if it is signed: ``KEY/STATEMENT/``."""
+_SHORT = 16
+"""Characters of a digest in the name of a folder."""
 _CHUNK = 2**22
 
 
@@ -47,7 +52,12 @@ def check_target(target: Path) -> None:
 
 
 def export(
-    model: NamedModel, opened: ModelOpened | None, target: Path, *, merged: Path | None = None
+    model: NamedModel,
+    opened: ModelOpened | None,
+    target: Path,
+    *,
+    merged: Path | None = None,
+    signatures: Sequence[SignedStatement] = (),
 ) -> dict[str, Any]:
     """Write the folder, which appears whole under its name or not at all; returns what ``vantage.json`` holds.
 
@@ -56,6 +66,7 @@ def export(
         opened: how a policy is asked; None: a reward model.
         target: a new or an empty folder.
         merged: of adapters, the whole model that ``check_adapters`` and ``SamplingProcess.merge`` have made.
+        signatures: of the artifact; they are copied as they are, to ``signatures/``.
 
     Raises:
         ExportRefused: see ``check_target``; or a reward model of a form of our own.
@@ -81,7 +92,8 @@ def export(
             settings = generation_settings(_generation_of(source), model, opened)
             _write(staging / GENERATION, json.dumps(settings, indent=2, sort_keys=True) + "\n")
         _describe_for_mlflow(model, staging)
-        told = provenance(model, opened, files)
+        signed = _copy_signatures(signatures, staging)
+        told = provenance(model, opened, files) | ({"signatures": signed} if signed else {})
         _write(staging / PROVENANCE_FILE, json.dumps(told, indent=2, ensure_ascii=False) + "\n")
         _write(staging / CARD, model_card(model, opened, folder=target))
         for root, _, names in os.walk(staging):
@@ -189,6 +201,20 @@ def _copy_files(
                 f"{model.label} is damaged: sha256 of {path} is {copied[path]}, must be {expected[path]}; run the recipe "
                 "again, which makes it anew"
             )
+    return copied
+
+
+def _copy_signatures(signatures: Sequence[SignedStatement], staging: Path) -> dict[str, list[str]]:
+    """Copy statements with their signatures and keys; returns key id → folders with its statements."""
+    copied: dict[str, list[str]] = {}
+    for each in signatures:
+        folder = Path(SIGNATURES, each.key_id[:_SHORT], each.name[:_SHORT])
+        (staging / folder).mkdir(parents=True)
+        (staging / folder / STATEMENT).write_bytes(each.statement)
+        (staging / folder / SIGNATURE).write_bytes(each.signature)
+        if each.public_key is not None:
+            (staging / folder.parent / KEY_FILE).write_bytes(each.public_key)
+        copied.setdefault(each.key_id, []).append(folder.as_posix())
     return copied
 
 

@@ -2,6 +2,7 @@
 
 from flows.orchestrator import Orchestrator
 from flows.runs.record import SUCCEEDED, PublishedCopy
+from flows.signing.policy import check_publish_policy
 from schemas.recipe.evaluations import PolicyEvaluation
 from schemas.recipe.recipe import Publication
 from schemas.records.artifacts import is_same
@@ -28,11 +29,14 @@ def publish(publication: Publication, orchestrator: Orchestrator) -> None:
             )
             return
     passed = all(verdict.passed for step in required for verdict in stages[step].verdicts)
-    artifact = orchestrator.artifacts[merged if has_merged else publication.stage]
+    made_by = merged if has_merged else publication.stage
+    artifact = orchestrator.artifacts[made_by]
     unchanged = _why_unchanged(publication.stage, orchestrator) if publication.alias else None
     if unchanged:
         orchestrator.watcher.say(f"  {publication.alias} stays where it is: {unchanged}", "yellow")
     alias = publication.alias if passed and not unchanged else None
+    if alias is not None and _is_forbidden(publication.registered_model, alias, made_by, orchestrator):
+        alias = None
     version = orchestrator.ledger.publish(
         publication.stage,
         artifact,
@@ -57,6 +61,17 @@ def publish(publication: Publication, orchestrator: Orchestrator) -> None:
     orchestrator.watcher.say(
         f"  published {publication.stage} as {publication.registered_model}{f'@{alias}' if alias else ''}: {result}"
     )
+
+
+def _is_forbidden(model: str, alias: str, step: str, orchestrator: Orchestrator) -> bool:
+    """Whether the policy on publishing keeps the alias where it is; then it is recorded and said why."""
+    run = orchestrator.run
+    why = check_publish_policy(run.workspace, run.record, step, model=model, alias=alias)
+    if why is None:
+        return False
+    run.update(refused_aliases={**run.record.refused_aliases, f"{model}@{alias}": why})
+    orchestrator.watcher.say(f"  {alias} stays where it is: {why}", "red")
+    return True
 
 
 def _why_unchanged(stage: str, orchestrator: Orchestrator) -> str | None:

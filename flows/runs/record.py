@@ -99,5 +99,9 @@ class RunRecord(Frozen):
     """Registered model → MLflow's copy of the model that the run published."""
     unpublished: dict[str, str] = Field(default_factory=dict)
     """Registered model → why it was not published."""
+    unsigned: dict[str, str] = Field(default_factory=dict)
+    """Step → why its artifact was not signed, though the recipe asks for it."""
+    refused_aliases: dict[str, str] = Field(default_factory=dict)
+    """``NAME@ALIAS`` → why the policy on publishing kept the alias where it was."""
     started: str
     """Local time, for display only."""

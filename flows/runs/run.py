@@ -76,6 +76,14 @@ class Run:
                 self._record = self._record.model_copy(update={"used_keys": used})
                 self.workspace.records.write(self._record)
 
+    def set_unsigned(self, step: str, reason: str) -> None:
+        """Record why the artifact of a step was not signed; thread-safe."""
+        with self._writing:
+            self._record = self._record.model_copy(
+                update={"unsigned": {**self._record.unsigned, step: reason}}
+            )
+            self.workspace.records.write(self._record)
+
     def update_stage(self, step: str, **changes: Any) -> None:
         """Change fields of a stage and write them."""
         self.set_stage(step, self._record.stages[step].model_copy(update=changes))

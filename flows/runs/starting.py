@@ -15,6 +15,7 @@ from flows.runs.planning import steps_in_store
 from flows.runs.resolving import ChosenRates, load_resolved, load_resolved_text
 from flows.runs.run import acquire_run, acquire_run_by_id
 from flows.runs.workspace import Workspace
+from flows.signing.before_runs import check_signing
 from ledger.run_ledger import Ledger
 
 
@@ -51,6 +52,7 @@ def open_run(
         resolved, chosen = load(recipe, overrides)
         source = resolved.recipe if "\n" in recipe else recipe
         run = held.enter_context(acquire_run(where, resolved, source=source, overrides=overrides))
+    check_signing(run.record.recipe, where)
     check_resources(run.record.recipe)
     require_pools(run.record.recipe)
     screen = Screen(open_console(sys.stdout))

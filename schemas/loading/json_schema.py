@@ -23,6 +23,7 @@ from schemas.recipe.inputs import (
 )
 from schemas.recipe.recipe import Publication, Recipe
 from schemas.recipe.rewards import Judge, MissingEos
+from schemas.recipe.signing import Signing
 from schemas.recipe.sources import Hub, HubFiles, Package
 from schemas.recipe.stage import Gate
 from schemas.recipe.stages import DirectPreferenceOptimization, PreferenceCollection, RewardModelling
@@ -40,6 +41,7 @@ EXACTLY_ONE: dict[type[Frozen], tuple[str, ...]] = {
     DirectPreferenceOptimization: ("data", "rollouts"),
     Judge: ("verifier", "reward", "model"),
     PreferenceCollection: ("prompts", "demonstrations"),
+    Signing: ("key", "key_variable"),
 }
 """Class → fields, exactly one of which is given; ``null`` counts as not given."""
 REQUIRES: tuple[tuple[type[Frozen], str, str], ...] = (

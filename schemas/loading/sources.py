@@ -134,7 +134,25 @@ def resolve_sources(
             )
     for owner, model in models:
         problems += _adapter_problems(owner, model)
+    problems += _resolve_key(plain.get("sign"), folder, here, placed, needs_files=needs_files)
     return plain, problems
+
+
+def _resolve_key(
+    sign: Any, folder: File, here: File, placed: dict[Path, Override], *, needs_files: bool
+) -> list[Problem]:
+    """Make the path of the signing key absolute; returns its problems. The key itself is read when a run is planned."""
+    if not isinstance(sign, dict) or not isinstance(sign.get("key"), str):
+        return []
+    path = ("sign", "key")
+    try:
+        key = absolute(sign["key"], here if _is_overridden(path, placed) else folder)
+        missing = needs_files and not is_file(key)
+    except UnresolvablePath as error:
+        return [Problem(path, f"{quote(sign['key'])} cannot be looked up ({error})", "correct the path")]
+    sign["key"] = str(key)
+    remedy = "name the file of a private key, which `vantage keys new FILE` makes"
+    return [Problem(path, f"{_NO_FILE} {key}", remedy)] if missing else []
 
 
 def _adapter_problems(owner: Path, model: Any) -> list[Problem]:

@@ -21,6 +21,7 @@ from schemas.recipe.inputs import (
     Verifier,
 )
 from schemas.recipe.rewards import Reward
+from schemas.recipe.signing import Signing
 
 
 class Publication(Frozen):
@@ -76,6 +77,8 @@ class Recipe(Frozen):
     """Prefect work pool of every stage without ``resources.pool``. None: the process that orders the run computes."""
     publish: Annotated[tuple[Publication, ...], Field(max_length=MAX_NAMED)] = ()
     """Models to register in MLflow at the end of the run."""
+    sign: Signing | None = Field(None, exclude_if=is_unset)
+    """The key with which every artifact of the run is signed. None: none is signed. In no stage key."""
 
 
 class ResolvedRecipe(Recipe):

@@ -35,6 +35,7 @@ SAID = {
     "Judge._of_one_kind",
     "PreferenceCollection._prompts_with_judge_or_demonstrations",
     "Publication._after_needs_an_alias",
+    "Signing._one_place",
 }
 """Rules over several fields that the schema says too, at least where a field is there that should not be, or is not."""
 

@@ -9,6 +9,7 @@ import pytest
 
 from flows.runs.publishing import publish
 from flows.runs.record import PublishedCopy, StageRecord
+from flows.runs.workspace import Workspace
 from ledger.run_ledger import CopyStatus
 from schemas.recipe.evaluations import PolicyEvaluation
 from schemas.recipe.recipe import Publication
@@ -51,7 +52,11 @@ def life_with(ledger: Recorder, *, files: dict[str, str] | None = None, **stages
     steps = {"model", "sft", *stages}
     record = SimpleNamespace(stages=stages, copies={}, unpublished={})
     return SimpleNamespace(
-        run=SimpleNamespace(record=record, update=lambda **changes: vars(record).update(changes)),
+        run=SimpleNamespace(
+            record=record,
+            update=lambda **changes: vars(record).update(changes),
+            workspace=Workspace(Path("no-workspace")),
+        ),
         recipe=SimpleNamespace(stages={"policy": None, "evaluation": EVALUATION}),
         inputs={
             "sft": {"init": "model"},

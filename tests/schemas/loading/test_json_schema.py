@@ -129,6 +129,7 @@ PLACES: dict[str, tuple[str | int, ...]] = {
     "Judge": ("stages", "evaluation", "judge"),
     "PreferenceCollection": ("stages", "pairs"),
     "Publication": ("publish", 0),
+    "Signing": ("sign",),
 }
 VALUES: dict[str, Any] = {"subtract": 1.0, "replace": 1.0, "at_least": 1.0, "at_most": 1.0,
                           "judge": {"verifier": "arithmetic"}}  # fmt: skip
@@ -147,6 +148,7 @@ def test_fields_that_exclude_or_need_each_other(model: str, fields: tuple[str, .
     recipe = read("quickstart")
     recipe["stages"]["pairs"] = {"kind": "preference_collection", "policy": "sft"}
     recipe["stages"]["dpo"] = {"kind": "dpo", "init": "sft"}
+    recipe["sign"] = {"key": "key.pem"} if model != "Signing" else {}
     recipe["stages"]["reward"].pop("centre_coef")
     recipe["stages"]["reward"].pop("lm_coef")
     outcomes = set()

@@ -1,0 +1,57 @@
+"""The policy on publishing: which keys must have signed a model, and who may move an alias to it.
+
+It belongs to whoever runs the workspace, not to a recipe, whose author must not choose it.
+"""
+
+from fnmatch import fnmatchcase
+from typing import Annotated
+
+from pydantic import Field, StringConstraints
+
+from schemas.frozen import Frozen, rule
+
+Key = Annotated[str, Field(min_length=1, max_length=4096)]
+"""A key's id, or the file of a public key, from the policy's folder on."""
+User = Annotated[str, Field(min_length=1, max_length=256)]
+Pattern = Annotated[str, StringConstraints(min_length=1, max_length=256)]
+"""A name, or a pattern with ``*``, ``?`` and ``[…]``."""
+
+
+class AliasRule(Frozen):
+    """What has to hold before an alias moves."""
+
+    keys: tuple[Key, ...] | None = None
+    """Each of these keys must have signed the model and everything that it was made from; None: no key is asked for."""
+    users: tuple[User, ...] | None = None
+    """Users of the operating system who may move it; empty: nobody; None: everybody."""
+
+    @rule
+    def _says_something(self) -> None:
+        if self.users is None and not self.keys:
+            raise ValueError(
+                "neither keys nor users is there, so it would hold nothing back; give one, or leave it out"
+            )
+
+
+class ModelRules(Frozen):
+    """The rules of one registered model."""
+
+    aliases: dict[Pattern, AliasRule]
+    """Alias or pattern → what has to hold. An alias that fits several has to meet all of them; one that fits none is free."""
+
+
+class PublishPolicy(Frozen):
+    """The whole file."""
+
+    models: dict[Pattern, ModelRules]
+    """Registered model or pattern → its rules. A model that fits none is free; ``"*"`` fits all."""
+
+    def rules_for(self, model: str, alias: str) -> list[tuple[str, AliasRule]]:
+        """Path of the rule in the file → the rule, for each that the alias fits."""
+        return [
+            (f"models.{name}.aliases.{pattern}", found)
+            for name, rules in self.models.items()
+            if fnmatchcase(model, name)
+            for pattern, found in rules.aliases.items()
+            if fnmatchcase(alias, pattern)
+        ]

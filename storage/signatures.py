@@ -1,0 +1,122 @@
+"""Signatures of artifacts, beside the objects and refs and in no digest.
+
+    signatures/<stage key>/<key id>/key.pub                                    the public key
+    signatures/<stage key>/<key id>/<sha256 of statement>/statement.json         what was signed
+    signatures/<stage key>/<key id>/<sha256 of statement>/signature.sigstore.json
+
+A statement without a signature was cut off before it was whole, and counts as none. Nothing here is removed with its
+artifact: a signed statement says what was removed.
+"""
+
+import hashlib
+import re
+from dataclasses import dataclass
+
+from storage.durable_files import locked, make_folder, replace_file
+from storage.storage import Storage
+from storage.store import Store, checked_digest
+
+KEY_FILE = "key.pub"
+STATEMENT = "statement.json"
+SIGNATURE = "signature.sigstore.json"
+MAX_BYTES = 64 * 2**20
+"""Of one file; larger ones are not read."""
+
+_FOLDER = "signatures"
+_DIGEST = "[0-9a-f]{64}"
+_NAME = re.compile(rf"({_DIGEST})/(?:key\.pub|({_DIGEST})/(statement\.json|signature\.sigstore\.json))")
+
+
+@dataclass(frozen=True)
+class SignedStatement:
+    """A statement and its signature, as they were stored; nothing about them has been checked."""
+
+    key_id: str
+    """Of the key that is said to have signed; see ``flows.signing.keys``."""
+    name: str
+    """The name that it is stored under: the sha256 that the statement had."""
+    statement: bytes
+    signature: bytes
+    public_key: bytes | None
+    """PEM, as it is stored beside them."""
+
+
+def read_signatures(storage: Storage, stage_key: str) -> list[SignedStatement]:
+    """All signed statements of a stage key, in the order of their names."""
+    import obstore  # takes a moment to load, and most runs have no use for it
+
+    prefix = f"{_FOLDER}/{checked_digest(stage_key)}/"
+    remote = storage.remote
+    listed = [
+        (str(each["path"]).partition(prefix)[2], each["size"])
+        for batch in obstore.list(remote, prefix)
+        for each in batch
+    ]
+    names = {name for name, size in listed if _NAME.fullmatch(name) and size <= MAX_BYTES}
+    folders = sorted(name.removesuffix(f"/{STATEMENT}") for name in names if name.endswith(f"/{STATEMENT}"))
+
+    def read(name: str) -> bytes | None:
+        return bytes(obstore.get(remote, f"{prefix}{name}").bytes()) if name in names else None
+
+    found = []
+    for folder in folders:
+        key_id, _, name = folder.partition("/")
+        statement, signature = read(f"{folder}/{STATEMENT}"), read(f"{folder}/{SIGNATURE}")
+        if statement is not None and signature is not None:
+            found.append(SignedStatement(key_id, name, statement, signature, read(f"{key_id}/{KEY_FILE}")))
+    return found
+
+
+def add_signature(
+    storage: Storage,
+    stage_key: str,
+    *,
+    key_id: str,
+    public_key: bytes,
+    statement: bytes,
+    signature: bytes,
+) -> None:
+    """Store a signed statement in place of a damaged one; the signature comes last, so that what is there is whole.
+
+    Two who sign the same with the same key at once both write a valid signature; the last one stays.
+
+    Raises:
+        OSError: the disk; or the bucket.
+    """
+    folder = f"{checked_digest(key_id)}/{hashlib.sha256(statement).hexdigest()}"
+    for name, data in (
+        (f"{key_id}/{KEY_FILE}", public_key),
+        (f"{folder}/{STATEMENT}", statement),
+        (f"{folder}/{SIGNATURE}", signature),
+    ):
+        _write(storage, stage_key, name, data)
+
+
+def place_of(storage: Storage, stage_key: str, key_id: str) -> str:
+    """Where the statements of a key are, as a path or an address."""
+    return f"{storage.address}/{_FOLDER}/{stage_key}/{key_id}"
+
+
+def _write(storage: Storage, stage_key: str, name: str, data: bytes) -> None:
+    path = f"{_FOLDER}/{checked_digest(stage_key)}/{name}"
+    if isinstance(storage, Store):
+        file = storage.root / path
+        make_folder(file.parent)
+        with locked(storage.swap_lock(stage_key)):
+            replace_file(file, data)
+    else:
+        import obstore
+
+        obstore.put(storage.remote, path, data)
+
+
+def read_stored_manifest(storage: Storage, digest: str) -> bytes | None:
+    """The bytes of an object's manifest, unchecked; None: there is no such object."""
+    import obstore
+    from obstore.exceptions import NotFoundError
+
+    try:
+        found = obstore.get(storage.remote, f"objects/{checked_digest(digest)}/manifest.json")
+        return bytes(found.bytes()) if found.meta["size"] <= MAX_BYTES else b""
+    except (NotFoundError, FileNotFoundError):
+        return None

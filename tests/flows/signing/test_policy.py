@@ -1,0 +1,222 @@
+"""The policy on publishing: it holds an alias back until the right keys have signed and the right user asks."""
+
+import os
+import pwd
+from pathlib import Path
+from typing import Any
+
+import obstore
+import pytest
+
+from flows.exit_codes import ExitCode
+from flows.runs.execution import exit_code
+from flows.runs.publishing import publish
+from flows.runs.workspace import Workspace
+from flows.signing.before_runs import check_signing, signing_warnings
+from flows.signing.policy import FILE, VARIABLE, BadPolicy, check_publish_policy, read_policy
+from flows.signing.signing import sign_all
+from ledger.run_ledger import CopyStatus
+from schemas.recipe.recipe import Publication
+from storage.bucket import open_bucket
+from tests.flows.orchestrated import attempt_all, orchestrated
+from tests.flows.signing.conftest import RECIPE, STEPS, Ended, Here, Keys
+
+ME = pwd.getpwuid(os.getuid()).pw_name
+
+
+@pytest.fixture(autouse=True)
+def _no_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+
+
+def rule(text: str, *, model: str = "tiny-*", alias: str = "champion") -> str:
+    return f"models: {{'{model}': {{aliases: {{'{alias}': {text}}}}}}}"
+
+
+def why_not(ended: Ended, *, model: str = "tiny-reward", alias: str = "champion") -> str | None:
+    return check_publish_policy(ended.workspace, ended.record, "reward", model=model, alias=alias)
+
+
+def write(ended: Ended, text: str) -> None:
+    (ended.workspace.root / FILE).write_text(text)
+
+
+def test_without_a_policy_everything_may_be_published(ended: Ended) -> None:
+    assert read_policy(ended.workspace) is None
+    assert why_not(ended) is None
+
+
+def test_every_key_must_have_signed_the_model_and_what_it_was_made_from(copied: Ended, keys: Keys) -> None:
+    own, other = keys.own.public.key_id, keys.folder / "other.pem.pub"
+    write(copied, rule(f"{{keys: [{own}]}}"))
+    assert why_not(copied) is None
+    write(copied, rule(f"{{keys: [{own}, {other}]}}"))
+    why = why_not(copied)
+    assert why is not None
+    path = copied.workspace.root / FILE
+    assert why.startswith(
+        f"{path}, models.tiny-*.aliases.champion: keys: model of run {copied.record.run_id}: "
+    )
+    assert f"is not signed by key {keys.other.public.short}, which is required" in why
+    assert f"sign it (`vantage sign {copied.record.run_id}/reward --key FILE`)" in why
+    sign_all(copied.workspace, copied.record, ["reward"], keys.other)  # its ancestors are not signed yet
+    assert "keys: model of run" in str(why_not(copied))
+    sign_all(copied.workspace, copied.record, STEPS, keys.other)
+    assert why_not(copied) is None
+
+
+@pytest.mark.parametrize(
+    "model, alias, held",
+    [("tiny-reward", "champion", True), ("tiny-reward", "candidate", False), ("other", "champion", False)],
+)
+def test_rules_are_for_the_models_and_aliases_that_they_name(
+    copied: Ended, model: str, alias: str, held: bool
+) -> None:
+    write(copied, rule("{users: [nobody-here]}"))
+    assert (why_not(copied, model=model, alias=alias) is not None) is held
+
+
+def test_all_rules_that_fit_have_to_hold(copied: Ended, keys: Keys) -> None:
+    held = f"models: {{'*': {{aliases: {{'*': {{users: [{ME}]}}}}}}, tiny-reward: {{aliases: {{champion: {{keys: [{'ab' * 32}]}}}}}}}}"
+    write(copied, held)
+    assert why_not(copied, alias="candidate") is None
+    assert "models.tiny-reward.aliases.champion: keys:" in str(why_not(copied))
+
+
+def test_users_are_those_of_the_operating_system(copied: Ended, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(copied, rule("{users: [somebody, else]}"))
+    monkeypatch.setenv("USER", "somebody")
+    monkeypatch.setenv("LOGNAME", "somebody")
+    assert f"users: {ME} may not move this alias (somebody, else may)" in str(why_not(copied))
+    write(copied, rule("{users: []}"))
+    assert "(nobody may)" in str(why_not(copied))
+    write(copied, rule(f"{{users: [{ME}]}}"))
+    assert why_not(copied) is None
+
+
+def test_what_was_edited_after_signing_is_held_back(copied: Ended, keys: Keys) -> None:
+    write(copied, rule(f"{{keys: [{keys.own.public.key_id}]}}"))
+    for statement in copied.workspace.store.rglob("statement.json"):
+        statement.write_bytes(statement.read_bytes().replace(b"0.8", b"0.9"))
+    assert "the signature does not hold" in str(why_not(copied))
+
+
+def test_the_environment_names_another_which_alone_counts(
+    copied: Ended, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(copied, rule(f"{{users: [{ME}]}}"))
+    named = tmp_path / "elsewhere.yaml"
+    named.write_text(rule("{users: []}"))
+    monkeypatch.setenv(VARIABLE, str(named))
+    assert f"{VARIABLE}={named}, models.tiny-*.aliases.champion: users:" in str(why_not(copied))
+    named.unlink()
+    assert "cannot be read (No such file or directory); correct it, or unset it" in str(why_not(copied))
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("", "is empty"),
+        ("models: [", ""),
+        ("model: {}", "models: is required"),
+        (rule("{}"), "neither keys nor users is there"),
+        (rule("{keys: []}"), "neither keys nor users is there"),
+        (rule("{keyz: [a]}"), "keyz"),
+        (rule("{keys: [nowhere.pub]}"), "nowhere.pub is not there"),
+        ("models: &a {x: *a}", ""),
+    ],
+)
+def test_a_policy_that_cannot_be_read_allows_nothing_and_is_told_before_a_run(
+    copied: Ended, text: str, said: str
+) -> None:
+    write(copied, text)
+    why = why_not(copied)
+    assert why is not None
+    assert why.startswith("the policy on publishing cannot be checked: ")
+    assert said in why
+    publication = Publication(stage="reward", registered_model="tiny-reward", alias="champion")
+    publishes = copied.record.recipe.model_copy(update={"publish": (publication,)})
+    with pytest.raises(ValueError, match=said or FILE):
+        check_signing(publishes, copied.workspace)
+    check_signing(copied.record.recipe, copied.workspace)  # publishes nothing
+
+
+def test_a_plan_tells_what_will_be_held_back(copied: Ended, keys: Keys) -> None:
+    publication = Publication(stage="reward", registered_model="tiny-reward", alias="champion")
+    recipe = copied.record.recipe.model_copy(update={"publish": (publication,)})
+    assert signing_warnings(recipe, copied.workspace) == []
+    own, other = keys.own.public, keys.other.public
+    write(copied, rule(f"{{keys: [{own.key_id}, {other.key_id}], users: [nobody-here]}}"))
+    path = copied.workspace.root / FILE
+    held = f"tiny-reward@champion will stay where it is: {path}, models.tiny-*.aliases.champion"
+    assert signing_warnings(recipe, copied.workspace) == [
+        f"{held} asks for signatures by key {other.short}, with which this recipe does not sign",
+        f"{held} does not let {ME} move it",
+    ]
+    write(copied, rule(f"{{keys: [{own.key_id}], users: [{ME}]}}"))
+    assert signing_warnings(recipe, copied.workspace) == []
+    unsigned = recipe.model_copy(update={"sign": None})
+    assert [own.short in each for each in signing_warnings(unsigned, copied.workspace)] == [True]
+
+
+def test_a_workspace_in_a_bucket_has_its_policy_there(
+    bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VANTAGE_CACHE", str(tmp_path))
+    workspace = Workspace.at(bucket)
+    assert read_policy(workspace) is None
+    obstore.put(open_bucket(bucket), FILE, rule("{users: [a]}").encode())
+    policy = read_policy(workspace)
+    assert policy is not None
+    assert [path for path, _ in policy.rules.rules_for("tiny-x", "champion")] == [
+        "models.tiny-*.aliases.champion"
+    ]
+    obstore.put(open_bucket(bucket), FILE, b"models: 3")
+    with pytest.raises(BadPolicy, match=f"{bucket}/{FILE}:1: models"):
+        read_policy(workspace)
+
+
+class Registry:
+    """A ledger's side of publishing, which remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, str | None]] = []
+
+    def publish(
+        self, stage: str, artifact: Any, folder: Path, registered_model: str, *, alias: str | None
+    ) -> str:
+        self.asked.append((registered_model, alias))
+        return "1"
+
+    def copy_status(self, registered_model: str, artifact: Any) -> CopyStatus:
+        return CopyStatus(location=None, repaired=(), refused=None)
+
+
+def test_a_run_keeps_the_alias_where_it_is_until_it_is_signed(
+    keys: Keys, tmp_path: Path, ledger_database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The version is registered, the refusal is recorded and is in the exit code."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", ledger_database)
+    recipe = tmp_path / "unsigned.yaml"
+    published = "publish: [{stage: reward, registered_model: tiny-reward, alias: champion}]\n"
+    recipe.write_text(RECIPE.partition("sign:")[0] + published)
+    workspace = Workspace(tmp_path / "workspace")
+    workspace.root.mkdir()
+    (workspace.root / FILE).write_text(rule(f"{{keys: [{keys.folder / 'key.pem.pub'}]}}"))
+    with orchestrated(workspace, recipe) as orchestrator:
+        orchestrator._launcher = Here()
+        attempt_all(orchestrator)
+        orchestrator.run.update(status=orchestrator.run.outcome())
+        registry = Registry()
+        orchestrator.ledger = registry  # type: ignore[assignment]
+        [publication] = orchestrator.recipe.publish
+        publish(publication, orchestrator)
+        assert registry.asked == [("tiny-reward", None)]
+        refused = orchestrator.run.record
+        assert "there is no signature by it" in refused.refused_aliases["tiny-reward@champion"]
+        lines = getattr(orchestrator.watcher, "lines")  # noqa: B009
+        assert any(line.startswith("  champion stays where it is: ") for line in lines)
+        assert exit_code(refused) == ExitCode.GATE_CLOSED
+        sign_all(workspace, refused, STEPS, keys.own)
+        publish(publication, orchestrator)
+        assert registry.asked[1:] == [("tiny-reward", "champion")]
