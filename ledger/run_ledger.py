@@ -25,6 +25,7 @@ from ledger.operations import (
     OpenStage,
     Operation,
     Publish,
+    RecordApproval,
     RecordReuse,
     RecordVerdicts,
     RunOutcome,
@@ -35,6 +36,7 @@ from ledger.operations import (
 from ledger.outbox import Outbox
 from ledger.sender import Sender
 from ledger.to_mlflow.model_description import PUBLISHABLE, PublishingError
+from schemas.records.approvals import Approval
 from schemas.records.artifacts import Artifact
 from schemas.records.verdicts import Verdict
 
@@ -83,14 +85,7 @@ class Ledger:
 
         ``origin``: tag → value, for the user and the version of the code.
         """
-        self._outbox = Outbox(self.workspace / "runs" / run_id / "ledger")
-        try:
-            for _, line in self._outbox.read():
-                self._entry = apply_operation(self._entry, from_json(line))
-        except ValueError as error:  # damaged, or written by another version
-            self._entry = None
-            aside = self._outbox.set_aside()
-            log.warning("%s cannot be read and is begun anew (%s)", aside, str(error).splitlines()[0])
+        self._read_outbox(run_id)
         self._record(
             OpenRun(
                 time=_now(),
@@ -101,6 +96,32 @@ class Ledger:
                 origin=dict(origin or {}),
             )
         )
+
+    def attach(
+        self, run_id: str, name: str, recipe: Mapping[str, Any], *, outcome: RunOutcome | None = None
+    ) -> None:
+        """More is recorded of a run that has ended: it is not opened again, and keeps its outcome in MLflow.
+
+        ``outcome``: the run's, for one whose outbox is gone.
+        """
+        self._read_outbox(run_id)
+        if self._entry is None:
+            opening = OpenRun(
+                time=_now(), run_id=run_id, experiment=self.experiment, name=name, recipe=dict(recipe)
+            )
+            self._record(opening)
+            self.finish_run(outcome or "completed")
+
+    def _read_outbox(self, run_id: str) -> None:
+        """Open the run's outbox, and read what was recorded."""
+        self._outbox = Outbox(self.workspace / "runs" / run_id / "ledger")
+        try:
+            for _, line in self._outbox.read():
+                self._entry = apply_operation(self._entry, from_json(line))
+        except ValueError as error:  # damaged, or written by another version
+            self._entry = None
+            aside = self._outbox.set_aside()
+            log.warning("%s cannot be read and is begun anew (%s)", aside, str(error).splitlines()[0])
 
     def open_stage(
         self,
@@ -201,6 +222,13 @@ class Ledger:
                 source_sha256=source_sha256,
             )
         )
+
+    def record_approval(self, approval: Approval) -> None:
+        """A person's answer to a question of the run; one that is recorded already changes nothing."""
+        with self._recording:
+            known = self._entry.approvals if self._entry else ()
+            if approval not in known:
+                self._record(RecordApproval(approval=approval))
 
     def finish_run(self, outcome: RunOutcome) -> None:
         """The run ends; ``resumable``: it can be resumed."""

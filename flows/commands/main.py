@@ -3,6 +3,7 @@
 import sys
 
 from flows.commands.app import app
+from flows.commands.approve import approve, reject
 from flows.commands.cancel import cancel
 from flows.commands.critic import critic
 from flows.commands.data import data_app
@@ -29,6 +30,8 @@ for command in (
     plan,
     estimate,
     resume,
+    approve,
+    reject,
     sweep,
     status,
     critic,

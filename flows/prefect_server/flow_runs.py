@@ -26,6 +26,7 @@ STATES = {
     "completed": (StateType.COMPLETED, "Completed"),
     "reused": (StateType.COMPLETED, "Reused"),
     "gate_closed": (StateType.FAILED, "GateClosed"),
+    "waiting_approval": (StateType.FAILED, "WaitingApproval"),
     "resumable": (StateType.FAILED, "Resumable"),
     "cancelled": (StateType.CANCELLED, "Cancelled"),
     "failed": (StateType.FAILED, "Failed"),
@@ -56,7 +57,7 @@ def run_message(record: RunRecord) -> str:
     """Message of a run's state: each unsuccessful stage with its reason, then the number of successful ones."""
     lines = [
         f"{name} {stage.status.replace('_', ' ')}: {stage_message(stage)}"
-        for status in ("failed", "gate_closed", "resumable")
+        for status in ("failed", "gate_closed", "waiting_approval", "resumable")
         for name, stage in record.stages.items()
         if stage.status == status
     ]

@@ -16,7 +16,7 @@ from flows.machine import check_resources
 from flows.open_runs import opened
 from flows.orchestrator import Orchestrator
 from flows.prefect_server import server as servers
-from flows.runs.next_steps import after_closed_gates
+from flows.runs.next_steps import after_closed_gates, after_questions
 from flows.runs.planning import PlannedStep, check_drift, needs_work, plan, plan_warnings, steps_in_store
 from flows.runs.publishing import publish
 from flows.runs.record import RunRecord
@@ -93,7 +93,10 @@ def execute(
             pages=_pages(run, ledger, in_prefect=in_prefect),
             models=model_folders(run.record, workspace.storage),
             commands=commands_for_policy(run.record, workspace.address),
-            next_steps=after_closed_gates(run.record, workspace.address),
+            next_steps=[
+                *after_closed_gates(run.record, workspace.address),
+                *after_questions(run.record, workspace.address),
+            ],
         )
     if lost is not None:
         raise lost
@@ -103,7 +106,12 @@ def execute(
 def planned(run: Run, screen: Screen, *, strict: bool, chosen: ChosenRates | None) -> list[PlannedStep]:
     """Plan the run and show the plan; see ``execute``."""
     recipe = run.record.recipe
-    steps = plan(recipe, run.workspace.existing_storage, read_runs(run.workspace))
+    steps = plan(
+        recipe,
+        run.workspace.existing_storage,
+        read_runs(run.workspace),
+        approvals=run.record.approvals,
+    )
     heading = f"{recipe.recipe} · run {run.record.run_id}"
     warnings = [*plan_warnings(recipe, steps), *ledger_warnings(run.workspace)]
     show_plan(screen.console, steps, heading=heading, warnings=warnings, chosen=chosen)
@@ -132,6 +140,7 @@ def exit_code(record: RunRecord) -> int:
     return {
         "completed": ExitCode.OK,
         "gate_closed": ExitCode.GATE_CLOSED,
+        "waiting_approval": ExitCode.WAITING_APPROVAL,
         "resumable": ExitCode.RESUME,
         "running": ExitCode.RESUME,
     }[record.status]

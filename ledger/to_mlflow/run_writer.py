@@ -25,6 +25,7 @@ from ledger.operations import (
     OpenStage,
     Operation,
     Publish,
+    RecordApproval,
     RecordReuse,
     RecordVerdicts,
 )
@@ -50,11 +51,18 @@ from ledger.to_mlflow.writing import (
 )
 from schemas.kind import MODELS
 from schemas.kinds import KINDS
+from schemas.records.approvals import PUBLISH_PREFIX
 from schemas.records.artifacts import Artifact
 from schemas.records.metric_warnings import warnings_of
 
-_RUN_STATUS = {"completed": "FINISHED", "gate_closed": "FAILED", "failed": "FAILED", "resumable": "KILLED"}
-_STAGE_STATUS = {**_RUN_STATUS, "gate_closed": "FINISHED", "reused": "FINISHED"}
+_RUN_STATUS = {
+    "completed": "FINISHED",
+    "gate_closed": "FAILED",
+    "waiting_approval": "SCHEDULED",
+    "failed": "FAILED",
+    "resumable": "KILLED",
+}
+_STAGE_STATUS = {**_RUN_STATUS, "gate_closed": "FINISHED", "waiting_approval": "FINISHED", "reused": "FINISHED"}
 
 
 class RunWriter:
@@ -139,6 +147,8 @@ class RunWriter:
                 )
             case Publish():
                 self._publish(entry, operation)
+            case RecordApproval():
+                self._record_approval(entry, operation)
 
     # One operation each
 
@@ -236,6 +246,22 @@ class RunWriter:
         write(self._client, self.runs.stage_run(operation.stage, operation.time), tags=tags)
         self.published[name, digest] = published
         self.unpublished.pop((name, digest), None)
+
+    def _record_approval(self, entry: RunEntry, operation: RecordApproval) -> None:
+        """Tags of the stage's run: the answer in words, and all of it as JSON."""
+        answer = operation.approval
+        question, name = answer.question, "vantage.approval"
+        if question.subject.startswith(PUBLISH_PREFIX):  # MLflow's names have neither ":" nor "@"
+            name += f".publish.{question.subject.removeprefix(PUBLISH_PREFIX).replace('@', '.')}"
+        # The evidence of a verdict is in a tag of its own, and may be long.
+        record = answer.model_dump_json(exclude={"question": {"verdicts": {"__all__": {"evidence"}}}})
+        tags = {name: str(answer), f"{name}.record": record}
+        self.runs.stage_run(question.stage, answer.time)
+        if question.stage in entry.stages:
+            tags["vantage.status"] = entry.stages[question.stage].outcome
+            self._write_stage(entry, question.stage, tags)
+        else:
+            write(self._client, self.runs.ids[question.stage], tags=tags)
 
     # Parts of them
 
