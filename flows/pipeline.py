@@ -132,9 +132,7 @@ async def _go_through(
         stopping(orchestrator.request_stop, drained=drained),
         first_error(),
     ):
-        async with watch_cancellation(
-            flow_run_id, orchestrator.run.is_cancel_requested, orchestrator.cancel
-        ):
+        async with watch_cancellation(flow_run_id, orchestrator.run.is_cancel_requested, orchestrator.cancel):
             while True:
                 await _attempt_all(left, orchestrator)
                 if orchestrator.stop.is_set() or not await asyncio.to_thread(orchestrator.take_up_answers):
@@ -166,7 +164,9 @@ async def _name_flow_run(flow_run_id: str, orchestrator: Orchestrator) -> None:
 async def _begin(flow_run_id: str, orchestrator: Orchestrator) -> None:
     """Close flow runs that dead processes left open, then record this one."""
     server = server_name(orchestrator.run.workspace.root)
-    orchestrator.run.close_flow_runs([flow_run_id])  # of an earlier process of this flow run, which was suspended
+    orchestrator.run.close_flow_runs(
+        [flow_run_id]
+    )  # of an earlier process of this flow run, which was suspended
     await close_open_flow_runs(orchestrator.run, server=server)
     orchestrator.run.add_flow_run(flow_run_id, server=server)
     orchestrator.watcher.say(f"  Prefect shows it at {page_of(flow_run_id)}", "dim")

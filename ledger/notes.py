@@ -111,9 +111,7 @@ def artifact_note(
         for of in stage_and_evaluations(entry, stage.name)
         for verdict in of.verdicts
     ]
-    gates += [
-        line for of in stage_and_evaluations(entry, stage.name) for line in _answers(entry, of.name)
-    ]
+    gates += [line for of in stage_and_evaluations(entry, stage.name) for line in _answers(entry, of.name)]
     measured = [
         f"- {of.name}: {metric} {value:.6g}"
         for of in stage_and_evaluations(entry, stage.name)

@@ -21,6 +21,7 @@ from ledger.operations import (
     FinishStage,
     Input,
     LogMetrics,
+    MoveAlias,
     OpenRun,
     OpenStage,
     Operation,
@@ -53,6 +54,8 @@ class CopyStatus:
     """Problems of an existing copy, which was replaced from the store."""
     refused: str | None
     """Why the artifact was not published, or its copy could not be replaced."""
+    alias_stays: str | None = None
+    """Why its alias did not move although it was published with one."""
 
 
 class Ledger:
@@ -246,11 +249,13 @@ class Ledger:
         registered_model: str,
         *,
         alias: str | None,
+        by: str | None = None,
         timeout_seconds: float = 600.0,
     ) -> str | None:
         """Copy an artifact's files into MLflow as a version of a registered model, and wait for it.
 
-        The same artifact never makes a second version. ``alias`` None moves no alias. MLflow's copy is read and
+        The same artifact never makes a second version. ``alias`` None moves no alias; ``by``: the login name of who
+        publishes after the run's end. MLflow's copy is read and
         compared with the artifact's manifest, both after copying and if the version exists already. ``copy_status`` has
         the result.
 
@@ -273,6 +278,7 @@ class Ledger:
                 folder=str(folder.absolute()),
                 registered_model=registered_model,
                 alias=alias,
+                by=by,
             )
         )
         self.flush(timeout_seconds)
@@ -287,7 +293,41 @@ class Ledger:
             location=published.location if published else None,
             repaired=published.repaired if published else (),
             refused=self._sender.unpublished.get(which),
+            alias_stays=published.alias_stays if published else None,
         )
+
+    def move_alias(
+        self,
+        stage: str,
+        digest: str,
+        registered_model: str,
+        alias: str,
+        *,
+        from_version: str,
+        to_version: str,
+        by: str,
+        login: str,
+        reason: str,
+    ) -> None:
+        """A person moves an alias to a version that this run has published; see ``MoveAlias``."""
+        self._record(
+            MoveAlias(
+                time=_now(),
+                stage=stage,
+                digest=digest,
+                registered_model=registered_model,
+                alias=alias,
+                from_version=from_version,
+                to_version=to_version,
+                by=by,
+                login=login,
+                reason=reason,
+            )
+        )
+
+    def why_not_moved(self, registered_model: str, alias: str) -> str | None:
+        """Why the last ``move_alias`` did not move it, once it was sent; None: it did."""
+        return self._sender.moves.get((registered_model, alias))
 
     # Sending
 

@@ -11,7 +11,8 @@ RunId = Annotated[str, typer.Argument(metavar="RUN", help=RUN_HELP, autocompleti
 Subject = Annotated[
     str,
     typer.Argument(
-        metavar="STAGE", help="The stage whose gate waits, or publish:NAME for the alias of a registered model."
+        metavar="STAGE",
+        help="The stage whose gate waits, or publish:NAME for the alias of a registered model.",
     ),
 ]
 Reason = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; it is kept with the run.")]
@@ -32,7 +33,14 @@ def approve(
 ) -> None:
     """Approve of a gate that did not pass, or of a new alias; `vantage resume` then goes on with the run."""
     _answer(
-        run_id, subject, approved=True, by=by, reason=reason, workspace=workspace, as_json=as_json, verbose=verbose
+        run_id,
+        subject,
+        approved=True,
+        by=by,
+        reason=reason,
+        workspace=workspace,
+        as_json=as_json,
+        verbose=verbose,
     )
 
 
@@ -47,7 +55,14 @@ def reject(
 ) -> None:
     """Reject it: the gate stays closed, or the alias stays where it is."""
     _answer(
-        run_id, subject, approved=False, by=by, reason=reason, workspace=workspace, as_json=as_json, verbose=verbose
+        run_id,
+        subject,
+        approved=False,
+        by=by,
+        reason=reason,
+        workspace=workspace,
+        as_json=as_json,
+        verbose=verbose,
     )
 
 

@@ -15,6 +15,7 @@ from flows.commands.gc import gc
 from flows.commands.init import init
 from flows.commands.logs import logs
 from flows.commands.plan import plan
+from flows.commands.publish import publish, rollback
 from flows.commands.resume import resume
 from flows.commands.run import run
 from flows.commands.sample import sample
@@ -32,6 +33,8 @@ for command in (
     resume,
     approve,
     reject,
+    publish,
+    rollback,
     sweep,
     status,
     critic,

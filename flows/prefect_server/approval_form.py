@@ -23,11 +23,11 @@ class Decision(RunInput):
 
     decision: Annotated[Literal["approve", "reject"], Field(description="Approve of it, or reject it.")]
     reason: Annotated[
-        str, StringConstraints(min_length=1, max_length=MAX_REASON), Field(description="Why; it is kept with the run.")
+        str,
+        StringConstraints(min_length=1, max_length=MAX_REASON),
+        Field(description="Why; it is kept with the run."),
     ]
-    name: Annotated[
-        str, StringConstraints(min_length=1, max_length=200), Field(description="Who decides.")
-    ]
+    name: Annotated[str, StringConstraints(min_length=1, max_length=200), Field(description="Who decides.")]
 
 
 def run_of(flow_run_id: str, workspace: str) -> str | None:

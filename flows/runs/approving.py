@@ -38,19 +38,19 @@ def answer(
     given = Approval(
         question=_question(record, subject),
         approved=approved,
-        by=_text("--by", by, longest=200) if by is not None else user(),
+        by=text_of("--by", by, longest=200) if by is not None else user(),
         login=user(),
-        reason=_text("--reason", reason, longest=MAX_REASON),
+        reason=text_of("--reason", reason),
         time=time.time_ns() // 1_000_000,
     )
     add_answer(workspace, run_id, given)
     try:
-        with hold_run(workspace, run_id) as run, Ledger(None, workspace.root, run.record.recipe.recipe) as ledger:
-            _record(run, ledger)
-            sent = ledger.flush()
+        with Ledger(None, workspace.root, record.recipe.recipe) as ledger:
+            with hold_run(workspace, run_id) as run:
+                _record(run, ledger)
+            return given, ledger.flush()  # without the run's lock, so that `vantage resume` can take it
     except RunError:  # a process executes the run, and takes the answer up
         return given, False
-    return given, sent
 
 
 def _record(run: Run, ledger: Ledger) -> None:
@@ -63,7 +63,8 @@ def _record(run: Run, ledger: Ledger) -> None:
         ledger.record_approval(approval)
 
 
-def _text(option: str, text: str, *, longest: int) -> str:
+def text_of(option: str, text: str, *, longest: int = MAX_REASON) -> str:
+    """An option's text without the blanks around it; RunError if it is empty or too long."""
     stripped = text.strip()
     if not stripped:
         raise RunError(f"{option} is empty; say it in a few words, which are kept with the run")
@@ -87,7 +88,9 @@ def _question(record: RunRecord, subject: str) -> Question:
     if subject in record.stages:
         why += f" (it is {record.stages[subject].status.replace('_', ' ')})"
     there = f"what waits: {waiting}" if waiting else "nothing of it waits"
-    raise RunError(f"run {record.run_id}: {subject} {why}; {there}. `{own_command('status', record.run_id)}` shows it")
+    raise RunError(
+        f"run {record.run_id}: {subject} {why}; {there}. `{own_command('status', record.run_id)}` shows it"
+    )
 
 
 def _only_alias_of(record: RunRecord, subject: str) -> Question | None:

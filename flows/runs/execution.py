@@ -14,6 +14,7 @@ from flows.exit_codes import ExitCode
 from flows.launchers.local_process import warm_up
 from flows.machine import check_resources
 from flows.open_runs import opened
+from flows.notifying import notified
 from flows.orchestrator import Orchestrator
 from flows.prefect_server import server as servers
 from flows.runs.next_steps import after_closed_gates, after_questions
@@ -65,12 +66,12 @@ def execute(
     steps = planned(run, screen, strict=strict, chosen=chosen)
     shown_before = len(run.record.prefect_flow_run_ids)
     lost = None
-    with Ledger(None, workspace.root, recipe.recipe) as ledger:
+    with notified(run, screen) as watcher, Ledger(None, workspace.root, recipe.recipe) as ledger:
         orchestrator = Orchestrator(
             run,
             store=workspace.storage,
             ledger=ledger,
-            watcher=screen,
+            watcher=watcher,
             in_store=steps_in_store(steps),
             stage_function=stage_function,
         )

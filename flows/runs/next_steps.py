@@ -35,7 +35,10 @@ def after_questions(record: RunRecord, workspace: str) -> list[str]:
             ),
         ]
     if lines:
-        lines += ["  and go on with:", f"      {own_command('resume', record.run_id, '--workspace', workspace)}"]
+        lines += [
+            "  and go on with:",
+            f"      {own_command('resume', record.run_id, '--workspace', workspace)}",
+        ]
     return lines
 
 

@@ -95,7 +95,11 @@ class PlannedStep:
 
     def as_json(self) -> dict[str, Any]:
         """The step in the output of ``plan --json``."""
-        values = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in ("artifact", "stands")}
+        values = {
+            field.name: getattr(self, field.name)
+            for field in fields(self)
+            if field.name not in ("artifact", "stands")
+        }
         return {**values, "verdicts": [verdict.model_dump(mode="json") for verdict in self.verdicts]}
 
 

@@ -286,9 +286,7 @@ def is_active(workspace: Workspace, run_id: str) -> bool:
     return workspace.records.is_active(run_id)
 
 
-def next_run(
-    workspace: Workspace, recipe: ResolvedRecipe
-) -> tuple[ResolvedRecipe, tuple[Approval, ...]]:
+def next_run(workspace: Workspace, recipe: ResolvedRecipe) -> tuple[ResolvedRecipe, tuple[Approval, ...]]:
     """What ``acquire_run`` would run, with the approvals that it has; writes nothing.
 
     The recipe is as its unfinished run has pinned it, or pinned now.

@@ -21,6 +21,7 @@ from ledger.operations import (
     FinishRun,
     FinishStage,
     LogMetrics,
+    MoveAlias,
     OpenRun,
     OpenStage,
     Operation,
@@ -30,6 +31,7 @@ from ledger.operations import (
     RecordVerdicts,
 )
 from ledger.remarks import remark_on
+from ledger.to_mlflow.aliases import apply_movement
 from ledger.to_mlflow.critic_pages import log_critic_page
 from ledger.to_mlflow.lineage import (
     Producer,
@@ -62,7 +64,12 @@ _RUN_STATUS = {
     "failed": "FAILED",
     "resumable": "KILLED",
 }
-_STAGE_STATUS = {**_RUN_STATUS, "gate_closed": "FINISHED", "waiting_approval": "FINISHED", "reused": "FINISHED"}
+_STAGE_STATUS = {
+    **_RUN_STATUS,
+    "gate_closed": "FINISHED",
+    "waiting_approval": "FINISHED",
+    "reused": "FINISHED",
+}
 
 
 class RunWriter:
@@ -86,6 +93,8 @@ class RunWriter:
         """(Registered model, content digest) → its version, if it was published here."""
         self.unpublished: dict[tuple[str, str], str] = {}
         """(Registered model, content digest) → why it was refused."""
+        self.moves: dict[tuple[str, str], str | None] = {}
+        """(Registered model, alias) → why a person's movement of it was not made; None: it was."""
 
     @property
     def destination(self) -> str:
@@ -107,6 +116,8 @@ class RunWriter:
         """Store why a model was not published, for ``Ledger.publish``."""
         if isinstance(operation, Publish):
             self.unpublished[operation.registered_model, operation.artifact.digest] = why
+        if isinstance(operation, MoveAlias):
+            self.moves[operation.registered_model, operation.alias] = why
 
     def forget(self) -> None:
         """Clear the caches: other processes may have written or deleted."""
@@ -149,6 +160,8 @@ class RunWriter:
                 self._publish(entry, operation)
             case RecordApproval():
                 self._record_approval(entry, operation)
+            case MoveAlias():
+                self._move_alias(operation)
 
     # One operation each
 
@@ -262,6 +275,13 @@ class RunWriter:
             self._write_stage(entry, question.stage, tags)
         else:
             write(self._client, self.runs.ids[question.stage], tags=tags)
+
+    def _move_alias(self, operation: MoveAlias) -> None:
+        target = (operation.registered_model, operation.alias)
+        self.moves[target] = apply_movement(self._client, operation, our_run_id=self._run_id)
+        text = f"version {operation.from_version or 'none'} → {operation.to_version}, by {operation.by}: {operation.reason}"
+        tags = {f"vantage.alias.{'.'.join(target)}": text}
+        write(self._client, self.runs.stage_run(operation.stage, operation.time), tags=tags)
 
     # Parts of them
 

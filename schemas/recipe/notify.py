@@ -19,7 +19,8 @@ class Notify(Frozen):
     """Messages by webhook, e-mail, Slack and others (Apprise)."""
 
     urls: Annotated[
-        tuple[Annotated[str, StringConstraints(pattern=_VARIABLE)], ...], Field(min_length=1, max_length=MAX_NAMED)
+        tuple[Annotated[str, StringConstraints(pattern=_VARIABLE)], ...],
+        Field(min_length=1, max_length=MAX_NAMED),
     ]
     """Names of environment variables. Each holds an address of Apprise (``slack://…``, ``mailtos://…``, ``json://…``), or
     several with spaces between them. An address contains secrets, so a recipe never holds one."""
