@@ -100,8 +100,8 @@ async def pipeline(
     await tell_that_it_was_scheduled(flow_run_id)
     changes = [*(overrides or []), *([] if seed is None else [f"seed={seed}"])]
     try:
-        if runtime.flow_run.run_count > 1:
-            run_id = await asyncio.to_thread(run_of, flow_run_id, workspace) or run_id
+        if run_id is None:
+            run_id = await asyncio.to_thread(run_of, flow_run_id, workspace)
         while True:
             if run_id is not None:
                 await answer_in_form(run_id, workspace)

@@ -13,6 +13,7 @@ from prefect.input import RunInput
 from pydantic import Field, StringConstraints, ValidationError
 
 from flows.runs.answers import add_answer
+from flows.runs.record import UNFINISHED
 from flows.runs.run import read_run, read_runs
 from flows.runs.workspace import RunError, Workspace
 from schemas.records.approvals import MAX_REASON, Approval, Question
@@ -31,9 +32,9 @@ class Decision(RunInput):
 
 
 def run_of(flow_run_id: str, workspace: str) -> str | None:
-    """The run that an earlier process of this flow run executed; None: none."""
-    records = read_runs(Workspace.at(workspace))
-    return next((each.run_id for each in records if flow_run_id in each.prefect_flow_run_ids), None)
+    """The unfinished run that an earlier process of this flow run executed; None: none."""
+    unfinished = (each for each in read_runs(Workspace.at(workspace)) if each.status in UNFINISHED)
+    return next((each.run_id for each in unfinished if flow_run_id in each.prefect_flow_run_ids), None)
 
 
 async def answer_in_form(run_id: str, workspace: str) -> None:

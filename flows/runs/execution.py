@@ -13,8 +13,8 @@ from flows.commands.own_commands import program
 from flows.exit_codes import ExitCode
 from flows.launchers.local_process import warm_up
 from flows.machine import check_resources
-from flows.open_runs import opened
 from flows.notifying import notified
+from flows.open_runs import opened
 from flows.orchestrator import Orchestrator
 from flows.prefect_server import server as servers
 from flows.runs.next_steps import after_closed_gates, after_questions

@@ -68,7 +68,9 @@ def publish(publication: Publication, given: Published, *, by: str | None = None
         return "refused"
     stays = why_alias_stays(publication, given) if publication.alias else None
     question = None
-    if publication.approve and not stays:
+    if publication.approve and stays:
+        given.run.withdraw(f"{PUBLISH_PREFIX}{publication.target}")
+    elif publication.approve:
         stays, question = _without_approval(publication, given)
     if stays:
         given.watcher.say(f"  {publication.alias} stays where it is: {stays}", "yellow")

@@ -1,4 +1,7 @@
-"""Fake stages whose artifacts MLflow takes for models: the two files that a description needs lie beside the weights."""
+"""Fake stages whose artifacts MLflow takes for models: the two files that a description needs lie beside the weights.
+
+SFT measures ``test_nll`` 0.5 too, which gates may read.
+"""
 
 from schemas.records.job import StageJob, StageResult
 from tests.flows import fake_work
@@ -9,4 +12,5 @@ def run_stage(job: StageJob) -> StageResult:
     result = fake_work.run_stage(job)
     (job.output / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
     (job.output / "tokenizer_config.json").write_text("{}")
-    return result
+    more = {"test_nll": 0.5} if job.work.kind == "sft" else {}
+    return result.model_copy(update={"metrics": {**result.metrics, **more}})

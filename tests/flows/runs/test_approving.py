@@ -1,7 +1,6 @@
 """A gate that waits for a person: what waits, who may go on, and for what an answer holds."""
 
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,18 +11,42 @@ from flows.runs.approving import answer
 from flows.runs.evidence import contradictions
 from flows.runs.execution import exit_code
 from flows.runs.planning import plan
-from flows.runs.run import acquire_run, hold_run, next_run, read_run, read_runs
+from flows.runs.run import hold_run, next_run, read_run, read_runs
 from flows.runs.workspace import RunError, Workspace
 from ledger.operations import MoveAlias, RecordApproval, from_json, to_json
 from schemas.records.approvals import Approval
 from tests.flows.orchestrated import Witness, attempt_all, events, orchestrated
 
-ASKS = ("stages.value.gate.at_least=0.9", "stages.value.gate.on_fail=approve")
+FAKE = "tests.flows.fake_models.run_stage"
+RECIPE = """\
+recipe: asking
+model: {source: "builtin:tiny"}
+data:
+  demonstrations: {source: "builtin:arithmetic/demonstrations"}
+  preferences: {source: "builtin:arithmetic/preferences"}
+stages:
+  sft: {kind: sft, data: demonstrations, gate: {metric: test_nll, at_most: 0.1, on_fail: approve}}
+  reward: {kind: reward_model, init: sft, data: preferences}
+"""
+
+
+@pytest.fixture
+def recipe_file(tmp_path: Path) -> Path:
+    """A recipe whose first stage (0.5) does not pass its gate."""
+    path = tmp_path / "asking.yaml"
+    path.write_text(RECIPE)
+    return path
+
+
+@pytest.fixture
+def offline(monkeypatch: pytest.MonkeyPatch, workspace: Workspace) -> None:
+    """No MLflow answers: what is recorded waits in the outbox."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
 
 
 def go_through(workspace: Workspace, recipe: Path, *overrides: str) -> list[str]:
     """The newest unfinished run of the recipe, or a new one, to its end; returns what was printed."""
-    with orchestrated(workspace, recipe, *overrides) as orchestrator:
+    with orchestrated(workspace, recipe, *overrides, stage_function=FAKE) as orchestrator:
         attempt_all(orchestrator)
         orchestrator.end()
         orchestrator.ledger.close()
@@ -35,7 +58,7 @@ def statuses(workspace: Workspace) -> dict[str, str]:
     return {name: stage.status for name, stage in read_runs(workspace)[0].stages.items()}
 
 
-def approve(workspace: Workspace, subject: str = "value", **changes: object) -> Approval:
+def approve(workspace: Workspace, subject: str = "sft", **changes: object) -> Approval:
     [record] = read_runs(workspace)[:1]
     given = {"approved": True, "by": "ada", "reason": "the slice is small", **changes}
     return answer(workspace, record.run_id, subject, **given)[0]  # type: ignore[arg-type]
@@ -44,23 +67,23 @@ def approve(workspace: Workspace, subject: str = "value", **changes: object) -> 
 def test_it_waits_is_approved_of_and_goes_on(
     workspace: Workspace, recipe_file: Path, ledger_database: str
 ) -> None:
-    go_through(workspace, recipe_file, *ASKS)
+    go_through(workspace, recipe_file)
     [waits] = read_runs(workspace)
     assert (waits.status, exit_code(waits)) == ("waiting_approval", ExitCode.WAITING_APPROVAL)
-    assert statuses(workspace)["value"] == "waiting_approval"
-    assert statuses(workspace)["policy"] == statuses(workspace)["evaluation"] == "blocked"
-    assert waits.stages["policy"].reason == "reads value, which is waiting approval"
-    question = waits.open_questions["value"]
+    assert statuses(workspace)["sft"] == "waiting_approval"
+    assert statuses(workspace)["reward"] == "blocked"
+    assert waits.stages["reward"].reason == "reads sft, which is waiting approval"
+    question = waits.open_questions["sft"]
     assert (question.digest, question.stage_key) == (
-        waits.stages["value"].digest,
-        waits.stages["value"].stage_key,
+        waits.stages["sft"].digest,
+        waits.stages["sft"].stage_key,
     )
-    assert [str(verdict) for verdict in question.verdicts] == ["explained_variance 0.400 >= 0.9: CLOSED"]
+    assert [str(verdict) for verdict in question.verdicts] == ["test_nll 0.500 <= 0.1: CLOSED"]
     computed = len(events(workspace))
 
-    go_through(workspace, recipe_file, *ASKS)
+    go_through(workspace, recipe_file)
     assert [each.run_id for each in read_runs(workspace)] == [waits.run_id], "the same command asks again"
-    assert statuses(workspace)["value"] == "waiting_approval"
+    assert statuses(workspace)["sft"] == "waiting_approval"
     assert len(events(workspace)) == computed
 
     given = approve(workspace)
@@ -69,11 +92,11 @@ def test_it_waits_is_approved_of_and_goes_on(
     assert given.login is not None
     recipe, approvals = next_run(workspace, waits.recipe)
     planned = {step.name: step.action for step in plan(recipe, workspace.storage, [], approvals=approvals)}
-    assert (planned["value"], planned["policy"]) == ("reuse", "run")
+    assert (planned["sft"], planned["reward"]) == ("reuse", "run")
     unapproved = {step.name: step for step in plan(recipe, workspace.storage, [])}
-    assert unapproved["policy"].reasons == ("reads value, which waits for a person's approval",)
+    assert unapproved["reward"].reasons == ("reads sft, which waits for a person's approval",)
 
-    lines = go_through(workspace, recipe_file, *ASKS)
+    lines = go_through(workspace, recipe_file)
     [done] = read_runs(workspace)
     assert (done.run_id, done.status) == (waits.run_id, "completed")
     assert any("approved by ada" in line and "the slice is small" in line for line in lines)
@@ -83,7 +106,7 @@ def test_it_waits_is_approved_of_and_goes_on(
     client = MlflowClient(ledger_database)
     [run] = client.search_runs(
         [each.experiment_id for each in client.search_experiments()],
-        f"tags.`vantage.run_id` = '{done.run_id}' AND tags.`vantage.stage` = 'value'",
+        f"tags.`vantage.run_id` = '{done.run_id}' AND tags.`vantage.stage` = 'sft'",
     )
     assert run.data.tags["vantage.status"] == "completed"
     assert run.data.tags["vantage.verdict"] == "closed"
@@ -99,44 +122,47 @@ def test_it_waits_is_approved_of_and_goes_on(
     assert (parent.info.status, parent.data.tags["vantage.status"]) == ("FINISHED", "completed")
 
 
+@pytest.mark.usefixtures("offline")
 def test_a_rejected_gate_is_closed(workspace: Workspace, recipe_file: Path) -> None:
-    go_through(workspace, recipe_file, *ASKS)
+    go_through(workspace, recipe_file)
     approve(workspace, approved=False, reason="too low")
-    go_through(workspace, recipe_file, *ASKS)
+    go_through(workspace, recipe_file)
     [record] = read_runs(workspace)
-    assert (record.status, statuses(workspace)["value"]) == ("gate_closed", "gate_closed")
+    assert (record.status, statuses(workspace)["sft"]) == ("gate_closed", "gate_closed")
     assert exit_code(record) == ExitCode.GATE_CLOSED
 
-    go_through(workspace, recipe_file, *ASKS)
+    go_through(workspace, recipe_file)
     newest, _ = read_runs(workspace)
     assert newest.run_id != record.run_id
     assert newest.status == "waiting_approval", "an answer is one of its run; another run asks again"
-    assert newest.stages["sft"].status == "reused"
+    assert newest.stages["model"].status == "reused"
 
 
+@pytest.mark.usefixtures("offline")
 def test_another_threshold_or_another_artifact_asks_again(workspace: Workspace, recipe_file: Path) -> None:
-    go_through(workspace, recipe_file, *ASKS)
+    go_through(workspace, recipe_file)
     approve(workspace)
     [record] = read_runs(workspace)
     with hold_run(workspace, record.run_id) as run:
         tighter = run.record.recipe.model_dump()
-        tighter["stages"]["value"]["gate"][0]["at_least"] = 0.95
+        tighter["stages"]["sft"]["gate"][0]["at_most"] = 0.05
         run.update(recipe=type(run.record.recipe).model_validate(tighter))
-    with orchestrated(workspace, recipe_file, *ASKS) as orchestrator:
+    with orchestrated(workspace, recipe_file, stage_function=FAKE) as orchestrator:
         assert orchestrator.run.record.run_id == record.run_id
-        assert attempt_all(orchestrator)["value"].status == "waiting_approval"
-        asked = orchestrator.run.record.open_questions["value"]
-        assert asked.verdicts[0].threshold == 0.95
-        value = orchestrator.run.record.stages["value"]
-        other = orchestrator.artifacts["value"].model_copy(update={"digest": "0" * 64})
-        state = orchestrator._recording._ask("value", other, value.verdicts)
+        assert attempt_all(orchestrator)["sft"].status == "waiting_approval"
+        asked = orchestrator.run.record.open_questions["sft"]
+        assert asked.verdicts[0].threshold == 0.05
+        stage = orchestrator.run.record.stages["sft"]
+        other = orchestrator.artifacts["sft"].model_copy(update={"digest": "0" * 64})
+        state = orchestrator._recording._ask("sft", other, stage.verdicts)
         assert state == "waiting_approval"
-        assert orchestrator.run.record.open_questions["value"].digest == "0" * 64
+        assert orchestrator.run.record.open_questions["sft"].digest == "0" * 64
 
 
+@pytest.mark.usefixtures("offline")
 def test_a_gate_that_stops_is_not_asked_about(workspace: Workspace, recipe_file: Path) -> None:
-    gates = "[{metric: explained_variance, at_least: 0.9, on_fail: approve}, {metric: explained_variance, at_most: 0.1}]"
-    go_through(workspace, recipe_file, f"stages.value.gate={gates}")
+    gates = "[{metric: test_nll, at_most: 0.1, on_fail: approve}, {metric: test_nll, at_most: 0.2}]"
+    go_through(workspace, recipe_file, f"stages.sft.gate={gates}")
     [record] = read_runs(workspace)
     assert (record.status, record.questions) == ("gate_closed", {})
 
@@ -144,12 +170,12 @@ def test_a_gate_that_stops_is_not_asked_about(workspace: Workspace, recipe_file:
 @pytest.mark.parametrize(
     ("subject", "changes", "message"),
     [
-        ("sft", {}, r"sft does not wait for approval \(it is completed\); what waits: value\."),
-        ("vlaue", {}, "vlaue is no stage of it and no publish:NAME; what waits: value"),
-        ("publish:m", {}, "publish:m does not wait for approval; what waits: value"),
-        ("value", {"reason": "  "}, "--reason is empty"),
-        ("value", {"reason": "x" * 2001}, "--reason has 2,001 characters; give 2,000 or fewer"),
-        ("value", {"by": ""}, "--by is empty"),
+        ("model", {}, r"model does not wait for approval \(it is completed\); what waits: sft\."),
+        ("stf", {}, "stf is no stage of it and no publish:NAME; what waits: sft"),
+        ("publish:m", {}, "publish:m does not wait for approval; what waits: sft"),
+        ("sft", {"reason": "  "}, "--reason is empty"),
+        ("sft", {"reason": "x" * 2001}, "--reason has 2,001 characters; give 2,000 or fewer"),
+        ("sft", {"by": ""}, "--by is empty"),
     ],
 )
 def test_what_is_refused(waiting: Workspace, subject: str, changes: dict[str, object], message: str) -> None:
@@ -159,21 +185,20 @@ def test_what_is_refused(waiting: Workspace, subject: str, changes: dict[str, ob
 
 
 @pytest.fixture(scope="module")
-def waiting(tmp_path_factory: pytest.TempPathFactory, ledger_database: str) -> Workspace:
+def waiting(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     """A run that waits; for reading only."""
-    from tests.flows.conftest import RECIPE
-
     folder = tmp_path_factory.mktemp("waiting")
-    (folder / "fake.yaml").write_text(RECIPE)
+    (folder / "asking.yaml").write_text(RECIPE)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("MLFLOW_TRACKING_URI", ledger_database)
+        patched.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
         workspace = Workspace(folder / "workspace")
-        go_through(workspace, folder / "fake.yaml", *ASKS)
+        go_through(workspace, folder / "asking.yaml")
     return workspace
 
 
+@pytest.mark.usefixtures("offline")
 def test_of_several_at_once_one_is_recorded(workspace: Workspace, recipe_file: Path) -> None:
-    go_through(workspace, recipe_file, *ASKS)
+    go_through(workspace, recipe_file)
     outcomes: list[str] = []
 
     def decide(number: int) -> None:
@@ -191,36 +216,38 @@ def test_of_several_at_once_one_is_recorded(workspace: Workspace, recipe_file: P
     assert sorted(outcomes)[-3:] == ["refused"] * 3
     [record] = read_runs(workspace)
     assert [each.by for each in record.approvals] == sorted(outcomes)[:1]
-    with pytest.raises(RunError, match="value of run .* is (approved|rejected) by person"):
+    with pytest.raises(RunError, match="sft of run .* is (approved|rejected) by person"):
         approve(workspace)
 
 
+@pytest.mark.usefixtures("offline")
 def test_an_answer_to_a_run_that_is_executed_is_taken_up_by_it(
     workspace: Workspace, recipe_file: Path
 ) -> None:
-    with orchestrated(workspace, recipe_file, *ASKS) as orchestrator:
+    with orchestrated(workspace, recipe_file, stage_function=FAKE) as orchestrator:
         attempt_all(orchestrator)
         record = orchestrator.run.record
         given, sent = answer(
-            workspace, record.run_id, "value", approved=True, by="ada", reason="the slice is small"
+            workspace, record.run_id, "sft", approved=True, by="ada", reason="the slice is small"
         )
         assert not sent
         assert orchestrator.run.record.approvals == ()
         orchestrator.run.update(status="running")  # a write of the process that executes it loses nothing
         assert orchestrator.take_up_answers()
         assert not orchestrator.take_up_answers()
-        assert orchestrator.blocked() == ["policy", "evaluation"]
-        assert orchestrator.run.record.stages["value"].status == "completed"
-        assert attempt_all(orchestrator)["evaluation"].status == "completed"
+        assert orchestrator.blocked() == ["reward"]
+        assert orchestrator.run.record.stages["sft"].status == "completed"
+        assert attempt_all(orchestrator)["reward"].status == "completed"
         orchestrator.end()
         assert orchestrator.run.record.status == "completed"
     assert read_run(workspace, record.run_id).approvals == (given,)
 
 
+@pytest.mark.usefixtures("offline")
 def test_an_answer_whose_process_was_killed_before_it_was_copied_is_found(
     workspace: Workspace, recipe_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    go_through(workspace, recipe_file, *ASKS)
+    go_through(workspace, recipe_file)
 
     def killed(*_: object) -> None:
         raise KeyboardInterrupt
@@ -233,7 +260,7 @@ def test_an_answer_whose_process_was_killed_before_it_was_copied_is_found(
     assert workspace.records.read(run_id).approvals == ()
     with pytest.raises(RunError, match="an answer is never changed"):
         approve(workspace)
-    go_through(workspace, recipe_file, *ASKS)
+    go_through(workspace, recipe_file)
     [record] = read_runs(workspace)
     assert record.status == "completed"
     told = [from_json(line) for _, line in _outbox(workspace, run_id)]
@@ -249,33 +276,33 @@ def _outbox(workspace: Workspace, run_id: str) -> list[tuple[int, dict[str, obje
 def test_without_an_answering_mlflow_the_answer_waits_in_the_outbox(
     workspace: Workspace, recipe_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    go_through(workspace, recipe_file, *ASKS)
+    go_through(workspace, recipe_file)
     run_id = read_runs(workspace)[0].run_id
     with monkeypatch.context() as patched:
         patched.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
-        _, sent = answer(workspace, run_id, "value", approved=True, by=None, reason="the slice is small")
+        _, sent = answer(workspace, run_id, "sft", approved=True, by=None, reason="the slice is small")
     assert not sent
     assert len(read_run(workspace, run_id).approvals) == 1
-    go_through(workspace, recipe_file, *ASKS)
+    go_through(workspace, recipe_file)
     assert read_run(workspace, run_id).status == "completed"
 
 
 def test_a_hand_written_approval_in_run_json_holds_for_its_artifact_alone(waiting: Workspace) -> None:
     """Nothing but exact equality of the question counts."""
     [record] = read_runs(waiting)
-    question = record.questions["value"]
+    question = record.questions["sft"]
     changed = question.model_copy(update={"digest": "1" * 64})
     assert changed.id != question.id
     given = Approval(question=changed, approved=True, by="eve", reason="because", time=0)
     with_it = record.model_copy(update={"approvals": (given,)})
-    assert list(with_it.open_questions) == ["value"]
+    assert list(with_it.open_questions) == ["sft"]
 
 
 def test_the_new_operations_survive_the_outbox(waiting: Workspace) -> None:
-    question = read_runs(waiting)[0].questions["value"]
+    question = read_runs(waiting)[0].questions["sft"]
     approval = Approval(question=question, approved=False, by="ada", reason="no", time=5)
     movement = MoveAlias(
-        time=6, stage="policy", digest="1" * 64, registered_model="m", alias="champion", from_version="3",
+        time=6, stage="reward", digest="1" * 64, registered_model="m", alias="champion", from_version="3",
         to_version="2", by="ada", login="root", reason="worse",
     )  # fmt: skip
     for operation in (RecordApproval(approval=approval), movement):
@@ -283,20 +310,20 @@ def test_the_new_operations_survive_the_outbox(waiting: Workspace) -> None:
 
 
 def test_a_workspace_in_a_bucket(
-    bucket: str, recipe_file: Path, tmp_path: Path, ledger_database: str, monkeypatch: pytest.MonkeyPatch
+    bucket: str, recipe_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", ledger_database)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     monkeypatch.setattr("storage.leases.LEASE_SECONDS", 2.0)
 
     def machine(number: int) -> Workspace:
         monkeypatch.setenv("VANTAGE_CACHE", str(tmp_path / f"machine-{number}"))
         return Workspace.at(bucket)
 
-    go_through(machine(0), recipe_file, *ASKS)
+    go_through(machine(0), recipe_file)
     given = approve(machine(1))
     with pytest.raises(RunError, match="an answer is never changed"):
         approve(machine(2))
-    go_through(machine(2), recipe_file, *ASKS)
+    go_through(machine(2), recipe_file)
     [record] = read_runs(machine(3))
     assert (record.status, record.approvals) == ("completed", (given,))
 
@@ -304,8 +331,6 @@ def test_a_workspace_in_a_bucket(
 def test_its_commands(
     waiting: Workspace,
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    ledger_database: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     import shutil
@@ -315,20 +340,20 @@ def test_its_commands(
     from flows.commands.main import app
     from flows.runs.next_steps import after_questions
 
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", ledger_database)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     shutil.copytree(waiting.root, tmp_path / "workspace")
     place, run = str(tmp_path / "workspace"), CliRunner().invoke
     [record] = read_runs(Workspace(tmp_path / "workspace"))
     lines = after_questions(record, place)
-    assert f"approve {record.run_id} value --reason WHY --workspace {place}" in "\n".join(lines)
-    assert run(app, ["approve", "latest", "value", "--workspace", place]).exit_code == ExitCode.USAGE
-    empty = run(app, ["approve", "latest", "value", "--reason", "", "--workspace", place])
+    assert f"approve {record.run_id} sft --reason WHY --workspace {place}" in "\n".join(lines)
+    assert run(app, ["approve", "latest", "sft", "--workspace", place]).exit_code == ExitCode.USAGE
+    empty = run(app, ["approve", "latest", "sft", "--reason", "", "--workspace", place])
     assert empty.exit_code == ExitCode.BAD_INPUT
-    done = run(app, ["reject", "latest", "value", "--reason", "too low", "--by", "ada", "--workspace", place])
+    done = run(app, ["reject", "latest", "sft", "--reason", "too low", "--by", "ada", "--workspace", place])
     assert done.exit_code == 0
-    assert f"value of run {record.run_id} is rejected by ada" in done.output
+    assert f"sft of run {record.run_id} is rejected by ada" in done.output
     assert f"resume {record.run_id} --workspace {place}" in done.output
-    again = run(app, ["approve", "latest", "value", "--reason", "yes", "--workspace", place])
+    again = run(app, ["approve", "latest", "sft", "--reason", "yes", "--workspace", place])
     assert again.exit_code == ExitCode.BAD_INPUT
     shown = run(app, ["status", "latest", "--workspace", place])
-    assert "value rejected by ada" in shown.output
+    assert "sft rejected by ada" in shown.output

@@ -29,7 +29,7 @@ RECIPE = """\
 recipe: small
 model: {source: "builtin:tiny"}
 data: {demonstrations: {source: "builtin:arithmetic/demonstrations"}}
-stages: {sft: {kind: sft, data: demonstrations, gate: {metric: validation_nll, at_most: 1.0}}}
+stages: {sft: {kind: sft, data: demonstrations, gate: {metric: test_nll, at_most: 1.0}}}
 publish: [{stage: sft, registered_model: small, alias: champion}]
 """
 APPROVE = "publish=[{stage: sft, registered_model: small, alias: champion, approve: true}]"
@@ -169,11 +169,11 @@ def test_an_alias_that_somebody_moved_by_hand_is_told(place: Place) -> None:
 
 def test_a_version_whose_gate_did_not_pass_gets_no_alias(place: Place) -> None:
     before = place.champion
-    gate = "stages.sft.gate={metric: validation_nll, at_most: 0.1, on_fail: continue}"
+    gate = "stages.sft.gate={metric: test_nll, at_most: 0.1, on_fail: continue}"
     record = place.run("seed=4", gate)
     assert place.champion == before
     assert any(
-        "champion stays where it is: gate of sft: validation_nll 0.500 <= 0.1: CLOSED" in line
+        "champion stays where it is: gate of sft: test_nll 0.500 <= 0.1: CLOSED" in line
         for line in place.said
     )
     version = max(int(each.version) for each in place.client.search_model_versions("name = 'small'"))
