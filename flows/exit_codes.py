@@ -23,6 +23,8 @@ class ExitCode(IntEnum):
     """A disk is full, read-only or broken (committed artifacts are intact); or a stored artifact is damaged."""
     RESUME = 75
     """Stopped before the end with its state saved: run the same command again."""
+    WAITING_APPROVAL = 77
+    """A person has to approve of a gate or of an alias: ``vantage approve`` (``sysexits.h``: no permission)."""
     GATE_CLOSED = 78
     """A gate did not pass; its verdict is recorded."""
     HUNG = 124
@@ -42,6 +44,7 @@ MEANINGS: dict[ExitCode, str] = {
     ExitCode.INTERNAL: "a fault of ours (the log says where)",
     ExitCode.STORAGE: "the disk",
     ExitCode.RESUME: "run the same command again",
+    ExitCode.WAITING_APPROVAL: "waits for a person (vantage approve)",
     ExitCode.GATE_CLOSED: "a gate is closed",
     ExitCode.HUNG: "a stage hung twice",
     ExitCode.INTERRUPTED: "interrupted before anything could be saved",

@@ -107,6 +107,8 @@ class Orchestrator:
         """Open the run in the ledger, and close runs that dead processes left open."""
         recipe = self.recipe.model_dump(mode="json")
         self.ledger.open_run(self.run.record.run_id, self.recipe.recipe, recipe, origin=origin())
+        for answer in self.run.record.approvals:
+            self.ledger.record_approval(answer)
         for dead in dead_runs(self.run.workspace):
             self.ledger.close_stale(dead.record.run_id, reason=DIED)
             for step, stage in dead.record.stages.items():
@@ -147,6 +149,17 @@ class Orchestrator:
         self.stop.leaves_pools = False
         self.watcher.say("  cancelled", "yellow")
         self.request_stop()
+
+    def take_up_answers(self) -> bool:
+        """Take up what people have answered since; returns whether there was anything."""
+        answers = self.run.take_up_answers()
+        for answer in answers:
+            self._recording.answered(answer)
+        return bool(answers)
+
+    def blocked(self) -> list[str]:
+        """Steps that did not start because of another one, in order."""
+        return [step for step in self.inputs if self.run.record.stages[step].status == "blocked"]
 
     # The order
 

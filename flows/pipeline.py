@@ -18,7 +18,9 @@ from pydantic import Field
 from flows.attempts.jobs import resources_of
 from flows.open_runs import orchestrator_of
 from flows.orchestrator import Orchestrator
+from flows.prefect_server.approval_form import answer_in_form, run_of
 from flows.prefect_server.flow_runs import (
+    STATES,
     close_open_flow_runs,
     page_of,
     run_message,
@@ -37,6 +39,7 @@ from schemas.records.attempt import AttemptRequest
 from schemas.safe_text import without_secrets
 from schemas.steps import pool_of
 
+WAITING_APPROVAL = STATES["waiting_approval"][1]
 MAX_RESTARTS = 50
 """A deployed pipeline that has crashed so often is not started again: it would crash for ever."""
 
@@ -92,38 +95,62 @@ async def pipeline(
         restarts: how often it was started again after a crash; Prefect starts none with more than the most allowed.
     """
     flow_run_id = str(runtime.flow_run.id)
-    with ExitStack() as held:
-        orchestrator = orchestrator_of(run_id)
-        started_by_prefect = orchestrator is None
-        if orchestrator is None:
-            await tell_that_it_was_scheduled(flow_run_id)
-            try:
-                changes = [*(overrides or []), *([] if seed is None else [f"seed={seed}"])]
+    if orchestrator := orchestrator_of(run_id):  # `vantage run`
+        return await _go_through(flow_run_id, orchestrator, started_by_prefect=False)
+    await tell_that_it_was_scheduled(flow_run_id)
+    changes = [*(overrides or []), *([] if seed is None else [f"seed={seed}"])]
+    try:
+        if run_id is None:
+            run_id = await asyncio.to_thread(run_of, flow_run_id, workspace)
+        while True:
+            if run_id is not None:
+                await answer_in_form(run_id, workspace)
+            with ExitStack() as held:
                 orchestrator = await asyncio.to_thread(
                     open_run, held, recipe, changes, workspace, run_id, strict=strict
                 )
-            except ValueError as error:  # the recipe, the run or the machine; the message says what to do
-                return state_of("failed", without_secrets(str(error)))
-            await _name_flow_run(flow_run_id, orchestrator)
-        await _begin(flow_run_id, orchestrator)
-        steps: dict[str, asyncio.Task[State[None] | None]] = {}
-        # Task runs get no tags: for tagged ones Prefect asks its server for a slot, and fails the run if the server is busy.
-        drained = orchestrator.drain if started_by_prefect else None
-        with (
-            TagsContext(current_tags=set()),
-            stopping(orchestrator.request_stop, drained=drained),
-            first_error(),
-        ):
-            async with (
-                watch_cancellation(flow_run_id, orchestrator.run.is_cancel_requested, orchestrator.cancel),
-                asyncio.TaskGroup() as side_by_side,
-            ):
-                for step, reads in orchestrator.inputs.items():
-                    first = orchestrator.before_any_stage() if step in orchestrator.recipe.stages else []
-                    before = [steps[other] for other in dict.fromkeys([*first, *reads.values()])]
-                    steps[step] = side_by_side.create_task(when_ready(step, before, orchestrator))
-                    steps[step].add_done_callback(partial(_ended, orchestrator, step))
-        return await _finish(flow_run_id, orchestrator)
+                run_id = orchestrator.run.record.run_id
+                await _name_flow_run(flow_run_id, orchestrator)
+                state = await _go_through(flow_run_id, orchestrator, started_by_prefect=True)
+            # A person answers when the run's lock is free, so that whoever resumes the flow run can take it.
+            if state.name != WAITING_APPROVAL or not runtime.deployment.id:
+                return state
+    except ValueError as error:  # the recipe, the run or the machine; the message says what to do
+        return state_of("failed", without_secrets(str(error)))
+
+
+async def _go_through(
+    flow_run_id: str, orchestrator: Orchestrator, *, started_by_prefect: bool
+) -> State[None]:
+    """Attempt all steps of an open run, publish, and attempt what a person has allowed meanwhile."""
+    await _begin(flow_run_id, orchestrator)
+    left = list(orchestrator.inputs)
+    # Task runs get no tags: for tagged ones Prefect asks its server for a slot, and fails the run if the server is busy.
+    drained = orchestrator.drain if started_by_prefect else None
+    with (
+        TagsContext(current_tags=set()),
+        stopping(orchestrator.request_stop, drained=drained),
+        first_error(),
+    ):
+        async with watch_cancellation(flow_run_id, orchestrator.run.is_cancel_requested, orchestrator.cancel):
+            while True:
+                await _attempt_all(left, orchestrator)
+                if orchestrator.stop.is_set() or not await asyncio.to_thread(orchestrator.take_up_answers):
+                    break
+                left = orchestrator.blocked()
+    return await _finish(flow_run_id, orchestrator)
+
+
+async def _attempt_all(left: Sequence[str], orchestrator: Orchestrator) -> None:
+    """Attempt these steps, each when its inputs are ready; the others are over."""
+    steps: dict[str, asyncio.Task[State[None] | None]] = {}
+    async with asyncio.TaskGroup() as side_by_side:
+        for step in left:
+            first = orchestrator.before_any_stage() if step in orchestrator.recipe.stages else []
+            reads = orchestrator.inputs[step].values()
+            before = [steps[other] for other in dict.fromkeys([*first, *reads]) if other in steps]
+            steps[step] = side_by_side.create_task(when_ready(step, before, orchestrator))
+            steps[step].add_done_callback(partial(_ended, orchestrator, step))
 
 
 async def _name_flow_run(flow_run_id: str, orchestrator: Orchestrator) -> None:
@@ -137,6 +164,9 @@ async def _name_flow_run(flow_run_id: str, orchestrator: Orchestrator) -> None:
 async def _begin(flow_run_id: str, orchestrator: Orchestrator) -> None:
     """Close flow runs that dead processes left open, then record this one."""
     server = server_name(orchestrator.run.workspace.root)
+    orchestrator.run.close_flow_runs(
+        [flow_run_id]
+    )  # of an earlier process of this flow run, which was suspended
     await close_open_flow_runs(orchestrator.run, server=server)
     orchestrator.run.add_flow_run(flow_run_id, server=server)
     orchestrator.watcher.say(f"  Prefect shows it at {page_of(flow_run_id)}", "dim")
@@ -165,8 +195,12 @@ async def when_ready(
     step: str, before: list[asyncio.Task[State[None] | None]], orchestrator: Orchestrator
 ) -> State[None] | None:
     """Wait for the step's inputs, then attempt it; retry while its outcome allows, and skip it if it is blocked."""
-    states = [await each for each in before]
+    ended = [await each for each in before]
+    # One that a person has approved of since is over, whatever its own task run has ended with.
+    states = [each for each in ended if each is not None and each.is_completed()]
     state = None
+    if any(each is not None and each.name == WAITING_APPROVAL for each in ended):
+        await asyncio.to_thread(orchestrator.take_up_answers)
     if obstacle := orchestrator.obstacle(step):
         orchestrator.block(step, obstacle)
         return None

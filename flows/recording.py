@@ -7,9 +7,9 @@ from typing import Any
 
 from flows.attempts.jobs import work_of
 from flows.commands.own_commands import own_command
-from flows.gates import are_closed, check_gates
+from flows.gates import Standing, check_gates, question_about, standing
 from flows.retry import Retry
-from flows.runs.record import StageRecord
+from flows.runs.record import StageRecord, StageStatus
 from flows.runs.registered_models import fetch_registered
 from flows.runs.run import Run, read_run
 from flows.runs.workspace import RunError
@@ -19,9 +19,11 @@ from ledger.remarks import remark_on
 from ledger.run_ledger import Ledger
 from schemas.recipe.sources import Registered
 from schemas.recipe.work import ImportModel
+from schemas.records.approvals import Approval, answer_to
 from schemas.records.artifacts import Artifact
 from schemas.records.attempt import AttemptBegun, AttemptOutcome, AttemptRequest
 from schemas.records.metric_warnings import dropped_summary, warnings_of
+from schemas.records.verdicts import Verdict
 from schemas.safe_text import safe_text
 from storage.storage import Storage
 from storage.store import Locked
@@ -80,12 +82,14 @@ class Recording:
                 step, artifact=artifact, folder=self.store.local_folder(artifact.digest), **fields
             )
         verdicts = check_gates(self.recipe, step, artifact, inputs)
-        closed = are_closed(verdicts)
         if verdicts:
             self.ledger.record_verdicts(step, verdicts)
+        stands = self._ask(step, artifact, verdicts)
+        if stands == "waiting_approval" and reused and not outcome.unreported:
+            self.ledger.finish_stage(step, stands)
         known = self.run.record.stages[step]
         stage = StageRecord(
-            status="gate_closed" if closed else "reused" if reused else "completed",
+            status=stands if stands != "open" else "reused" if reused else "completed",
             attempt=known.attempt or (outcome.attempt if outcome.made_by == request.run_id else None),
             stage_key=request.stage_key,
             digest=artifact.digest,
@@ -103,8 +107,9 @@ class Recording:
         )
         self.run.set_stage(step, stage)
         if outcome.unreported or not reused:
-            self._report(request, outcome, artifact, "gate_closed" if closed else "completed")
+            self._report(request, outcome, artifact, "completed" if stands == "open" else stands)
         self.watcher.ended(step, stage)
+        self.tell_answer(step)
         if self.recipe.sign is not None:
             self._sign(step)
         return stage
@@ -127,6 +132,34 @@ class Recording:
                 "sign", self.run.record.run_id, "--key", "FILE", "--workspace", self.run.workspace.address
             )
             self.watcher.say(f"  {step} is made, and NOT SIGNED: {reason}; sign it later: {remedy}", "red")
+
+    def _ask(self, step: str, artifact: Artifact, verdicts: tuple[Verdict, ...]) -> Standing:
+        """Record what a person is asked about the artifact, if anything; returns whether dependent steps may start."""
+        question = question_about(step, artifact, verdicts)
+        if question is None:
+            self.run.withdraw(step)
+        else:
+            self.run.ask(question)
+        return standing(step, artifact, verdicts, self.run.record.approvals)
+
+    def tell_answer(self, subject: str) -> None:
+        """Show the answer to the question about a stage, if there is one."""
+        question = self.run.record.questions.get(subject)
+        answer = question and answer_to(question, self.run.record.approvals)
+        if answer:
+            self.watcher.say(f"      {answer}", "green" if answer.approved else "red")
+
+    def answered(self, answer: Approval) -> bool:
+        """Record an answer to a question; returns whether the stage that it is about waited for it."""
+        self.ledger.record_approval(answer)
+        step = answer.question.subject
+        known = self.run.record.stages.get(step)
+        if known is None or known.status != "waiting_approval":
+            return False
+        done: StageStatus = "reused" if known.attempt is None else "completed"
+        self.ended(step, status=done if answer.approved else "gate_closed")
+        self.tell_answer(step)
+        return True
 
     def _report(
         self,

@@ -14,9 +14,11 @@ from ledger.operations import (
     OpenRun,
     OpenStage,
     Operation,
+    RecordApproval,
     RecordReuse,
     RecordVerdicts,
 )
+from schemas.records.approvals import Approval
 from schemas.records.artifacts import Artifact
 from schemas.records.verdicts import Verdict
 
@@ -54,6 +56,8 @@ class RunEntry:
     """How often the run was started or resumed."""
     outcome: str = "running"
     stages: dict[str, StageEntry] = field(default_factory=dict)
+    approvals: tuple[Approval, ...] = ()
+    """Answers of people to questions of the run."""
     last_steps: dict[tuple[str, str], int] = field(default_factory=dict)
     """(Stage, metric) → the last recorded step."""
     report: str | None = None
@@ -90,7 +94,7 @@ def apply_operation(entry: RunEntry | None, operation: Operation) -> RunEntry:
         case RecordReuse():
             known = entry.stages.get(operation.stage)
             made_here = known is not None and known.attempt is not None and known.outcome != "reused"
-            is_closed = _has_artifact(known, operation.artifact) and known.outcome == "gate_closed"
+            held = known.outcome if _has_artifact(known, operation.artifact) else ""
             stage = StageEntry(
                 name=operation.stage,
                 kind=operation.kind,
@@ -99,7 +103,11 @@ def apply_operation(entry: RunEntry | None, operation: Operation) -> RunEntry:
                 source_sha256=operation.source_sha256,
                 folder=operation.folder,
                 attempt=known.attempt if known else None,
-                outcome="gate_closed" if is_closed else "completed" if made_here else "reused",
+                outcome=held
+                if held in ("gate_closed", "waiting_approval")
+                else "completed"
+                if made_here
+                else "reused",
                 artifact=operation.artifact,
                 made=_first_recorded(known, operation.artifact, operation.time),
                 verdicts=known.verdicts if known else (),
@@ -123,10 +131,23 @@ def apply_operation(entry: RunEntry | None, operation: Operation) -> RunEntry:
             return replace(entry, last_steps={**entry.last_steps, **last})
         case LogReport():
             return replace(entry, report=Path(operation.file).name)
+        case RecordApproval():
+            return _answered(entry, operation.approval)
         case FinishRun():
             return replace(entry, outcome=operation.outcome)
         case _:
             return entry
+    return replace(entry, stages={**entry.stages, stage.name: stage})
+
+
+def _answered(entry: RunEntry, answer: Approval) -> RunEntry:
+    """The entry after a person's answer, which decides on the outcome of the stage that waited for it."""
+    entry = replace(entry, approvals=(*entry.approvals, answer))
+    stage = entry.stages.get(answer.question.subject)
+    if stage is None or stage.outcome != "waiting_approval":
+        return entry
+    done = "reused" if stage.attempt is None else "completed"
+    stage = replace(stage, outcome=done if answer.approved else "gate_closed")
     return replace(entry, stages={**entry.stages, stage.name: stage})
 
 

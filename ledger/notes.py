@@ -87,6 +87,7 @@ def stage_note(entry: RunEntry, name: str, run_page: str, producers: Mapping[Art
     lines = ["  \n".join(head), *_parents_table(stage.inputs, producers)]
     if stage.verdicts:
         lines += ["", "### Gates", "", *(f"- {markdown_text(str(verdict))}" for verdict in stage.verdicts)]
+        lines += _answers(entry, name)
     if stage.artifact:
         lines += ["", "### Artifact", "", f"- content digest `{stage.artifact.digest}`"]
         model = producers.get(artifact_key(stage.artifact), Link()).model
@@ -112,6 +113,7 @@ def artifact_note(
         for of in stage_and_evaluations(entry, stage.name)
         for verdict in of.verdicts
     ]
+    gates += [line for of in stage_and_evaluations(entry, stage.name) for line in _answers(entry, of.name)]
     measured = [
         f"- {of.name}: {metric} {value:.6g}"
         for of in stage_and_evaluations(entry, stage.name)
@@ -122,6 +124,15 @@ def artifact_note(
     sections = [("### Gates", gates), ("### Measured", measured)]
     text = [line for title, lines in sections if lines for line in ("", title, "", *lines)]
     return "\n".join(["  \n".join(head), *text, *_parents_table(stage.inputs, producers)])
+
+
+def _answers(entry: RunEntry, stage: str) -> list[str]:
+    """What people answered about the stage's gates, and about aliases for its artifact."""
+    return [
+        f"- {markdown_text(f'{answer.question.subject} {answer}')}"
+        for answer in entry.approvals
+        if answer.question.stage == stage
+    ]
 
 
 def stage_and_evaluations(entry: RunEntry, stage: str) -> list[StageEntry]:

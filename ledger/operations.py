@@ -9,11 +9,13 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, TypeAdapter
 
 from schemas.frozen import Frozen
-from schemas.records.artifacts import Artifact
+from schemas.recipe.fields import is_unset
+from schemas.records.approvals import Approval
+from schemas.records.artifacts import Artifact, Digest
 from schemas.records.verdicts import Verdict
 
-StageOutcome = Literal["completed", "gate_closed", "failed", "resumable"]
-RunOutcome = Literal["completed", "gate_closed", "failed", "resumable"]
+StageOutcome = Literal["completed", "gate_closed", "waiting_approval", "failed", "resumable"]
+RunOutcome = Literal["completed", "gate_closed", "waiting_approval", "failed", "resumable"]
 
 MetricRow = tuple[str, float, int, int]
 """Name, value, time (milliseconds since 1970), step."""
@@ -129,6 +131,39 @@ class Publish(Frozen):
     folder: str
     registered_model: str
     alias: str | None
+    by: str | None = Field(None, exclude_if=is_unset)
+    """Login name of the person who ran ``vantage publish``; None: the run itself published it at its end."""
+
+
+class RecordApproval(Frozen):
+    """A person's answer to a question of the run: past a gate that did not pass, or about an alias."""
+
+    operation: Literal["record_approval"] = "record_approval"
+    approval: Approval
+
+
+class MoveAlias(Frozen):
+    """A person moves an alias to a version that was published before.
+
+    Together with ``Publish`` these are all movements of aliases: one without an operation was made by other hands.
+    """
+
+    operation: Literal["move_alias"] = "move_alias"
+    time: int
+    stage: str
+    """The stage of this run whose artifact the version is."""
+    digest: Digest
+    """Content digest of the version that the alias moves to."""
+    registered_model: str
+    alias: str
+    from_version: str
+    """Version that the alias pointed to; empty: there was no such alias."""
+    to_version: str
+    by: str
+    """Who moves it, as they say."""
+    login: str
+    """Login name of the process."""
+    reason: str
 
 
 class LogReport(Frozen):
@@ -151,6 +186,8 @@ Operation = (
     | CloseRun
     | Publish
     | LogReport
+    | RecordApproval
+    | MoveAlias
 )
 _OPERATION: TypeAdapter[Operation] = TypeAdapter(Annotated[Operation, Field(discriminator="operation")])
 

@@ -22,10 +22,12 @@ from ledger.operations import (
     Input,
     LogMetrics,
     LogReport,
+    MoveAlias,
     OpenRun,
     OpenStage,
     Operation,
     Publish,
+    RecordApproval,
     RecordReuse,
     RecordVerdicts,
     RunOutcome,
@@ -36,6 +38,7 @@ from ledger.operations import (
 from ledger.outbox import Outbox
 from ledger.sender import Sender
 from ledger.to_mlflow.model_description import PUBLISHABLE, PublishingError
+from schemas.records.approvals import Approval
 from schemas.records.artifacts import Artifact
 from schemas.records.verdicts import Verdict
 
@@ -52,6 +55,8 @@ class CopyStatus:
     """Problems of an existing copy, which was replaced from the store."""
     refused: str | None
     """Why the artifact was not published, or its copy could not be replaced."""
+    alias_stays: str | None = None
+    """Why its alias did not move although it was published with one."""
 
 
 class Ledger:
@@ -84,14 +89,7 @@ class Ledger:
 
         ``origin``: tag → value, for the user and the version of the code.
         """
-        self._outbox = Outbox(self.workspace / "runs" / run_id / "ledger")
-        try:
-            for _, line in self._outbox.read():
-                self._entry = apply_operation(self._entry, from_json(line))
-        except ValueError as error:  # damaged, or written by another version
-            self._entry = None
-            aside = self._outbox.set_aside()
-            log.warning("%s cannot be read and is begun anew (%s)", aside, str(error).splitlines()[0])
+        self._read_outbox(run_id)
         self._record(
             OpenRun(
                 time=_now(),
@@ -102,6 +100,32 @@ class Ledger:
                 origin=dict(origin or {}),
             )
         )
+
+    def attach(
+        self, run_id: str, name: str, recipe: Mapping[str, Any], *, outcome: RunOutcome | None = None
+    ) -> None:
+        """More is recorded of a run that has ended: it is not opened again, and keeps its outcome in MLflow.
+
+        ``outcome``: the run's, for one whose outbox is gone.
+        """
+        self._read_outbox(run_id)
+        if self._entry is None:
+            opening = OpenRun(
+                time=_now(), run_id=run_id, experiment=self.experiment, name=name, recipe=dict(recipe)
+            )
+            self._record(opening)
+            self.finish_run(outcome or "completed")
+
+    def _read_outbox(self, run_id: str) -> None:
+        """Open the run's outbox, and read what was recorded."""
+        self._outbox = Outbox(self.workspace / "runs" / run_id / "ledger")
+        try:
+            for _, line in self._outbox.read():
+                self._entry = apply_operation(self._entry, from_json(line))
+        except ValueError as error:  # damaged, or written by another version
+            self._entry = None
+            aside = self._outbox.set_aside()
+            log.warning("%s cannot be read and is begun anew (%s)", aside, str(error).splitlines()[0])
 
     def open_stage(
         self,
@@ -203,6 +227,13 @@ class Ledger:
             )
         )
 
+    def record_approval(self, approval: Approval) -> None:
+        """A person's answer to a question of the run; one that is recorded already changes nothing."""
+        with self._recording:
+            known = self._entry.approvals if self._entry else ()
+            if approval not in known:
+                self._record(RecordApproval(approval=approval))
+
     def finish_run(self, outcome: RunOutcome) -> None:
         """The run ends; ``resumable``: it can be resumed."""
         self._record(FinishRun(time=_now(), outcome=outcome))
@@ -223,11 +254,13 @@ class Ledger:
         registered_model: str,
         *,
         alias: str | None,
+        by: str | None = None,
         timeout_seconds: float = 600.0,
     ) -> str | None:
         """Copy an artifact's files into MLflow as a version of a registered model, and wait for it.
 
-        The same artifact never makes a second version. ``alias`` None moves no alias. MLflow's copy is read and
+        The same artifact never makes a second version. ``alias`` None moves no alias; ``by``: the login name of who
+        publishes after the run's end. MLflow's copy is read and
         compared with the artifact's manifest, both after copying and if the version exists already. ``copy_status`` has
         the result.
 
@@ -250,6 +283,7 @@ class Ledger:
                 folder=str(folder.absolute()),
                 registered_model=registered_model,
                 alias=alias,
+                by=by,
             )
         )
         self.flush(timeout_seconds)
@@ -264,7 +298,41 @@ class Ledger:
             location=published.location if published else None,
             repaired=published.repaired if published else (),
             refused=self._sender.unpublished.get(which),
+            alias_stays=published.alias_stays if published else None,
         )
+
+    def move_alias(
+        self,
+        stage: str,
+        digest: str,
+        registered_model: str,
+        alias: str,
+        *,
+        from_version: str,
+        to_version: str,
+        by: str,
+        login: str,
+        reason: str,
+    ) -> None:
+        """A person moves an alias to a version that this run has published; see ``MoveAlias``."""
+        self._record(
+            MoveAlias(
+                time=_now(),
+                stage=stage,
+                digest=digest,
+                registered_model=registered_model,
+                alias=alias,
+                from_version=from_version,
+                to_version=to_version,
+                by=by,
+                login=login,
+                reason=reason,
+            )
+        )
+
+    def why_not_moved(self, registered_model: str, alias: str) -> str | None:
+        """Why the last ``move_alias`` did not move it, once it was sent; None: it did."""
+        return self._sender.moves.get((registered_model, alias))
 
     # Sending
 

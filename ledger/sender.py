@@ -37,6 +37,8 @@ class Sender:
         """(Registered model, content digest) → its version, if it was published."""
         self.unpublished: dict[tuple[str, str], str] = {}
         """(Registered model, content digest) → why MLflow has no version of it."""
+        self.moves: dict[tuple[str, str], str | None] = {}
+        """(Registered model, alias) → why a person's movement of it was not made; None: it was."""
         self._tracking_uri = tracking_uri
         self._workspace = workspace
         self._outbox: Outbox | None = None
@@ -152,6 +154,7 @@ class Sender:
             self.pages = {stage: writer.runs.page(stage) for stage in self.run_ids}
             self.published = dict(writer.published)
             self.unpublished = dict(writer.unpublished)
+            self.moves = dict(writer.moves)
 
 
 def _first_line(error: Exception) -> str:

@@ -365,7 +365,7 @@ def _measure_problem(
 
 
 def _restricted_to(recipe: Recipe, measured: Iterable[str]) -> Recipe:
-    """The recipe reduced to these stages and all that they depend on; a sweep publishes nothing."""
+    """The recipe reduced to these stages and all that they depend on; a sweep publishes nothing and sends no messages."""
     inputs, needed, found = dependencies(recipe), set[str](), list(measured)
     stand_ins = {f"{OTHER_MODEL_PREFIX}{name}": model.otherwise for name, model in recipe.models.items()}
     while found:
@@ -392,6 +392,7 @@ def _restricted_to(recipe: Recipe, measured: Iterable[str]) -> Recipe:
             },
             "rewards": {name: reward for name, reward in recipe.rewards.items() if name in rewards},
             "publish": (),
+            "notify": None,
         }
     )
 

@@ -15,6 +15,7 @@ SERVERS = {"prefect", "mlflow"}
 
 TO_MLFLOW = (
     "run_writer",
+    "aliases",
     "copies",
     "critic_pages",
     "delivery",

@@ -53,6 +53,7 @@ STYLES = {
     "interrupted": "yellow",
     "run": "bold",
     "gate_closed": "red",
+    "waiting_approval": "yellow",
     "failed": "red",
     "blocked": "magenta",
     "wait": "dim",
@@ -66,6 +67,7 @@ MARKS = {
     "completed": "✓",
     "resumable": "…",
     "gate_closed": "✗",
+    "waiting_approval": "?",
     "failed": "✗",
     "blocked": "–",
 }
@@ -300,6 +302,7 @@ def show_result(
             "run ", (record.run_id, "bold"), " ", (status_text(record.status), STYLES[record.status])
         )
     )
+    _show_approvals(console, record)
     for what, where in pages.items():
         console.print(Text(f"  {what:<8}{where}"), soft_wrap=True)
     for name, folder in models.items():
@@ -350,6 +353,7 @@ def show_run(console: Console, view: RunView) -> None:
     for name, stage in view.record.stages.items():
         if stage.left_out:
             console.print(Text(f"{name}: left out: {stage.left_out}"), soft_wrap=True)
+    _show_approvals(console, view.record)
     _show_warnings(console, view.record)
     _show_makers(console, view.record)
     _show_contradictions(console, view)
@@ -370,6 +374,14 @@ def _show_warnings(console: Console, record: RunRecord) -> None:
     for name, stage in record.stages.items():
         for warning in stage.warnings:
             console.print(Text(f"warning: {name}: {warning}", style="bold yellow"), soft_wrap=True)
+
+
+def _show_approvals(console: Console, record: RunRecord) -> None:
+    for answer in record.approvals:
+        style = "green" if answer.approved else "red"
+        console.print(Text(f"  {answer.question.subject} {answer}", style=style), soft_wrap=True)
+    for subject in record.open_questions:
+        console.print(Text(f"  {subject} waits for a person", style="yellow"), soft_wrap=True)
 
 
 def _show_contradictions(console: Console, view: RunView) -> None:

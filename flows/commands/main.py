@@ -3,6 +3,7 @@
 import sys
 
 from flows.commands.app import app
+from flows.commands.approve import approve, reject
 from flows.commands.cancel import cancel
 from flows.commands.critic import critic
 from flows.commands.data import data_app
@@ -17,6 +18,7 @@ from flows.commands.keys import keys_app
 from flows.commands.logs import logs
 from flows.commands.plan import plan
 from flows.commands.report import report
+from flows.commands.publish import publish, rollback
 from flows.commands.resume import resume
 from flows.commands.run import run
 from flows.commands.sample import sample
@@ -34,6 +36,10 @@ for command in (
     plan,
     estimate,
     resume,
+    approve,
+    reject,
+    publish,
+    rollback,
     sweep,
     status,
     report,

@@ -22,7 +22,7 @@ def plan(
         from flows.runs.planning import check_drift, damage, plan_warnings
         from flows.runs.planning import plan as plan_steps
         from flows.runs.resolving import load_resolved
-        from flows.runs.run import damaged_runs, read_runs, recipe_of_next_run
+        from flows.runs.run import damaged_runs, next_run, read_runs
         from flows.signing.before_runs import check_signing, signing_warnings
 
         resolved, chosen = load_resolved(recipe, overrides or [])
@@ -30,8 +30,8 @@ def plan(
         place = workspace_at(workspace)
         check_signing(resolved, place)
         warn(damaged_runs(place))
-        resolved = recipe_of_next_run(place, resolved)
-        steps = plan_steps(resolved, place.existing_storage, read_runs(place))
+        resolved, approvals = next_run(place, resolved)
+        steps = plan_steps(resolved, place.existing_storage, read_runs(place), approvals=approvals)
         warnings = [*plan_warnings(resolved, steps), *signing_warnings(resolved, place)]
         if as_json:
             told = [step.as_json() for step in steps]

@@ -78,7 +78,9 @@ def _main_stage(side: "Side") -> str:
 
     published = [each.stage for each in side.recipe.publish]
     policies = [
-        name for name, step in side.steps.items() if step.artifact is not None and step.artifact.kind == "policy"
+        name
+        for name, step in side.steps.items()
+        if step.artifact is not None and step.artifact.kind == "policy"
     ]
     ready = [name for name in published if name in side.steps and side.steps[name].artifact is not None]
     if not ready and not policies:

@@ -237,7 +237,7 @@ def automations_of(name: str, deployment: UUID) -> list[AutomationCore]:
     refuses a number of ``restarts`` above the flow's limit, which ends a pipeline that crashes each time.
     """
     heartbeat = f"{_EVENT}heartbeat"
-    ends = {f"{_EVENT}{state}" for state in ("Crashed", *(name for _, name in STATES.values()))}
+    ends = {f"{_EVENT}{state}" for state in ("Crashed", "Suspended", *(name for _, name in STATES.values()))}
     of_deployment = ResourceSpecification(
         {"prefect.resource.role": "deployment", "prefect.resource.id": f"prefect.deployment.{deployment}"}
     )

@@ -26,6 +26,7 @@ STATES = {
     "completed": (StateType.COMPLETED, "Completed"),
     "reused": (StateType.COMPLETED, "Reused"),
     "gate_closed": (StateType.FAILED, "GateClosed"),
+    "waiting_approval": (StateType.FAILED, "WaitingApproval"),
     "resumable": (StateType.FAILED, "Resumable"),
     "cancelled": (StateType.CANCELLED, "Cancelled"),
     "failed": (StateType.FAILED, "Failed"),
@@ -56,7 +57,7 @@ def run_message(record: RunRecord) -> str:
     """Message of a run's state: each unsuccessful stage with its reason, then the number of successful ones."""
     lines = [
         f"{name} {stage.status.replace('_', ' ')}: {stage_message(stage)}"
-        for status in ("failed", "gate_closed", "resumable")
+        for status in ("failed", "gate_closed", "waiting_approval", "resumable")
         for name, stage in record.stages.items()
         if stage.status == status
     ]
@@ -141,7 +142,7 @@ async def close_open_flow_runs(run: Run, *, server: str) -> None:
         return any(each.server == server for each in record.open_flow_runs)
 
     async with get_client() as client:
-        run.close_flow_runs(await _close(client, run.record, server))
+        run.close_flow_runs(await _close(client, run.record, server, executed=True))
         # In threads: in a bucket it takes seconds, in which this loop must hear of a request to stop.
         for record in await asyncio.to_thread(_records, run.workspace, is_left):
             closed = await _close(client, record, server)
@@ -158,14 +159,20 @@ def _set_closed(workspace: Workspace, run_id: str, flow_run_ids: set[str]) -> No
         run.close_flow_runs(flow_run_ids)
 
 
-async def _close(client: PrefectClient, record: RunRecord, server: str) -> set[str]:
-    """Close a run's open flow runs; returns the ids of those that are closed or no longer known to the server."""
+async def _close(
+    client: PrefectClient, record: RunRecord, server: str, *, executed: bool = False
+) -> set[str]:
+    """Close a run's open flow runs; returns the ids of those that are closed or no longer known to the server.
+
+    A suspended flow run waits for a person and stays, unless its run is ``executed`` by this process, in another one.
+    """
     closed = set()
     for each in record.open_flow_runs:
         if each.server != server:
             continue
         try:
-            await _close_one(client, each, record.stages)
+            if not await _close_one(client, each, record.stages, executed=executed):
+                continue
         except ObjectNotFound:
             log.debug("Prefect knows flow run %s no longer", each.flow_run_id)
         except Exception:  # a server that fails: tried again by the next run
@@ -176,9 +183,19 @@ async def _close(client: PrefectClient, record: RunRecord, server: str) -> set[s
 
 
 async def _close_one(
-    client: PrefectClient, open_flow_run: OpenFlowRun, stages: Mapping[str, StageRecord]
-) -> None:
+    client: PrefectClient,
+    open_flow_run: OpenFlowRun,
+    stages: Mapping[str, StageRecord],
+    *,
+    executed: bool,
+) -> bool:
+    """Close the flow run, unless it waits for a person; returns whether it is closed."""
     flow_run = await client.read_flow_run(UUID(open_flow_run.flow_run_id))
+    if flow_run.state is not None and flow_run.state.is_paused():
+        if executed:
+            state = state_of("cancelled", "its run goes on in another process")
+            await client.set_flow_run_state(flow_run.id, state, force=True)
+        return executed
     ends = {f"{step} · attempt {stage.attempt or 1}": stage for step, stage in stages.items()}
     its = FlowRunFilter(id=FlowRunFilterId(any_=[flow_run.id]))
     for task_run in await client.read_task_runs(flow_run_filter=its):
@@ -190,6 +207,7 @@ async def _close_one(
     if flow_run.state is None or not flow_run.state.is_final():
         state = state_of(open_flow_run.status, open_flow_run.message) if open_flow_run.status else _crashed()
         await client.set_flow_run_state(flow_run.id, state, force=True)
+    return True
 
 
 def _crashed() -> State[None]:

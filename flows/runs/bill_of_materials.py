@@ -38,9 +38,7 @@ class Material:
     """What is said of it beside its digest, as properties."""
 
 
-def bill_of_materials(
-    made: Material, inputs: Iterable[Material], environment: Environment
-) -> str:
+def bill_of_materials(made: Material, inputs: Iterable[Material], environment: Environment) -> str:
     """The bill as CycloneDX 1.6 in JSON.
 
     Args:

@@ -2,6 +2,7 @@
 
 runs/<id>/run.json          the record, replaced by conditional writes alone
 runs/<id>/machine           the machine that last executed the run
+runs/<id>/approvals/…       the answers of people, each written once
 runs/<id>/files/…           copy of the run's folder on that machine: the ledger's outbox, logs
 runs/leases/<id>.json       who executes the run (``storage.leases``); ``creation.json``: who finds or creates one
 """
@@ -21,7 +22,7 @@ from obstore.exceptions import BaseError, NotFoundError
 from obstore.store import ObjectStore as Remote
 
 from flows.runs.record import RunRecord
-from flows.runs.run_records import OUTBOX, REMOVABLE, parse_record
+from flows.runs.run_records import APPROVALS, OUTBOX, REMOVABLE, parse_record
 from flows.runs.workspace import RUN_ID, RunError
 from storage.durable_files import locked, make_folder, replace_file
 from storage.leases import RemoteLeases
@@ -154,6 +155,19 @@ class BucketRecords:
     def is_cancel_requested(self, run_id: str) -> bool:
         """Whether that file is there."""
         return read_record(self._remote, f"{run_id}/{_CANCEL}")[0] is not None
+
+    def add_answer(self, run_id: str, question_id: str, data: bytes) -> bool:
+        """Create the object ``approvals/<question>.json`` beside the run's record."""
+        path = f"{run_id}/{APPROVALS}/{question_id}.json"
+        try:
+            replace_record(self._remote, path, data, None)
+        except Conflict:
+            return read_record(self._remote, path)[0] == data  # the answer to our own write was lost
+        return True
+
+    def read_answer(self, run_id: str, question_id: str) -> bytes | None:
+        """That object."""
+        return read_record(self._remote, f"{run_id}/{APPROVALS}/{question_id}.json")[0]
 
     def read_log(self, run_id: str, step: str) -> bytes | None:
         """The copy of the step's log."""

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from flows.runs.origin import user_name
+from flows.runs.origin import user
 from flows.runs.reached import reached
 from flows.runs.record import REMOVED, RunRecord
 from flows.runs.run import damaged_runs, inactive_runs, is_active, read_runs
@@ -121,7 +121,7 @@ def _cause(*, keep_last: int | None, older_than: float | None) -> Cause:
     return Cause(
         when=datetime.now(UTC).isoformat(timespec="seconds"),
         why=f"no kept run, no registered model and nobody at work needed it ({' '.join([HOLDER, *options])})",
-        by=f"{user_name()} on {socket.gethostname()}",
+        by=f"{user()} on {socket.gethostname()}",
     )
 
 

@@ -15,7 +15,7 @@ from schemas.steps import dependencies
 from storage.measured_file import Sealed, differences
 from storage.refs import DamagedRef
 
-_CHECKED = frozenset({"completed", "reused", "gate_closed"})
+_CHECKED = frozenset({"completed", "reused", "gate_closed", "waiting_approval"})
 _COMPARED = ("passed", "metric", "measured", "relation", "threshold", "n", "interval", "confidence")
 
 

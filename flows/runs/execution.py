@@ -13,10 +13,11 @@ from flows.commands.own_commands import program
 from flows.exit_codes import ExitCode
 from flows.launchers.local_process import warm_up
 from flows.machine import check_resources
+from flows.notifying import notified
 from flows.open_runs import opened
 from flows.orchestrator import Orchestrator
 from flows.prefect_server import server as servers
-from flows.runs.next_steps import after_closed_gates
+from flows.runs.next_steps import after_closed_gates, after_questions
 from flows.runs.planning import PlannedStep, check_drift, needs_work, plan, plan_warnings, steps_in_store
 from flows.runs.publishing import publish
 from flows.runs.record import RunRecord
@@ -67,12 +68,12 @@ def execute(
     steps = planned(run, screen, strict=strict, chosen=chosen)
     shown_before = len(run.record.prefect_flow_run_ids)
     lost = None
-    with Ledger(None, workspace.root, recipe.recipe) as ledger:
+    with notified(run, screen) as watcher, Ledger(None, workspace.root, recipe.recipe) as ledger:
         orchestrator = Orchestrator(
             run,
             store=workspace.storage,
             ledger=ledger,
-            watcher=screen,
+            watcher=watcher,
             in_store=steps_in_store(steps),
             stage_function=stage_function,
         )
@@ -95,7 +96,10 @@ def execute(
             pages=_pages(run, ledger, in_prefect=in_prefect),
             models=model_folders(run.record, workspace.storage),
             commands=commands_for_policy(run.record, workspace.address),
-            next_steps=after_closed_gates(run.record, workspace.address),
+            next_steps=[
+                *after_closed_gates(run.record, workspace.address),
+                *after_questions(run.record, workspace.address),
+            ],
         )
         if report := orchestrator.send_report():
             screen.say(f"  {'report':<8}{report}")
@@ -107,7 +111,12 @@ def execute(
 def planned(run: Run, screen: Screen, *, strict: bool, chosen: ChosenRates | None) -> list[PlannedStep]:
     """Plan the run and show the plan; see ``execute``."""
     recipe = run.record.recipe
-    steps = plan(recipe, run.workspace.existing_storage, read_runs(run.workspace))
+    steps = plan(
+        recipe,
+        run.workspace.existing_storage,
+        read_runs(run.workspace),
+        approvals=run.record.approvals,
+    )
     heading = f"{recipe.recipe} · run {run.record.run_id}"
     warnings = [
         *plan_warnings(recipe, steps),
@@ -144,6 +153,7 @@ def exit_code(record: RunRecord) -> int:
     return {
         "completed": ExitCode.OK,
         "gate_closed": ExitCode.GATE_CLOSED,
+        "waiting_approval": ExitCode.WAITING_APPROVAL,
         "resumable": ExitCode.RESUME,
         "running": ExitCode.RESUME,
     }[record.status]

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import secrets
 import shutil
 import time
 from collections.abc import Iterator, Mapping
@@ -11,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flows.runs.record import RunRecord
-from flows.runs.run_records import OUTBOX, REMEDY, REMOVABLE, parse_record
+from flows.runs.run_records import APPROVALS, OUTBOX, REMEDY, REMOVABLE, parse_record
 from flows.runs.workspace import RUN_ID, RunError
-from storage.durable_files import make_folder, remove_folder, replace_file
+from storage.durable_files import make_folder, remove_folder, replace_file, sync_folder, write_file
 
 if TYPE_CHECKING:
     from flows.runs.workspace import Workspace
@@ -131,6 +132,25 @@ class FolderRecords:
     def is_cancel_requested(self, run_id: str) -> bool:
         """Whether that file is there."""
         return (self._workspace.folder(run_id) / _CANCEL).exists()
+
+    def add_answer(self, run_id: str, question_id: str, data: bytes) -> bool:
+        """Make ``approvals/<question>.json`` in the run's folder, complete from the moment it is there."""
+        folder = self._workspace.folder(run_id) / APPROVALS
+        make_folder(folder)
+        new = folder / f".{secrets.token_hex(8)}"
+        write_file(new, data)
+        try:
+            os.link(new, folder / f"{question_id}.json")
+        except FileExistsError:
+            return False
+        finally:
+            new.unlink()
+            sync_folder(folder)
+        return True
+
+    def read_answer(self, run_id: str, question_id: str) -> bytes | None:
+        """That file."""
+        return _bytes_of(self._workspace.folder(run_id) / APPROVALS / f"{question_id}.json")
 
     def read_log(self, run_id: str, step: str) -> bytes | None:
         """The step's log in the run's folder."""

@@ -21,6 +21,27 @@ def after_closed_gates(record: RunRecord, workspace: str) -> list[str]:
     return lines
 
 
+def after_questions(record: RunRecord, workspace: str) -> list[str]:
+    """Lines to print for each question that a person has not answered."""
+    lines: list[str] = []
+    for subject, question in record.open_questions.items():
+        place = ["--workspace", workspace]
+        about = "; ".join(str(verdict) for verdict in question.verdicts if not verdict.passed)
+        lines += [
+            f"{subject} waits for a person{f': {about}' if about else ''}. Look at it, then:",
+            *(
+                f"      {own_command(word, record.run_id, subject, '--reason', 'WHY', *place)}"
+                for word in ("approve", "reject")
+            ),
+        ]
+    if lines:
+        lines += [
+            "  and go on with:",
+            f"      {own_command('resume', record.run_id, '--workspace', workspace)}",
+        ]
+    return lines
+
+
 def _steps_after_gate(
     record: RunRecord, workspace: str, step: str, number: int, verdict: Verdict
 ) -> list[str]:

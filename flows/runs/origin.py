@@ -15,7 +15,7 @@ GIT_SECONDS = 10.0
 @cache
 def origin() -> dict[str, str]:
     """Tag → value: the user, the version and digest of our packages, and their git revision if there is one."""
-    tags = {"mlflow.user": user_name(), "vantage.version": _version(), "vantage.code_sha256": code_sha256()}
+    tags = {"mlflow.user": user(), "vantage.version": _version(), "vantage.code_sha256": code_sha256()}
     revision = _git("rev-parse", "HEAD")
     # Installed packages may be inside the working tree of another project, whose revision does not apply to them.
     if revision and _git("ls-files", "--", "flows/runs/origin.py"):
@@ -49,8 +49,8 @@ def _git(*arguments: str) -> str:
     return done.stdout.strip()
 
 
-def user_name() -> str:
-    """The name of the user who runs this process; ``unknown`` where the system has none for it."""
+def user() -> str:
+    """The login name of this process."""
     try:
         return getpass.getuser()
     except (KeyError, OSError, ImportError):  # a container's user without a name

@@ -16,6 +16,7 @@ from flows.attempts.jobs import (
     work_of,
 )
 from flows.attempts.provenance import drift, provenance
+from flows.gates import Standing, standing
 from flows.machine import available_cpus, num_ranks
 from flows.runs.record import RunRecord, StageRecord
 from flows.runs.registered_models import missing_models, registered_version
@@ -24,6 +25,7 @@ from ledger.remarks import compared_with_itself, remark_on
 from schemas.checks.few_prompts import few_prompts
 from schemas.checks.warnings import warnings
 from schemas.recipe.recipe import ResolvedRecipe
+from schemas.records.approvals import Approval
 from schemas.records.artifacts import Artifact
 from schemas.records.attempt import Share
 from schemas.records.stage_key import differences, stage_key
@@ -74,6 +76,8 @@ class PlannedStep:
     """The reused artifact."""
     verdicts: tuple[Verdict, ...] = ()
     """The verdicts of the step's gates on the reused artifact."""
+    stands: Standing = "open"
+    """Whether steps that depend on the reused artifact may start."""
     pool: str | None = None
     """The work pool that computes it; None: the process that orders the run."""
     nodes: int | None = None
@@ -91,17 +95,28 @@ class PlannedStep:
 
     def as_json(self) -> dict[str, Any]:
         """The step in the output of ``plan --json``."""
-        values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "artifact"}
+        values = {
+            field.name: getattr(self, field.name)
+            for field in fields(self)
+            if field.name not in ("artifact", "stands")
+        }
         return {**values, "verdicts": [verdict.model_dump(mode="json") for verdict in self.verdicts]}
 
 
-def plan(recipe: ResolvedRecipe, store: Storage | None, runs: Sequence[RunRecord]) -> list[PlannedStep]:
+def plan(
+    recipe: ResolvedRecipe,
+    store: Storage | None,
+    runs: Sequence[RunRecord],
+    *,
+    approvals: tuple[Approval, ...] = (),
+) -> list[PlannedStep]:
     """The plan for every step, in order.
 
     Args:
         recipe: the recipe to run.
         store: the store of artifacts; None: there is none yet.
         runs: earlier runs of the workspace, newest first; changes are relative to the newest of this recipe.
+        approvals: answers of people that the run has; a new run has none.
 
     Raises:
         OSError, ValueError: a source cannot be read, or does not match the recipe.
@@ -115,6 +130,9 @@ def plan(recipe: ResolvedRecipe, store: Storage | None, runs: Sequence[RunRecord
         earlier = _earlier_record(recipe, name, runs)
         read = {role: steps[step] for role, step in inputs[name].items()}
         step = _plan_step(recipe, name, read, store, earlier, present)
+        if step.artifact is not None:
+            stands = standing(name, step.artifact, step.verdicts, approvals)
+            step = replace(step, stands=stands)
         step = replace(step, reasons=(*registered_version(recipe, name), *step.reasons))
         steps[name] = replace(step, pool=pool_of(recipe, name), nodes=resources_of(recipe, name).nodes)
     return list(steps.values())
@@ -246,8 +264,9 @@ def _obstacle(step: PlannedStep) -> str | None:
     """Why steps that depend on this one would not start, as far as known; None: they would."""
     if step.action == "blocked":
         return f"reads {step.name}, which would be blocked"
-    closed = any(not verdict.passed and verdict.on_fail == "stop" for verdict in step.verdicts)
-    return f"reads {step.name}, whose gate is closed" if closed else None
+    if step.stands == "waiting_approval":
+        return f"reads {step.name}, which waits for a person's approval"
+    return f"reads {step.name}, whose gate is closed" if step.stands == "gate_closed" else None
 
 
 def _provenance(recipe: ResolvedRecipe, name: str) -> dict[str, str]:

@@ -1,88 +1,244 @@
-"""Publishing after the stages: registers models whose gates have passed."""
+"""Publishing: registers models whose gates have passed, and moves aliases to them.
 
-from flows.orchestrator import Orchestrator
+A run publishes at its end, ``vantage publish`` later; ``vantage rollback`` moves an alias back. All three ask
+``why_alias_stays`` first.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Literal, Protocol
+
 from flows.runs.record import SUCCEEDED, PublishedCopy
+from flows.runs.run import Run
 from flows.signing.policy import check_publish_policy
+from flows.watching import Watcher
+from ledger.run_ledger import Ledger
 from schemas.recipe.evaluations import PolicyEvaluation
-from schemas.recipe.recipe import Publication
-from schemas.records.artifacts import is_same
+from schemas.recipe.recipe import Publication, ResolvedRecipe
+from schemas.records.approvals import PUBLISH_PREFIX, Approval, Question, answer_to
+from schemas.records.artifacts import Artifact, is_same
+from schemas.records.verdicts import Verdict
 from schemas.steps import merging_step
+from storage.storage import Storage
+
+Outcome = Literal["published", "alias_stays", "waiting_approval", "refused"]
+"""``published``: with its alias, if it has one, or it waits in the outbox until MLflow answers. ``alias_stays``: a version
+is there, but the alias did not move. ``refused``: nothing was published."""
 
 
-def publish(publication: Publication, orchestrator: Orchestrator) -> None:
-    """Register the stage's model, or print why not.
+class Published(Protocol):
+    """A run whose models can be published: an ``Orchestrator`` at its end, or an ``EndedRun``."""
 
-    The alias moves only if the stage's own gates and those of ``after`` passed. It never moves to a model with the same
-    files as its stage's initial model, or as the baseline of its evaluation.
+    @property
+    def run(self) -> Run:
+        """The run; this process holds its lock."""
+
+    @property
+    def recipe(self) -> ResolvedRecipe:
+        """The run's recipe."""
+
+    @property
+    def inputs(self) -> Mapping[str, Mapping[str, str]]:
+        """Step → role → step that it reads."""
+
+    @property
+    def artifacts(self) -> Mapping[str, Artifact]:
+        """Step → its artifact, of those that are in the store."""
+
+    @property
+    def store(self) -> Storage:
+        """The artifacts."""
+
+    @property
+    def ledger(self) -> Ledger:
+        """The run's ledger."""
+
+    @property
+    def watcher(self) -> Watcher:
+        """Shows what was done."""
+
+
+def publish(publication: Publication, given: Published, *, by: str | None = None) -> Outcome:
+    """Register the stage's model and move its alias, or print why not.
+
+    ``by``: the login name of who publishes after the run's end.
     """
-    stages = orchestrator.run.record.stages
-    merged = merging_step(publication.stage)
-    has_merged = publication.merge and merged in stages
-    required = [publication.stage, *([publication.after] if publication.after else [])]
-    required += [merged] if has_merged else []
-    for step in required:
+    if missing := why_not_published(publication, given):
+        given.watcher.say(
+            f"  {publication.stage} is not published as {publication.registered_model}: {missing}", "magenta"
+        )
+        return "refused"
+    stays = why_alias_stays(publication, given) if publication.alias else None
+    question = None
+    if publication.approve and stays:
+        given.run.withdraw(f"{PUBLISH_PREFIX}{publication.target}")
+    elif publication.approve:
+        stays, question = _without_approval(publication, given)
+    if stays:
+        given.watcher.say(f"  {publication.alias} stays where it is: {stays}", "yellow")
+    _record_refusal(publication, given, stays)
+    alias = None if stays else publication.alias
+    if not _register(publication, given, alias, by):
+        return "refused"
+    if question is not None:
+        given.run.ask(question)
+    return "waiting_approval" if question else "alias_stays" if stays else "published"
+
+
+def _record_refusal(publication: Publication, given: Published, stays: str | None) -> None:
+    """Keep in run.json why the alias stays, or forget it once the alias may move."""
+    record = given.run.record
+    others = {target: why for target, why in record.refused_aliases.items() if target != publication.target}
+    refused = others | ({publication.target: stays} if publication.alias and stays else {})
+    if refused != record.refused_aliases:
+        given.run.update(refused_aliases=refused)
+
+
+def why_not_published(publication: Publication, given: Published) -> str | None:
+    """The step that did not succeed although the publication needs it; None: all did."""
+    stages = given.run.record.stages
+    for step in _required(publication, given):
         if stages[step].status not in SUCCEEDED:
-            status = stages[step].status.replace("_", " ")
-            orchestrator.watcher.say(
-                f"  {publication.stage} is not published as {publication.registered_model}: {step} is {status}",
-                "magenta",
-            )
-            return
-    passed = all(verdict.passed for step in required for verdict in stages[step].verdicts)
-    made_by = merged if has_merged else publication.stage
-    artifact = orchestrator.artifacts[made_by]
-    unchanged = _why_unchanged(publication.stage, orchestrator) if publication.alias else None
-    if unchanged:
-        orchestrator.watcher.say(f"  {publication.alias} stays where it is: {unchanged}", "yellow")
-    alias = publication.alias if passed and not unchanged else None
-    if alias is not None and _is_forbidden(publication.registered_model, alias, made_by, orchestrator):
-        alias = None
-    version = orchestrator.ledger.publish(
-        publication.stage,
-        artifact,
-        orchestrator.store.folder(artifact),
-        publication.registered_model,
-        alias=alias,
+            return f"{step} is {stages[step].status.replace('_', ' ')}"
+    return None
+
+
+def why_alias_stays(publication: Publication, given: Published) -> str | None:
+    """Why an alias must not point to the stage's model; None: it may, as soon as nobody has to approve of it.
+
+    The one place for all checks of the run's end, of ``vantage publish`` and of ``vantage rollback``: the stage's own gates
+    and those of ``after`` passed, or a person approved of them; the model is not the one that its stage started from,
+    nor the baseline of its evaluation; and the policy on publishing, where there is one, allows it.
+    """
+    return next((why for check in _CHECKS if (why := check(publication, given))), None)
+
+
+def question_about(publication: Publication, given: Published) -> Question:
+    """What a person is asked before the alias moves."""
+    stages, step = given.run.record.stages, published_step(publication, given)
+    key, digest = stages[step].stage_key, stages[step].digest
+    assert key is not None and digest is not None, "it succeeded"
+    return Question(
+        subject=f"{PUBLISH_PREFIX}{publication.target}",
+        stage=publication.stage,
+        stage_key=key,
+        digest=digest,
+        verdicts=_verdicts(publication, given),
     )
+
+
+def approval_of(publication: Publication, given: Published) -> Approval | None:
+    """A person's answer to ``question_about``."""
+    return answer_to(question_about(publication, given), given.run.record.approvals)
+
+
+def _without_approval(publication: Publication, given: Published) -> tuple[str | None, Question | None]:
+    """(Why the alias waits for a person, or was rejected; the question if nobody has answered it)."""
+    answer = approval_of(publication, given)
+    if answer is None:
+        return "it waits for approval", question_about(publication, given)
+    return (None if answer.approved else str(answer)), None
+
+
+def _register(publication: Publication, given: Published, alias: str | None, by: str | None) -> bool:
+    """Register the version, move the alias, and print the result; returns whether MLflow took it, or will."""
     name = publication.registered_model
-    copy = orchestrator.ledger.copy_status(name, artifact)
+    artifact = given.artifacts[published_step(publication, given)]
+    of_person = {} if by is None else {"by": by}
+    version = given.ledger.publish(
+        publication.stage, artifact, given.store.folder(artifact), name, alias=alias, **of_person
+    )
+    copy = given.ledger.copy_status(name, artifact)
     if copy.refused:
-        orchestrator.run.update(unpublished={**orchestrator.run.record.unpublished, name: copy.refused})
-        orchestrator.watcher.say(f"  {publication.stage} is not published as {name}: {copy.refused}", "red")
-        return
+        given.run.update(unpublished={**given.run.record.unpublished, name: copy.refused})
+        given.watcher.say(f"  {publication.stage} is not published as {name}: {copy.refused}", "red")
+        return False
     if copy.location:
         kept = PublishedCopy(location=copy.location, digest=artifact.digest)
-        orchestrator.run.update(copies={**orchestrator.run.record.copies, name: kept})
+        given.run.update(copies={**given.run.record.copies, name: kept})
     for problem in copy.repaired:
-        orchestrator.watcher.say(
+        given.watcher.say(
             f"  MLflow's copy of {name} was damaged, and is made again from the store: {problem}", "red"
         )
+    if copy.alias_stays:
+        given.watcher.say(f"  {alias} stays where it is: {copy.alias_stays}", "yellow")
+        alias = None
     result = f"version {version}" if version else "MLflow does not answer; the next run sends it"
-    orchestrator.watcher.say(
-        f"  published {publication.stage} as {publication.registered_model}{f'@{alias}' if alias else ''}: {result}"
-    )
-
-
-def _is_forbidden(model: str, alias: str, step: str, orchestrator: Orchestrator) -> bool:
-    """Whether the policy on publishing keeps the alias where it is; then it is recorded and said why."""
-    run = orchestrator.run
-    why = check_publish_policy(run.workspace, run.record, step, model=model, alias=alias)
-    if why is None:
-        return False
-    run.update(refused_aliases={**run.record.refused_aliases, f"{model}@{alias}": why})
-    orchestrator.watcher.say(f"  {alias} stays where it is: {why}", "red")
+    given.watcher.say(f"  published {publication.stage} as {name}{f'@{alias}' if alias else ''}: {result}")
     return True
 
 
-def _why_unchanged(stage: str, orchestrator: Orchestrator) -> str | None:
+def published_step(publication: Publication, given: Published) -> str:
+    """The step whose artifact is registered: adapters are merged first."""
+    merged = merging_step(publication.stage)
+    return merged if publication.merge and merged in given.run.record.stages else publication.stage
+
+
+def _required(publication: Publication, given: Published) -> list[str]:
+    """Steps that must have succeeded."""
+    step = published_step(publication, given)
+    required = [publication.stage, *([publication.after] if publication.after else []), step]
+    return list(dict.fromkeys(required))
+
+
+def _verdicts(publication: Publication, given: Published) -> tuple[Verdict, ...]:
+    stages = given.run.record.stages
+    return tuple(verdict for step in _required(publication, given) for verdict in stages[step].verdicts)
+
+
+def _why_gates(publication: Publication, given: Published) -> str | None:
+    """A gate that neither passed nor was approved of."""
+    stages = given.run.record.stages
+    for step in _required(publication, given):
+        closed = [verdict for verdict in stages[step].verdicts if not verdict.passed]
+        for verdict in closed:
+            if verdict.on_fail != "approve" or not _is_approved(step, verdict, given):
+                return f"gate of {step}: {verdict}"
+    return None
+
+
+def _is_approved(step: str, verdict: Verdict, given: Published) -> bool:
+    """Whether a person has approved of exactly this verdict on exactly this artifact."""
+    stage = given.run.record.stages[step]
+    return any(
+        answer.approved
+        and answer.question.subject == step
+        and (answer.question.stage_key, answer.question.digest) == (stage.stage_key, stage.digest)
+        and verdict in answer.question.verdicts
+        for answer in given.run.record.approvals
+    )
+
+
+def _why_forbidden(publication: Publication, given: Published) -> str | None:
+    """A rule of the policy on publishing that forbids the movement."""
+    if publication.alias is None:
+        return None
+    step = published_step(publication, given)
+    return check_publish_policy(
+        given.run.workspace,
+        given.run.record,
+        step,
+        model=publication.registered_model,
+        alias=publication.alias,
+    )
+
+
+def _why_unchanged(publication: Publication, given: Published) -> str | None:
     """A reason if the stage's model equals its initial model or a baseline, else None."""
-    same_as = [("which it started from", orchestrator.inputs[stage].get("init"))]
-    for name, other in orchestrator.recipe.stages.items():
+    stage = publication.stage
+    same_as = [("which it started from", given.inputs[stage].get("init"))]
+    for name, other in given.recipe.stages.items():
         if isinstance(other, PolicyEvaluation) and other.candidate == stage:
-            same_as.append((f"the baseline of {name}", orchestrator.inputs[name]["baseline"]))
+            same_as.append((f"the baseline of {name}", given.inputs[name]["baseline"]))
     for what, step in same_as:
-        if step in orchestrator.artifacts and is_same(
-            orchestrator.artifacts[stage], orchestrator.artifacts[step]
-        ):
+        known = step in given.artifacts and stage in given.artifacts
+        if step and known and is_same(given.artifacts[stage], given.artifacts[step]):
             return f"{stage} holds the weights of {step}, {what}"
     return None
+
+
+_CHECKS: tuple[Callable[[Publication, Published], str | None], ...] = (
+    _why_gates,
+    _why_unchanged,
+    _why_forbidden,
+)
+"""Each gives a reason why the alias stays, or None. A policy of who may publish is one more of them."""

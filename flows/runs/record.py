@@ -7,12 +7,16 @@ from pydantic import Field
 from schemas.frozen import Frozen
 from schemas.recipe.fields import is_unset
 from schemas.recipe.recipe import ResolvedRecipe
+from schemas.records.approvals import Approval, Question, answer_to
 from schemas.records.verdicts import Verdict
 
 StageStatus = Literal[
-    "waiting", "running", "reused", "completed", "gate_closed", "blocked", "failed", "resumable"
+    "waiting", "running", "reused", "completed", "gate_closed", "waiting_approval", "blocked", "failed", "resumable",
+]  # fmt: skip
+"""``waiting``: for its inputs. ``waiting_approval``: its artifact is made, and a person has to approve of it."""
+RunStatus = Literal[
+    "running", "completed", "gate_closed", "waiting_approval", "failed", "resumable", "removed"
 ]
-RunStatus = Literal["running", "completed", "gate_closed", "failed", "resumable", "removed"]
 
 REMOVED: RunStatus = "removed"
 """Status of a run of which ``vantage gc`` has left only the record and what it published."""
@@ -20,7 +24,7 @@ REMOVED: RunStatus = "removed"
 SUCCEEDED: frozenset[str] = frozenset({"reused", "completed"})
 """Status of a stage after which dependent stages can start."""
 
-UNFINISHED: frozenset[str] = frozenset({"running", "failed", "resumable"})
+UNFINISHED: frozenset[str] = frozenset({"running", "failed", "resumable", "waiting_approval"})
 """Status of a run that the same command resumes."""
 
 
@@ -102,6 +106,19 @@ class RunRecord(Frozen):
     unsigned: dict[str, str] = Field(default_factory=dict)
     """Step → why its artifact was not signed, though the recipe asks for it."""
     refused_aliases: dict[str, str] = Field(default_factory=dict)
-    """``NAME@ALIAS`` → why the policy on publishing kept the alias where it was."""
+    """``NAME@ALIAS`` → why the alias did not move to what the run published."""
+    questions: dict[str, Question] = Field(default_factory=dict, exclude_if=is_unset)
+    """Subject → what a person was asked last about it, answered or not."""
+    approvals: tuple[Approval, ...] = Field((), exclude_if=lambda approvals: not approvals)
+    """The answers of this run, in the order in which they were taken up."""
     started: str
     """Local time, for display only."""
+
+    @property
+    def open_questions(self) -> dict[str, Question]:
+        """Subject → question without an answer."""
+        return {
+            subject: question
+            for subject, question in self.questions.items()
+            if answer_to(question, self.approvals) is None
+        }

@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from flows.runs.answers import with_answers
 from flows.runs.record import (
     UNFINISHED,
     OpenFlowRun,
@@ -32,6 +33,7 @@ from flows.runs.workspace import RunError, Workspace
 from ledger.operations import RunOutcome
 from schemas.canonical_json import canonical_json
 from schemas.recipe.recipe import ResolvedRecipe
+from schemas.records.approvals import PUBLISH_PREFIX, Approval, Question
 
 _READERS = 8
 
@@ -91,7 +93,10 @@ class Run:
     def add_flow_run(self, flow_run_id: str, *, server: str) -> None:
         """Add the id of a new flow run in Prefect, which is open until it is closed."""
         self.update(
-            prefect_flow_run_ids=(*self._record.prefect_flow_run_ids, flow_run_id),
+            prefect_flow_run_ids=(
+                *(each for each in self._record.prefect_flow_run_ids if each != flow_run_id),
+                flow_run_id,
+            ),
             open_flow_runs=(
                 *self._record.open_flow_runs,
                 OpenFlowRun(flow_run_id=flow_run_id, server=server),
@@ -117,13 +122,42 @@ class Run:
         """Whether ``vantage cancel`` asked for this run's end since this process executes it."""
         return self.workspace.records.is_cancel_requested(self._record.run_id)
 
+    def ask(self, question: Question) -> None:
+        """Record what a person is asked; an earlier question about the same subject is replaced; thread-safe."""
+        with self._writing:
+            questions = {**self._record.questions, question.subject: question}
+            self._record = self._record.model_copy(update={"questions": questions})
+            self.workspace.records.write(self._record)
+
+    def withdraw(self, subject: str) -> None:
+        """Nothing is asked about the subject any longer; thread-safe."""
+        with self._writing:
+            if subject in self._record.questions:
+                left = {name: each for name, each in self._record.questions.items() if name != subject}
+                self._record = self._record.model_copy(update={"questions": left})
+                self.workspace.records.write(self._record)
+
+    def take_up_answers(self) -> tuple[Approval, ...]:
+        """Copy new answers into the record; returns them."""
+        with self._writing:
+            known = self._record.approvals
+            self._record = with_answers(self.workspace, self._record)
+            new = self._record.approvals[len(known) :]
+            if new:
+                self.workspace.records.write(self._record)
+        return new
+
     def outcome(self) -> RunOutcome:
-        """The outcome of the run, from the status of its stages."""
+        """The outcome of the run, from the status of its stages and the aliases that wait for a person."""
         statuses = {stage.status for stage in self._record.stages.values()}
         if "failed" in statuses:
             return "failed"
         if statuses & {"resumable", "running", "waiting"}:
             return "resumable"
+        if "waiting_approval" in statuses or any(
+            subject.startswith(PUBLISH_PREFIX) for subject in self._record.open_questions
+        ):
+            return "waiting_approval"
         return "gate_closed" if "gate_closed" in statuses else "completed"
 
     def close(self) -> None:
@@ -168,6 +202,20 @@ def acquire_run_by_id(workspace: Workspace, run_id: str) -> Iterator[Run]:
         )
     try:
         run.update(status="running")
+        yield run
+    finally:
+        run.close()
+
+
+@contextmanager
+def hold_run(workspace: Workspace, run_id: str) -> Iterator[Run]:
+    """The run with this id and its lock; its status stays. RunError if another process executes it."""
+    run = _acquire(workspace, read_run(workspace, run_id))
+    if run is None:
+        raise RunError(
+            f"run {run_id} is being driven by another process; `vantage status` shows how far it is"
+        )
+    try:
         yield run
     finally:
         run.close()
@@ -237,8 +285,8 @@ def _read_all(workspace: Workspace) -> tuple[list[RunRecord], list[str]]:
 
 
 def read_run(workspace: Workspace, run_id: str) -> RunRecord:
-    """One run; RunError if it does not exist or cannot be read."""
-    return workspace.records.read(run_id)
+    """One run, with the answers that people have given; RunError if it does not exist or cannot be read."""
+    return with_answers(workspace, workspace.records.read(run_id))
 
 
 def is_active(workspace: Workspace, run_id: str) -> bool:
@@ -246,15 +294,21 @@ def is_active(workspace: Workspace, run_id: str) -> bool:
     return workspace.records.is_active(run_id)
 
 
-def recipe_of_next_run(workspace: Workspace, recipe: ResolvedRecipe) -> ResolvedRecipe:
-    """The recipe as ``acquire_run`` would run it: as its unfinished run has pinned it, or pinned now; writes nothing."""
+def next_run(workspace: Workspace, recipe: ResolvedRecipe) -> tuple[ResolvedRecipe, tuple[Approval, ...]]:
+    """What ``acquire_run`` would run, with the approvals that it has; writes nothing.
+
+    The recipe is as its unfinished run has pinned it, or pinned now.
+    """
     digest = recipe_digest(recipe)
-    unfinished = (
-        record.recipe
-        for record in read_runs(workspace)
-        if record.recipe_digest == digest and record.status in UNFINISHED
-    )
-    return next(unfinished, None) or pinned(recipe, workspace)
+    for record in read_runs(workspace):
+        if record.recipe_digest == digest and record.status in UNFINISHED:
+            return record.recipe, record.approvals
+    return pinned(recipe, workspace), ()
+
+
+def recipe_of_next_run(workspace: Workspace, recipe: ResolvedRecipe) -> ResolvedRecipe:
+    """The recipe as ``acquire_run`` would run it; writes nothing."""
+    return next_run(workspace, recipe)[0]
 
 
 def _acquire_unfinished(workspace: Workspace, digest: str) -> Run | None:

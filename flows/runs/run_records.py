@@ -20,6 +20,10 @@ OUTBOX = "ledger/outbox.jsonl"
 """Of a run's folder (``ledger.outbox``)."""
 
 
+APPROVALS = "approvals"
+"""Folder of a run with the answers of people; it stays when the run is removed."""
+
+
 class RunLock(Protocol):
     """The lock of a run that this process executes."""
 
@@ -59,6 +63,12 @@ class RunRecords(Protocol):
 
     def is_cancel_requested(self, run_id: str) -> bool:
         """Whether that was asked since the run was last locked."""
+
+    def add_answer(self, run_id: str, question_id: str, data: bytes) -> bool:
+        """Store the answer to a question, whoever executes the run; False: there is one, which stays."""
+
+    def read_answer(self, run_id: str, question_id: str) -> bytes | None:
+        """The answer to a question; None: there is none yet."""
 
     def read_log(self, run_id: str, step: str) -> bytes | None:
         """What the step printed where the run's own process computed it; None: nothing."""

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from flows.commands.console import Screen, open_console
 from flows.launchers.local_process import warm_up
 from flows.machine import check_resources
+from flows.notifying import notified
 from flows.open_runs import opened
 from flows.orchestrator import Orchestrator
 from flows.pools.deployments import require_pools
@@ -57,12 +58,13 @@ def open_run(
     require_pools(run.record.recipe)
     screen = Screen(open_console(sys.stdout))
     steps = planned(run, screen, strict=strict, chosen=chosen)
+    watcher = held.enter_context(notified(run, screen))
     ledger = held.enter_context(Ledger(None, where.root, run.record.recipe.recipe))
     orchestrator = Orchestrator(
         run,
         store=where.storage,
         ledger=ledger,
-        watcher=screen,
+        watcher=watcher,
         in_store=steps_in_store(steps),
     )
     orchestrator.begin()

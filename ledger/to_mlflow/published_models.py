@@ -12,6 +12,7 @@ from mlflow.store.artifact.artifact_repository_registry import get_artifact_repo
 from mlflow.tracking import MlflowClient
 
 from ledger.published_copies import WEIGHTS, problems_in
+from ledger.to_mlflow.copies import problems_of_copy
 from ledger.to_mlflow.logged_models import model_in
 from ledger.tracking import without_login, without_password
 from storage.sealed_folders import MANIFEST, read_manifest
@@ -98,6 +99,31 @@ def find_version(
         parents=parents,
         params=_recipe(client, found.run_id),
     )
+
+
+def find_published(
+    tracking_uri: str, name: str, *, version: str | None = None, alias: str | None = None
+) -> PublishedVersion:
+    """As ``find_version``; RegistryUnavailable: MLflow does not answer."""
+    with _answering(tracking_uri):
+        return find_version(tracking_uri, name, version=version, alias=alias)
+
+
+def find_by_digest(tracking_uri: str, name: str, digest: str) -> PublishedVersion | None:
+    """The version of a model that holds an artifact; None: MLflow has none. RegistryUnavailable: it does not answer."""
+    with _answering(tracking_uri):
+        client = MlflowClient(tracking_uri=tracking_uri)
+        found = client.search_model_versions(f"name = '{name}' AND tags.`vantage.digest` = '{digest}'")
+        if not found:
+            return None
+        first = min(found, key=lambda each: int(each.version))
+        return find_version(tracking_uri, name, version=str(first.version))
+
+
+def problems_of_published(tracking_uri: str, found: PublishedVersion) -> list[str]:
+    """Problems of MLflow's copy of a version, every byte of which is read; RegistryUnavailable: it does not answer."""
+    with _answering(tracking_uri):
+        return problems_of_copy(found.location, tracking_uri=tracking_uri, digest=found.digest)
 
 
 def find_policy(

@@ -11,6 +11,7 @@ from mlflow.tracking import MlflowClient
 
 from ledger.operations import Publish
 from ledger.published_copies import WEIGHTS
+from ledger.to_mlflow.aliases import Movement, move_alias
 from ledger.to_mlflow.copies import problems_of_copy
 from ledger.to_mlflow.lineage import Producer
 from ledger.to_mlflow.logged_models import EXTERNAL, model_in
@@ -27,6 +28,8 @@ class Published(NamedTuple):
     """MLflow's address of the copy."""
     repaired: tuple[str, ...]
     """Problems of MLflow's copy, which was then replaced."""
+    alias_stays: str | None = None
+    """Why the alias was not moved although the operation says so."""
 
 
 def publish(
@@ -74,9 +77,12 @@ def publish(
     for tag, value in facts.items():
         client.set_model_version_tag(name, str(version), tag, value)
     _link_version(client, producer.model_id, name, version)
+    stays = None
     if operation.alias is not None:
-        client.set_registered_model_alias(name, operation.alias, str(version))
-    return Published(str(version), client.get_logged_model(model_id).artifact_location, repaired)
+        movement = Movement(str(version), operation.time, our_run_id, operation.by or "", "")
+        stays = move_alias(client, name, operation.alias, movement)
+    location = client.get_logged_model(model_id).artifact_location
+    return Published(str(version), location, repaired, stays)
 
 
 def _tags(operation: Publish, producer: Producer, our_run_id: str) -> dict[str, str]:

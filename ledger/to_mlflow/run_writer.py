@@ -24,14 +24,17 @@ from ledger.operations import (
     FinishStage,
     LogMetrics,
     LogReport,
+    MoveAlias,
     OpenRun,
     OpenStage,
     Operation,
     Publish,
+    RecordApproval,
     RecordReuse,
     RecordVerdicts,
 )
 from ledger.remarks import remark_on
+from ledger.to_mlflow.aliases import apply_movement
 from ledger.to_mlflow.critic_pages import log_critic_page
 from ledger.to_mlflow.lineage import (
     Producer,
@@ -53,13 +56,25 @@ from ledger.to_mlflow.writing import (
 )
 from schemas.kind import MODELS
 from schemas.kinds import KINDS
+from schemas.records.approvals import PUBLISH_PREFIX
 from schemas.records.artifacts import Artifact
 from schemas.records.metric_warnings import warnings_of
 
 log = logging.getLogger(__name__)
 
-_RUN_STATUS = {"completed": "FINISHED", "gate_closed": "FAILED", "failed": "FAILED", "resumable": "KILLED"}
-_STAGE_STATUS = {**_RUN_STATUS, "gate_closed": "FINISHED", "reused": "FINISHED"}
+_RUN_STATUS = {
+    "completed": "FINISHED",
+    "gate_closed": "FAILED",
+    "waiting_approval": "SCHEDULED",
+    "failed": "FAILED",
+    "resumable": "KILLED",
+}
+_STAGE_STATUS = {
+    **_RUN_STATUS,
+    "gate_closed": "FINISHED",
+    "waiting_approval": "FINISHED",
+    "reused": "FINISHED",
+}
 
 
 class RunWriter:
@@ -83,6 +98,8 @@ class RunWriter:
         """(Registered model, content digest) → its version, if it was published here."""
         self.unpublished: dict[tuple[str, str], str] = {}
         """(Registered model, content digest) → why it was refused."""
+        self.moves: dict[tuple[str, str], str | None] = {}
+        """(Registered model, alias) → why a person's movement of it was not made; None: it was."""
 
     @property
     def destination(self) -> str:
@@ -104,6 +121,8 @@ class RunWriter:
         """Store why a model was not published, for ``Ledger.publish``."""
         if isinstance(operation, Publish):
             self.unpublished[operation.registered_model, operation.artifact.digest] = why
+        if isinstance(operation, MoveAlias):
+            self.moves[operation.registered_model, operation.alias] = why
 
     def forget(self) -> None:
         """Clear the caches: other processes may have written or deleted."""
@@ -146,6 +165,10 @@ class RunWriter:
                 self._publish(entry, operation)
             case LogReport():
                 self._log_report(operation)
+            case RecordApproval():
+                self._record_approval(entry, operation)
+            case MoveAlias():
+                self._move_alias(operation)
 
     # One operation each
 
@@ -250,6 +273,29 @@ class RunWriter:
             log.warning("%s is not there any longer, so MLflow has no report of this run", operation.file)
             return
         self._client.log_artifact(run_id, operation.file)
+
+    def _record_approval(self, entry: RunEntry, operation: RecordApproval) -> None:
+        """Tags of the stage's run: the answer in words, and all of it as JSON."""
+        answer = operation.approval
+        question, name = answer.question, "vantage.approval"
+        if question.subject.startswith(PUBLISH_PREFIX):  # MLflow's names have neither ":" nor "@"
+            name += f".publish.{question.subject.removeprefix(PUBLISH_PREFIX).replace('@', '.')}"
+        # The evidence of a verdict is in a tag of its own, and may be long.
+        record = answer.model_dump_json(exclude={"question": {"verdicts": {"__all__": {"evidence"}}}})
+        tags = {name: str(answer), f"{name}.record": record}
+        self.runs.stage_run(question.stage, answer.time)
+        if question.stage in entry.stages:
+            tags["vantage.status"] = entry.stages[question.stage].outcome
+            self._write_stage(entry, question.stage, tags)
+        else:
+            write(self._client, self.runs.ids[question.stage], tags=tags)
+
+    def _move_alias(self, operation: MoveAlias) -> None:
+        target = (operation.registered_model, operation.alias)
+        self.moves[target] = apply_movement(self._client, operation, our_run_id=self._run_id)
+        text = f"version {operation.from_version or 'none'} → {operation.to_version}, by {operation.by}: {operation.reason}"
+        tags = {f"vantage.alias.{'.'.join(target)}": text}
+        write(self._client, self.runs.stage_run(operation.stage, operation.time), tags=tags)
 
     # Parts of them
 

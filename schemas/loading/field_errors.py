@@ -181,7 +181,9 @@ def _problem(model: type[BaseModel], path: Path, errors: Sequence[ErrorDetails],
             path, f"{quote(error['input'])} is not known", suggest(str(error["input"]), _choices(context))
         )
     rules = " or ".join(dict.fromkeys(_rule(each) for each in errors))
-    return Problem(path, f"{quote(error['input'])} must be {rules}", _remedy_for_type(error))
+    # An address with its secret may stand where only names belong.
+    said = "what is written here" if path[0] == "notify" else quote(error["input"])
+    return Problem(path, f"{said} must be {rules}", _remedy_for_type(error))
 
 
 def _rule(error: ErrorDetails) -> str:

@@ -10,7 +10,7 @@ from pydantic import Field, StringConstraints
 
 from schemas.frozen import Frozen, rule
 from schemas.kinds import AnyResolvedStage, AnyStage, resolve_work
-from schemas.recipe.fields import MAX_NAMED, Name, PoolName, Seed, Switch, is_default, is_unset
+from schemas.recipe.fields import MAX_NAMED, Name, PoolName, Seed, Switch, is_default, is_off, is_unset
 from schemas.recipe.inputs import (
     Benchmark,
     Data,
@@ -20,6 +20,7 @@ from schemas.recipe.inputs import (
     OtherModel,
     Verifier,
 )
+from schemas.recipe.notify import Notify
 from schemas.recipe.rewards import Reward
 from schemas.recipe.signing import Signing
 
@@ -38,6 +39,19 @@ class Publication(Frozen):
     merge: Switch = Field(True, exclude_if=is_default(True))
     """Of a stage that trains adapters (LoRA): register the whole model, which any library loads. ``false``: the adapters
     alone, which MLflow itself does not load."""
+
+    approve: Switch = Field(False, exclude_if=is_off)
+    """The alias moves only when a person has approved of it (``vantage approve RUN publish:NAME``)."""
+
+    @property
+    def target(self) -> str:
+        """``NAME@ALIAS``, or ``NAME`` without an alias."""
+        return self.registered_model if self.alias is None else f"{self.registered_model}@{self.alias}"
+
+    @rule
+    def _approve_needs_an_alias(self) -> None:
+        if self.approve and self.alias is None:
+            raise ValueError("approve=true holds back an alias, and there is none; add alias")
 
     @rule
     def _after_needs_an_alias(self) -> None:
@@ -79,6 +93,8 @@ class Recipe(Frozen):
     """Models to register in MLflow at the end of the run."""
     sign: Signing | None = Field(None, exclude_if=is_unset)
     """The key with which every artifact of the run is signed. None: none is signed. In no stage key."""
+    notify: Notify | None = Field(None, exclude_if=is_unset)
+    """Messages to people. None: none are sent."""
 
 
 class ResolvedRecipe(Recipe):

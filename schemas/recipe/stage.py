@@ -37,8 +37,9 @@ class Gate(Frozen):
     confidence: Confidence | None = None
     """None: the measured number is compared. Else a bound of its two-sided interval at this confidence, for example
     0.95, is compared: the lower bound for ``at_least``, the upper one for ``at_most``."""
-    on_fail: Literal["stop", "continue"] = "stop"
-    """``stop``: stages that depend on this one do not start. ``continue``: the verdict is only recorded."""
+    on_fail: Literal["stop", "continue", "approve"] = "stop"
+    """``stop``: stages that depend on this one do not start. ``continue``: the verdict is only recorded. ``approve``: they
+    start when a person has approved of it (``vantage approve``)."""
 
     @rule
     def _one_bound(self) -> None:

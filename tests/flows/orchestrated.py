@@ -6,6 +6,7 @@ from pathlib import Path
 
 from flows.attempts.jobs import resources_of
 from flows.machine import Machine, available_cpus
+from flows.notifying import notified
 from flows.orchestrator import Orchestrator
 from flows.runs.record import StageRecord
 from flows.runs.resolving import load_resolved
@@ -45,13 +46,16 @@ def orchestrated(
 ) -> Iterator[Orchestrator]:
     """A run of the recipe, opened as ``vantage run`` opens it."""
     resolved, _ = load_resolved(str(recipe), overrides)
-    with acquire_run(workspace, resolved, source=str(recipe)) as run:
+    with (
+        acquire_run(workspace, resolved, source=str(recipe)) as run,
+        notified(run, Witness()) as watcher,
+    ):
         ledger = Ledger(None, workspace.root, resolved.recipe)
         orchestrator = Orchestrator(
             run,
             store=workspace.storage,
             ledger=ledger,
-            watcher=Witness(),
+            watcher=watcher,
             stage_function=stage_function,
         )
         orchestrator.begin()

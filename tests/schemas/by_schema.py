@@ -40,6 +40,7 @@ SAID = {
 """Rules over several fields that the schema says too, at least where a field is there that should not be, or is not."""
 
 RULES = {
+    "Publication._approve_needs_an_alias": "a field that must be there where another has one certain value",
     "Split._shares_leave_training_rows": "a sum of numbers",
     "Split._a_test_set_has_test_rows_alone": "a field that must be absent where another has one certain value",
     "Data._a_test_set_trains_nothing": "the same, of a part of the dataset",

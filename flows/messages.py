@@ -1,0 +1,98 @@
+"""Messages to people, sent by Apprise in the background: a slow or dead address neither delays nor fails a run."""
+
+import logging
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+CLOSE_SECONDS = 10.0
+"""How long the end of a run waits for messages that are on their way."""
+
+SECONDS_EACH = 5.0
+"""How long Apprise waits for a connection, and for each answer, unless the address says ``cto`` and ``rto``."""
+
+
+@dataclass(frozen=True)
+class Message:
+    """A short text."""
+
+    title: str
+    body: str
+
+
+class Messenger:
+    """Sends messages to the addresses in some environment variables, one after the other, in a thread of its own."""
+
+    def __init__(self, variables: tuple[str, ...], warn: Callable[[str], None]) -> None:
+        """
+        Args:
+            variables: names of environment variables, each with one or more addresses.
+            warn: called once, in the thread, with the first thing that went wrong; it names no address.
+        """
+        self._variables = variables
+        self._warn = warn
+        self._warned = False
+        self._messages: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def send(self, message: Message) -> None:
+        """Have the message sent; returns at once."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._send_all, name="vantage-messages", daemon=True)
+            self._thread.start()
+        self._messages.put(message)
+
+    def close(self, timeout_seconds: float = CLOSE_SECONDS) -> None:
+        """Wait for what is on its way, but not longer; what is left then is not sent."""
+        if self._thread is None:
+            return
+        self._messages.put(None)
+        self._thread.join(timeout_seconds)
+        if self._thread.is_alive():
+            self._say("a message was not sent in time")
+
+    def _send_all(self) -> None:
+        while (message := self._messages.get()) is not None:
+            for variable in self._variables:
+                try:
+                    if problem := _send(message, variable, os.environ):
+                        self._say(f"{variable}: {problem}")
+                except Exception as error:  # of a library, about an address: its text may hold the secret
+                    self._say(f"{variable}: {type(error).__name__}")
+
+    def _say(self, problem: str) -> None:
+        if not self._warned:
+            self._warned = True
+            self._warn(f"notify: {problem}; the run goes on, and further problems of this kind are not told")
+
+
+def _send(message: Message, variable: str, environment: Mapping[str, str]) -> str | None:
+    """Send to every address of the variable; returns what went wrong, without the address."""
+    addresses = environment.get(variable, "").split()
+    if not addresses:
+        return "the variable is not set, so no message was sent"
+    log = logging.getLogger("apprise")
+    log.propagate = False  # it writes addresses
+    if not log.handlers:
+        log.addHandler(logging.NullHandler())
+    import apprise
+
+    problem = None
+    for address in addresses:
+        one = apprise.Apprise()
+        began = time.monotonic()
+        # One address at a time: for several, Apprise starts threads that the process would wait for at its end.
+        if not one.add(_bounded(address)):
+            problem = "it holds something that is no address of Apprise"
+        elif not one.notify(title=message.title, body=message.body):
+            problem = f"the message was not accepted (after {time.monotonic() - began:.1f} s)"
+    return problem
+
+
+def _bounded(address: str) -> str:
+    """The address with limits of time where it has none."""
+    limits = "&".join(f"{name}={SECONDS_EACH}" for name in ("cto", "rto") if f"{name}=" not in address)
+    return f"{address}{'&' if '?' in address else '?'}{limits}" if limits else address

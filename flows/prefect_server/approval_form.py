@@ -1,0 +1,74 @@
+"""A run that waits for a person, in Prefect: its flow run is suspended, and resumed by a form.
+
+A suspended flow run holds no process. Prefect starts it again from the beginning when its form is sent; the same call
+then returns what was written into the form.
+"""
+
+import time
+from itertools import count
+from typing import Annotated, Literal
+
+from prefect.flow_runs import asuspend_flow_run
+from prefect.input import RunInput
+from pydantic import Field, StringConstraints, ValidationError
+
+from flows.runs.answers import add_answer
+from flows.runs.record import UNFINISHED
+from flows.runs.run import read_run, read_runs
+from flows.runs.workspace import RunError, Workspace
+from schemas.records.approvals import MAX_REASON, Approval, Question
+
+
+class Decision(RunInput):
+    """What a person writes into Prefect's form."""
+
+    decision: Annotated[Literal["approve", "reject"], Field(description="Approve of it, or reject it.")]
+    reason: Annotated[
+        str,
+        StringConstraints(min_length=1, max_length=MAX_REASON),
+        Field(description="Why; it is kept with the run."),
+    ]
+    name: Annotated[str, StringConstraints(min_length=1, max_length=200), Field(description="Who decides.")]
+
+
+def run_of(flow_run_id: str, workspace: str) -> str | None:
+    """The unfinished run that an earlier process of this flow run executed; None: none."""
+    unfinished = (each for each in read_runs(Workspace.at(workspace)) if each.status in UNFINISHED)
+    return next((each.run_id for each in unfinished if flow_run_id in each.prefect_flow_run_ids), None)
+
+
+async def answer_in_form(run_id: str, workspace: str) -> None:
+    """Have every open question of the run answered; suspends the flow run where the form was not sent yet.
+
+    Raises:
+        prefect.exceptions.Pause: the flow run is suspended, and this process has to end.
+    """
+    place = Workspace.at(workspace)
+    while questions := read_run(place, run_id).open_questions:
+        question = next(iter(questions.values()))
+        decision = await _ask(run_id, question)
+        given = Approval(
+            question=question,
+            approved=decision.decision == "approve",
+            by=decision.name,
+            reason=decision.reason,
+            time=time.time_ns() // 1_000_000,
+        )
+        try:
+            add_answer(place, run_id, given)
+        except RunError:  # somebody has answered on the command line meanwhile, and that stands
+            continue
+
+
+async def _ask(run_id: str, question: Question) -> Decision:
+    about = "\n".join(f"- {verdict}" for verdict in question.verdicts)
+    text = f"**{question.subject}** of run {run_id} waits for a person.\n\n{about}\n\nArtifact `{question.digest}`"
+    form = Decision.with_initial_data(description=text)
+    for number in count():  # a form is sent once; after one that does not hold, there is another
+        try:
+            given = await asuspend_flow_run(wait_for_input=form, key=f"{question.id[:32]}-{number}")
+            if given.reason.strip() and given.name.strip():
+                return given
+        except ValidationError:
+            continue
+    raise AssertionError("count has no end")

@@ -1,0 +1,245 @@
+"""``vantage publish`` and ``vantage rollback``: aliases that move after a run has ended."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from flows.runs.alias_history import Pointed, movements, pointed_to
+from flows.runs.ended_run import EndedRun, ended_run
+from flows.runs.origin import user
+from flows.runs.publishing import (
+    Outcome,
+    approval_of,
+    publish,
+    published_step,
+    why_alias_stays,
+    why_not_published,
+)
+from flows.runs.record import REMOVED, RunRecord
+from flows.runs.run import read_run
+from flows.runs.workspace import RunError, Workspace
+from flows.watching import Watcher
+from ledger import tracking
+from schemas.recipe.recipe import Publication
+
+if TYPE_CHECKING:
+    from ledger.to_mlflow.published_models import PublishedVersion
+
+
+class RolledBack(NamedTuple):
+    """An alias was moved back."""
+
+    registered_model: str
+    alias: str
+    from_version: str
+    to_version: str
+    stage: str
+    run_id: str
+    """The run that published ``to_version``, and whose ledger has the movement."""
+    by: str
+    sent: bool
+    """Whether MLflow has received it."""
+
+
+def publish_again(
+    workspace: Workspace, run_id: str, watcher: Watcher, *, model: str | None, alias: str | None
+) -> dict[str, Outcome]:
+    """Publish what the recipe of an ended run says; ``NAME@ALIAS`` → outcome.
+
+    Args:
+        workspace: that of the run.
+        run_id: of a run that no process executes.
+        watcher: shows what was done.
+        model: this registered model alone; None: all of the recipe.
+        alias: in place of the recipe's.
+
+    Raises:
+        RunError: the recipe publishes nothing of that name, an artifact is damaged, or a process executes the run.
+    """
+    record = read_run(workspace, run_id)
+    if record.status == REMOVED:
+        raise RunError(f"run {run_id} was removed by `vantage gc`; run its recipe again")
+    wanted = _publications(record, model, alias)
+    outcomes: dict[str, Outcome] = {}
+    with ended_run(workspace, run_id, watcher) as ended:
+        ended.run.update(unpublished={})
+        for publication in wanted:
+            if why_not_published(publication, ended) is None:
+                _require_intact(publication, ended)
+            outcomes[publication.target] = publish(publication, ended, by=user())
+        before, outcome = ended.run.record.status, ended.run.outcome()
+        ended.run.update(status=outcome)
+        if before != outcome:
+            ended.ledger.finish_run(outcome)
+    return outcomes
+
+
+def roll_back(
+    workspace: Workspace,
+    name: str,
+    alias: str,
+    *,
+    to: str | None,
+    by: str | None,
+    reason: str,
+    watcher: Watcher,
+) -> RolledBack:
+    """Move an alias to the version that it pointed to before, after the checks of every publication.
+
+    Args:
+        workspace: whose runs have published the versions.
+        name, alias: of the registered model.
+        to: the version to move it to; None: where it pointed before, by what the runs have recorded.
+        by: who does; None: the login name.
+        reason: why; not empty.
+        watcher: shows warnings.
+
+    Raises:
+        RunError: there is no earlier version, a check fails, or MLflow's copy of it is damaged.
+        ledger.to_mlflow.published_models.RegistryUnavailable: MLflow does not answer.
+    """
+    address = tracking.address(None, workspace.root)
+    present = _find(address, name, alias=alias)
+    history = movements(workspace, name, alias)
+    target = _find(address, name, version=to) if to else _earlier(address, present, history, name, alias)
+    if target.version == present.version:
+        raise RunError(f"{name}@{alias} points to version {target.version} already")
+    with ended_run(workspace, _publishing_run(workspace, target, history), watcher) as ended:
+        publication = _publication_of(ended, target, history, alias)
+        _require_publishable(publication, ended, target.version)
+        _require_intact_copy(address, target)
+        ended.ledger.move_alias(
+            publication.stage,
+            target.digest,
+            name,
+            alias,
+            from_version=present.version,
+            to_version=target.version,
+            by=by or user(),
+            login=user(),
+            reason=reason,
+        )
+        sent = ended.ledger.flush()
+        if why := ended.ledger.why_not_moved(name, alias):
+            raise RunError(f"{name}@{alias} was not moved: {why}")
+        run_id = ended.run.record.run_id
+    stage = publication.stage
+    return RolledBack(name, alias, present.version, target.version, stage, run_id, by or user(), sent)
+
+
+def _publications(record: RunRecord, model: str | None, alias: str | None) -> list[Publication]:
+    chosen = [each for each in record.recipe.publish if model in (None, each.registered_model)]
+    if not chosen:
+        there = ", ".join(each.registered_model for each in record.recipe.publish) or "nothing"
+        raise RunError(
+            f"the recipe of run {record.run_id} publishes {there}{'' if model is None else f', and not {model}'}; "
+            "a model is published as `publish:` of the recipe says"
+        )
+    if alias is None:
+        return chosen
+    # validated again, since an alias has a form
+    return [
+        Publication.model_validate({**each.model_dump(), "alias": alias})
+        for each in {each.stage: each for each in chosen}.values()
+    ]
+
+
+def _require_intact(publication: Publication, ended: EndedRun) -> None:
+    """Every byte of the artifact is read."""
+    artifact = ended.artifacts.get(published_step(publication, ended))
+    problems = ["the store has it no longer"] if artifact is None else ended.store.verify(artifact)
+    if problems:
+        raise RunError(
+            f"the artifact of {publication.stage} is not intact: {'; '.join(problems)}; `vantage resume "
+            f"{ended.run.record.run_id}` makes it again"
+        )
+
+
+def _find(
+    address: str, name: str, *, version: str | None = None, alias: str | None = None
+) -> "PublishedVersion":
+    if tracking.is_missing_database(address):  # MLflow would make one
+        raise RunError(f"MLflow has no registered model {name}: nothing was published from here yet")
+    tracking.set_up_client()
+    from ledger.to_mlflow.published_models import NoSuchModel, find_published  # imports MLflow
+
+    try:
+        return find_published(address, name, version=version, alias=alias)
+    except NoSuchModel as error:
+        raise RunError(str(error)) from None
+
+
+def _earlier(
+    address: str, present: "PublishedVersion", history: Sequence[Pointed], name: str, alias: str
+) -> "PublishedVersion":
+    """The version before the present one that MLflow still has."""
+    from ledger.to_mlflow.published_models import find_by_digest  # imports MLflow
+
+    remedy = "name a version with --to"
+    stack = pointed_to(list(history))
+    if not stack or stack[-1].digest != present.digest:
+        raise RunError(
+            f"{name}@{alias} points to version {present.version}, and no run of this workspace has recorded that it was "
+            f"moved there: by what, has to be found out; {remedy}"
+        )
+    for each in reversed(stack[:-1]):
+        found = find_by_digest(address, name, each.digest)
+        if found is not None:
+            return found
+    raise RunError(
+        f"{name}@{alias} has pointed to no other version before, by what runs have recorded; {remedy}"
+    )
+
+
+def _publishing_run(workspace: Workspace, target: "PublishedVersion", history: Sequence[Pointed]) -> str:
+    """The newest run that moved the alias to the version at its end, else the one that made the model."""
+    published = [each.run_id for each in history if each.digest == target.digest and not each.goes_back]
+    run_id = published[-1] if published else target.run_id
+    try:
+        read_run(workspace, run_id)
+    except RunError as error:
+        raise RunError(
+            f"version {target.version} of {target.name} was published by run {run_id}, whose gates cannot be looked at "
+            f"here ({error})"
+        ) from None
+    return run_id
+
+
+def _publication_of(
+    ended: EndedRun, target: "PublishedVersion", history: Sequence[Pointed], alias: str
+) -> Publication:
+    """What the run published as this version, with the alias that is to move."""
+    run_id = ended.run.record.run_id
+    told = [each.stage for each in history if (each.run_id, each.digest) == (run_id, target.digest)]
+    stage = told[-1] if told else target.stage
+    fitting = [
+        each
+        for each in ended.recipe.publish
+        if each.registered_model == target.name and stage in (each.stage, published_step(each, ended))
+    ]
+    if not fitting or ended.run.record.stages[published_step(fitting[0], ended)].digest != target.digest:
+        raise RunError(f"run {run_id} has not published {stage} as version {target.version} of {target.name}")
+    exact = [each for each in fitting if each.alias == alias]
+    return (exact or fitting)[0].model_copy(update={"alias": alias})
+
+
+def _require_publishable(publication: Publication, ended: EndedRun, version: str) -> None:
+    """The checks of the run's end, for the version's own run; RunError: one fails."""
+    why = why_not_published(publication, ended) or why_alias_stays(publication, ended)
+    if not why and publication.approve:
+        answer = approval_of(publication, ended)
+        why = None if answer and answer.approved else str(answer or "nobody has approved of it")
+    if why:
+        raise RunError(
+            f"version {version} of {publication.registered_model} (run {ended.run.record.run_id}) must not get "
+            f"{publication.alias}: {why}"
+        )
+
+
+def _require_intact_copy(address: str, target: "PublishedVersion") -> None:
+    from ledger.to_mlflow.published_models import problems_of_published  # imports MLflow
+
+    if problems := problems_of_published(address, target):
+        raise RunError(
+            f"MLflow's copy of {target.name} version {target.version} is damaged: {'; '.join(problems)}; run the recipe "
+            "that made it again, which makes the copy again, or name another version with --to"
+        )

@@ -1,0 +1,69 @@
+"""A question to a person, and the answer: whether a run goes on past a gate, or moves an alias."""
+
+import hashlib
+from datetime import UTC, datetime
+from typing import Annotated
+
+from pydantic import Field, StringConstraints
+
+from schemas.canonical_json import canonical_json
+from schemas.frozen import Frozen
+from schemas.recipe.fields import is_unset
+from schemas.records.artifacts import Digest
+from schemas.records.verdicts import Verdict
+
+PUBLISH_PREFIX = "publish:"
+"""Begins the subject of a question about an alias: ``publish:NAME@ALIAS``."""
+
+MAX_REASON = 2000
+"""Characters of a reason."""
+
+
+class Question(Frozen):
+    """What a person is asked. The answer holds for exactly this artifact and these verdicts."""
+
+    subject: str
+    """A stage whose gate did not pass, or ``publish:NAME@ALIAS``."""
+    stage: str
+    """The stage that made the artifact."""
+    stage_key: Digest
+    digest: Digest
+    """Content digest of the artifact."""
+    verdicts: tuple[Verdict, ...]
+    """The closed gates that ask; for an alias, all verdicts that it depends on."""
+
+    @property
+    def id(self) -> str:
+        """sha256 of the question: equal for equal questions alone."""
+        return hashlib.sha256(canonical_json(self.model_dump(mode="json")).encode()).hexdigest()
+
+
+class Approval(Frozen):
+    """A person's answer to a question of a run. It is never changed."""
+
+    question: Question
+    approved: bool
+    """False: it is rejected."""
+    by: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=200)]
+    """Who decided, as they say."""
+    login: str | None = Field(None, exclude_if=is_unset)
+    """Login name of the process that recorded it; None: it came from Prefect's form."""
+    reason: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=MAX_REASON)]
+    """Why."""
+    time: int
+    """Milliseconds since 1970."""
+
+    @property
+    def word(self) -> str:
+        """``approved`` or ``rejected``."""
+        return "approved" if self.approved else "rejected"
+
+    def __str__(self) -> str:
+        when = datetime.fromtimestamp(self.time / 1000, UTC).strftime("%Y-%m-%d %H:%M UTC")
+        as_login = "" if self.login in (None, self.by) else f" (login {self.login})"
+        return f"{self.word} by {self.by}{as_login} on {when}: {self.reason}"
+
+
+def answer_to(question: Question, approvals: tuple[Approval, ...]) -> Approval | None:
+    """The answer to exactly this question."""
+    return next((each for each in approvals if each.question == question), None)

@@ -1,0 +1,138 @@
+"""A deployed pipeline that waits for a person: suspended in a real Prefect server, and resumed by its form."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from flows.runs.approving import answer
+from flows.runs.run import read_runs
+from flows.runs.workspace import Workspace
+from tests.flows.orchestrated import events
+from tests.flows.real_runs import run_recipe
+
+ROOT = Path(__file__).parents[2]
+GATE = ["stages.reward.gate.at_least=0.9", "stages.reward.gate.on_fail=approve"]
+RECIPE = """\
+recipe: formed
+model: {source: "builtin:tiny"}
+data: {preferences: {source: "builtin:arithmetic/preferences"}}
+stages:
+  reward: {kind: reward_model, init: model, data: preferences, gate: {metric: pair_accuracy, at_least: 0.75}}
+  again: {kind: reward_model, init: reward, data: preferences}
+"""
+
+
+@pytest.fixture
+def recipe_file(tmp_path: Path) -> Path:
+    """A recipe with a gate between two stages."""
+    path = tmp_path / "formed.yaml"
+    path.write_text(RECIPE)
+    return path
+
+
+def created(recipe: Path, workspace: Workspace) -> str:
+    """A flow run of a deployment, as a worker finds it."""
+    from prefect.client.orchestration import get_client
+    from prefect.utilities.callables import parameter_schema
+
+    from flows.pipeline import pipeline
+
+    with get_client(sync_client=True) as client:
+        deployment = client.create_deployment(
+            client.create_flow(pipeline),
+            "with a form",
+            entrypoint="tests.flows.fake_flow.pipeline",
+            path=str(ROOT),
+            parameter_openapi_schema=parameter_schema(pipeline).model_dump(),
+            enforce_parameter_schema=True,
+        )
+        parameters = {"recipe": str(recipe), "overrides": GATE, "workspace": str(workspace.root)}
+        return str(client.create_flow_run_from_deployment(deployment, parameters=parameters).id)
+
+
+def engine(flow_run_id: str) -> None:
+    """What a process worker starts for a scheduled flow run."""
+    done = subprocess.run(
+        [sys.executable, "-m", "prefect.engine", flow_run_id],
+        env={**os.environ, "PREFECT__FLOW_RUN_ID": flow_run_id, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=250,
+    )
+    assert "Traceback" not in done.stdout + done.stderr, done.stdout + done.stderr
+    print(done.stdout, done.stderr)
+
+
+def state_of(flow_run_id: str) -> tuple[str | None, str | None]:
+    from prefect.client.orchestration import get_client
+
+    with get_client(sync_client=True) as client:
+        state = client.read_flow_run(UUID(flow_run_id)).state
+    assert state is not None
+    return state.name, state.message
+
+
+def send_form(flow_run_id: str, **given: str) -> Any:
+    from prefect.client.orchestration import get_client
+
+    with get_client(sync_client=True) as client:
+        return client.resume_flow_run(UUID(flow_run_id), run_input=given)
+
+
+@pytest.mark.usefixtures("prefect_url")
+def test_it_is_suspended_and_goes_on_when_the_form_is_sent(workspace: Workspace, recipe_file: Path) -> None:
+    flow_run_id = created(recipe_file, workspace)
+    engine(flow_run_id)
+    assert state_of(flow_run_id)[0] == "Suspended"
+    [record] = read_runs(workspace)
+    assert (record.status, list(record.open_questions)) == ("waiting_approval", ["reward"])
+
+    run_recipe(workspace, recipe_file)  # another run of the workspace, whose gate passes
+    assert state_of(flow_run_id)[0] == "Suspended", "nobody closes a flow run that waits for a person"
+    computed = len(events(workspace))
+
+    refused = send_form(flow_run_id, decision="approve", name="ada")
+    assert refused.status.value == "REJECT", "a reason is required"
+    refused = send_form(flow_run_id, decision="perhaps", name="ada", reason="x")
+    assert refused.status.value == "REJECT"
+    assert (
+        send_form(flow_run_id, decision="approve", name="ada", reason="good enough").status.value == "ACCEPT"
+    )
+    engine(flow_run_id)
+    assert state_of(flow_run_id)[0] == "Completed", state_of(flow_run_id)
+    done = next(each for each in read_runs(workspace) if each.run_id == record.run_id)
+    [given] = done.approvals
+    assert (given.by, given.login, given.reason, given.approved) == ("ada", None, "good enough", True)
+    assert (done.status, done.stages["again"].status) == ("completed", "reused")
+    assert done.prefect_flow_run_ids == (flow_run_id,)
+    assert len(events(workspace)) == computed, "the other run has made what was left"
+
+
+@pytest.mark.usefixtures("prefect_url")
+def test_rejected_in_the_form_or_approved_of_on_the_command_line(
+    workspace: Workspace, recipe_file: Path
+) -> None:
+    first = created(recipe_file, workspace)
+    engine(first)
+    send_form(first, decision="reject", name="ada", reason="too low")
+    engine(first)
+    name, message = state_of(first)
+    assert (name, "pair_accuracy" in str(message)) == ("GateClosed", True)
+    assert read_runs(workspace)[0].status == "gate_closed"
+
+    second = created(recipe_file, workspace)
+    engine(second)
+    newest = read_runs(workspace)[0]
+    assert (newest.number, newest.status) == (2, "waiting_approval")
+    answer(workspace, newest.run_id, "reward", approved=True, by="bob", reason="good enough")
+    # Resumed with the form all the same: what was said first stands.
+    send_form(second, decision="reject", name="ada", reason="too low")
+    engine(second)
+    assert state_of(second)[0] == "Completed"
+    newest = read_runs(workspace)[0]
+    assert [each.by for each in newest.approvals] == ["bob"]

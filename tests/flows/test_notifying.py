@@ -1,0 +1,207 @@
+"""What people are told of a run by message: real servers on loopback, for Apprise's webhook and for e-mail."""
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow.tracking import MlflowClient
+
+from flows import messages
+from flows.messages import Message, Messenger
+from flows.runs.approving import answer
+from flows.runs.run import read_runs
+from flows.runs.workspace import Workspace
+from tests.flows.orchestrated import Witness, attempt_all, orchestrated
+
+CANARY = "canary-in-an-address"
+ASKS = ("stages.value.gate.at_least=0.9", "stages.value.gate.on_fail=approve")
+PUBLISHES = "publish=[{stage: policy, registered_model: notified, alias: best, approve: true}]"
+
+
+class Webhook(ThreadingHTTPServer):
+    """Remembers what it was sent."""
+
+    def __init__(self) -> None:
+        self.received: list[dict[str, Any]] = []
+        self.paths: list[str] = []
+        self.status = 200
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                outer.received.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+                outer.paths.append(self.path)
+                self.send_response(outer.status)
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        super().__init__(("127.0.0.1", 0), Handler)
+
+    @property
+    def titles(self) -> list[str]:
+        return [each["title"] for each in self.received]
+
+
+@pytest.fixture
+def webhook(monkeypatch: pytest.MonkeyPatch) -> Iterator[Webhook]:
+    server = Webhook()
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv("HOOK", f"json://127.0.0.1:{server.server_port}/{CANARY}")
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def go_through(workspace: Workspace, recipe: Path, *overrides: str) -> list[str]:
+    with orchestrated(workspace, recipe, "notify={urls: [HOOK]}", *overrides) as orchestrator:
+        attempt_all(orchestrator)
+        orchestrator.end()
+        witness = getattr(orchestrator.watcher, "_watcher", orchestrator.watcher)
+    assert isinstance(witness, Witness)
+    return witness.lines
+
+
+def test_a_run_tells_what_waits_and_how_it_ended_and_no_secret_is_written_down(
+    workspace: Workspace,
+    recipe_file: Path,
+    webhook: Webhook,
+    ledger_database: str,
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("DEBUG")
+    lines = go_through(workspace, recipe_file, *ASKS)
+    assert webhook.titles == ["fake: value waits for approval", "fake: ended: waiting approval"]
+    [record] = read_runs(workspace)
+    asked = webhook.received[0]["message"]
+    assert f"run {record.run_id}" in asked
+    assert "explained_variance 0.400 >= 0.9: CLOSED" in asked
+    assert f"approve {record.run_id} value --reason WHY --workspace {workspace.root}" in asked
+    assert "1 waiting approval, 2 blocked" in webhook.received[1]["message"]
+    assert webhook.paths[0].startswith(f"/{CANARY}")
+
+    lines += go_through(workspace, recipe_file, *ASKS)
+    assert len(webhook.titles) == 2, "the same question again is no news"
+
+    answer(workspace, record.run_id, "value", approved=True, by="ada", reason="fine")
+    lines += go_through(workspace, recipe_file, *ASKS)
+    assert webhook.titles[2:] == ["fake: ended: completed"]
+
+    lines += go_through(workspace, recipe_file, "stages.value.gate.at_least=0.2")
+    assert len(webhook.titles) == 3, "a run of stored artifacts alone is no news"
+    lines += go_through(workspace, recipe_file, "stages.value.gate.at_least=0.2", "notify.reused=true")
+    assert webhook.titles[3:] == ["fake: ended: completed"]
+
+    assert not any("notify:" in line for line in lines)
+    written = [path.read_bytes() for path in workspace.root.rglob("*") if path.is_file()]
+    assert not any(CANARY.encode() in content for content in written)
+    database = Path(ledger_database.removeprefix("sqlite:///"))
+    assert CANARY.encode() not in database.read_bytes()
+    told = capfd.readouterr()
+    ours = [each.getMessage() for each in caplog.records if not each.name.startswith("urllib3")]
+    assert CANARY not in told.out + told.err + "\n".join([*lines, *ours])
+    assert MlflowClient(ledger_database).search_experiments()
+
+
+def test_a_closed_gate_and_a_failure_are_told_when_they_happen(
+    workspace: Workspace, recipe_file: Path, webhook: Webhook
+) -> None:
+    workspace.root.mkdir()
+    (workspace.root / "refuse.txt").write_text("other")
+    recipe_file.write_text(recipe_file.read_text() + "  other: {kind: sft, data: demonstrations, seed: 3}\n")
+    go_through(workspace, recipe_file, "stages.value.gate.at_least=0.9", "notify.on=[gate_closed, failed]")
+    assert sorted(webhook.titles) == ["fake: other failed", "fake: value gate closed"]
+    failed = next(each["message"] for each in webhook.received if "failed" in each["title"])
+    assert "row 7 has no prompt" in failed
+    assert "resume" in failed
+
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        (None, "notify: HOOK: the variable is not set, so no message was sent"),
+        ("nosuch://x/secret-part", "notify: HOOK: it holds something that is no address of Apprise"),
+        ("json://127.0.0.1:9/secret-part", "notify: HOOK: the message was not accepted"),
+    ],
+)
+def test_what_cannot_be_sent_is_told_once_and_fails_nothing(
+    workspace: Workspace,
+    recipe_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    address: str | None,
+    said: str,
+) -> None:
+    monkeypatch.delenv("HOOK", raising=False)
+    if address:
+        monkeypatch.setenv("HOOK", address)
+    lines = go_through(workspace, recipe_file, *ASKS)
+    assert read_runs(workspace)[0].status == "waiting_approval"
+    told = [line for line in lines if "notify:" in line]
+    assert len(told) == 1, "of two messages"
+    assert said in told[0]
+    assert "secret-part" not in told[0]
+
+
+def test_an_address_that_never_answers_delays_nothing_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(messages, "SECONDS_EACH", 30.0)
+    said: list[str] = []
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("HOOK", f"json://127.0.0.1:{silent.getsockname()[1]}")
+        messenger = Messenger(("HOOK",), said.append)
+        began = time.monotonic()
+        messenger.send(Message("a", "b"))
+        messenger.send(Message("c", "d"))
+        assert time.monotonic() - began < 1.0
+        messenger.close(timeout_seconds=1.0)
+        assert 0.9 < time.monotonic() - began < 3.0
+    assert said[0].startswith("notify: a message was not sent in time")
+
+
+def test_an_e_mail_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mail server of thirty lines, which speaks as much SMTP as one message needs."""
+    received: list[str] = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            connection, _ = server.accept()
+            with connection, connection.makefile("rwb") as stream:
+
+                def reply(text: str) -> None:
+                    stream.write(f"{text}\r\n".encode())
+                    stream.flush()
+
+                reply("220 here")
+                while line := stream.readline():
+                    command = line.split()[0].upper()
+                    if command == b"DATA":
+                        reply("354 go on")
+                        for text in iter(stream.readline, b".\r\n"):
+                            received.append(text.decode())
+                        reply("250 taken")
+                    elif command == b"QUIT":
+                        reply("221 bye")
+                        return
+                    else:
+                        reply("250 fine")
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        port = server.getsockname()[1]
+        monkeypatch.setenv("MAIL", f"mailto://127.0.0.1:{port}?from=run@example.org&to=ada@example.org")
+        said: list[str] = []
+        messenger = Messenger(("MAIL",), said.append)
+        messenger.send(Message("fake: ended: completed", "run 0001-fake-abcdef"))
+        messenger.close()
+        thread.join(5)
+    text = "".join(received)
+    assert said == []
+    assert "fake: ended: completed" in text
+    assert "To: ada@example.org" in text
