@@ -217,8 +217,10 @@ def positive_example_nll(
     positive_mask = response_mask & is_positive.unsqueeze(1)
     nll = -logprobs
     total = keep(nll, positive_mask).sum()
-    num_positive_tokens = int(positive_mask.sum())
-    if num_positive_tokens > 0:
+    # a number above 0 divides either way; only what is not known to be one has to be looked at, which a GPU would wait for
+    if isinstance(denominator, (int, float)) and denominator > 0:
+        total = total / denominator
+    elif (num_positive_tokens := int(positive_mask.sum())) > 0:
         denominator = num_positive_tokens if denominator is None else denominator
         check_denominator(denominator)
         total = total / denominator

@@ -48,9 +48,10 @@ def bradley_terry(
     if len(pairs) != 1:
         raise ValueError(f"chosen_scores has shape {pairs}; it must be (N,), one score per pair")
     check_shape("rejected_scores", rejected_scores, pairs)
+    is_weighted = weights is not None
     weights = torch.ones_like(chosen_scores) if weights is None else weights.detach()
     check_shape("weights", weights, pairs)
-    if not bool((weights >= 0).all()):
+    if is_weighted and not bool((weights >= 0).all()):
         raise ValueError("weights has a negative or undefined entry; a pair's weight is ≥ 0, and 0 skips it")
     counts = weights > 0
     score_gap = keep(chosen_scores, counts) - keep(rejected_scores, counts)

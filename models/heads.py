@@ -9,6 +9,7 @@ an architecture without that class, is the trunk as `AutoModel` reads it, with t
 import copy
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -92,7 +93,7 @@ class ScalarModel(nn.Module):
     def _logprobs(self, states: Tensor, sequences: Sequences, num_rows: int) -> Tensor:
         assert self.language_head is not None, "loaded with one"
         mask = sequences.response_mask[:num_rows]
-        rows, steps = mask.nonzero(as_tuple=True)
+        rows, steps = sequences.response_tokens(num_rows)
         logprobs = token_logprobs(
             states[sequences.places(rows, sequences.response_positions[rows, steps])],
             sequences.response_ids[rows, steps],
@@ -141,7 +142,7 @@ def scores_and_logprobs(
 
 def _last_positions(sequences: Sequences) -> Tensor:
     """Where (B, 1) the last valid token of each response stands."""
-    _refuse_empty(sequences.lengths)
+    _refuse_empty(sequences.known.responses)
     return sequences.last_positions[:, None]
 
 
@@ -377,11 +378,10 @@ def _save_head(model: ScalarModel, folder: Path) -> None:
         save_file({name: tensor.contiguous() for name, tensor in weights.items()}, folder / HEAD)
 
 
-def _refuse_empty(lengths: Tensor) -> None:
-    empty = (lengths == 0).nonzero()
-    if len(empty):
+def _refuse_empty(lengths: Sequence[int]) -> None:
+    if 0 in lengths:
         raise ValueError(
-            f"the response of row {int(empty[0])} has no tokens, so there is nothing to score; drop it"
+            f"the response of row {lengths.index(0)} has no tokens, so there is nothing to score; drop it"
         )
 
 

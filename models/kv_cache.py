@@ -1,5 +1,6 @@
 """A key-value cache with room for the tokens to come, so that a token is written beside the earlier ones."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -23,6 +24,19 @@ def make_room(cache: Cache, rows: Tensor, *, most: int) -> None:
             cache.layers[number] = RoomyLayer(layer, rows, most=most)
         else:
             layer.batch_select_indices(rows)  # type: ignore[union-attr]
+
+
+def needs_mask(cache: Cache, lengths: Sequence[int], width: int) -> bool:
+    """Whether a mask has to be given with the next token of rows whose prompts have these lengths, padded to a width.
+
+    Where no row is padded there is nothing to hide. Where one is, transformers would look at each token whether nothing is
+    hidden, and a GPU would be waited for; of a cache that says of itself that it can be compiled it makes the mask unseen.
+    """
+    is_padded = min(lengths) < width
+    for layer in cache.layers:
+        if isinstance(layer, RoomyLayer):
+            layer.is_compileable = is_padded
+    return is_padded
 
 
 class RoomyLayer(DynamicLayer):

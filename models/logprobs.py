@@ -69,7 +69,7 @@ def response_logprobs(
         raise ValueError(f"temperature={temperature} is not above 0")
     if reference is not None:
         _check_same_vocabulary(model, reference)
-    rows, steps = sequences.response_mask.nonzero(as_tuple=True)
+    rows, steps = sequences.response_tokens()
     places = sequences.places(rows, sequences.response_positions[rows, steps])
     states = token_states(trunk(model), sequences)
     hidden = states[places]

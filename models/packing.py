@@ -42,7 +42,7 @@ def pack(sequences: Sequences, rows: Sequence[Sequence[int]]) -> Sequences:
     models of transformers make masks in which each token attends to its own sequence up to itself, in every layer and
     within its window (`transformers.masking_utils.find_packed_sequence_indices`); `boundaries_hold` tells whether they do.
     """
-    totals = sequences.attention_mask.sum(dim=1).tolist()
+    totals = sequences.known.totals
     width = max(sum(totals[place] for place in row) for row in rows)
     device = sequences.input_ids.device
     input_ids = torch.zeros(len(rows), width, dtype=torch.long, device=device)

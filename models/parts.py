@@ -16,6 +16,7 @@ from transformers.cache_utils import Cache
 
 from models.packing import takes_positions
 from models.pass_counts import count_pass
+from models.row_lengths import on_device
 from models.sequences import Sequences
 
 
@@ -63,29 +64,29 @@ class Parts:
 
 def in_parts(sequences: Sequences, cuts: Cuts) -> Sequences:
     """The same sequences, to be computed as ``cuts`` says."""
-    device, lengths = sequences.input_ids.device, sequences.prompt_lengths
+    device, lengths, known = sequences.input_ids.device, sequences.prompt_lengths, sequences.known
     starts_of_prompts, starts = torch.zeros_like(lengths), torch.zeros_like(lengths)
     number_of, begin = torch.zeros_like(lengths), 0
 
     prompts: list[PaddedRows] = []
     num_prompts = 0
     for part in cuts.prompts:
-        rows = torch.tensor(part, device=device)
-        padded = _left_padded(sequences.input_ids[rows], lengths[rows])
+        rows = on_device(part, device)
+        width = max(known.prompts[place] for place in part)
+        padded = _left_padded(sequences.input_ids[rows], lengths[rows], width)
         places = torch.arange(len(part), device=device)
-        width = padded.input_ids.shape[1]
         number_of[rows] = num_prompts + places
         starts_of_prompts[rows] = begin + (places + 1) * width - lengths[rows]
         begin += len(part) * width
         num_prompts += len(part)
         prompts.append(padded)
-    first_equal = sequences.first_equal_prompts() if prompts else None
+    first_equal = on_device(sequences.first_equal_prompts(), device) if prompts else None
 
     parts = []
     for part in cuts.parts:
-        rows = torch.tensor(part, device=device)
+        rows = on_device(part, device)
         before = torch.zeros_like(rows) if first_equal is None else lengths[rows]
-        width = int((sequences.total_lengths[rows] - before).max())
+        width = max((known.totals if first_equal is None else known.responses)[place] for place in part)
         if first_equal is None:
             padded = PaddedRows(sequences.input_ids[rows, :width], sequences.attention_mask[rows, :width])
         else:
@@ -167,9 +168,8 @@ def _rows_of(cache: Cache, rows: Tensor) -> Cache:
     return found
 
 
-def _left_padded(ids: Tensor, lengths: Tensor) -> PaddedRows:
-    """The first ``lengths`` (n,) tokens of rows of ids, 0 before each."""
-    width = int(lengths.max())
+def _left_padded(ids: Tensor, lengths: Tensor, width: int) -> PaddedRows:
+    """The first ``lengths`` (n,) tokens of rows of ids, of which the most are ``width``, 0 before each."""
     columns = torch.arange(width, device=ids.device) - (width - lengths[:, None])
     mask = columns >= 0
     return PaddedRows(ids.gather(1, columns.clamp(min=0)).masked_fill(~mask, 0), mask)

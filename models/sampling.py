@@ -2,6 +2,7 @@
 
 import inspect
 import math
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,13 +12,17 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from models.kv_cache import make_room
+from models.kv_cache import make_room, needs_mask
 from models.pass_counts import count_prompts, count_sampled
+from models.row_lengths import on_device
 from models.stop_strings import StopStrings
 from schemas.recipe.pass_limits import UNLIMITED, PassLimits
 
 SHRINK_AT = 0.9
 """The batch is cut to its unfinished rows when they are no more than this share of it (a cut copies the cache)."""
+LATE = {"cpu": 0, "cuda": 1}
+"""By how many tokens the number of unfinished rows is known late: a GPU that is asked at each token has nothing to do until
+Python has started the next one. A response that has ended is computed for so many tokens more, which changes none."""
 
 
 _Response = tuple[list[int], bool, list[float]]
@@ -168,6 +173,28 @@ class _Endings:
         return is_active and self._strings.complete(self._said[row])
 
 
+class _Unfinished:
+    """How many rows of a batch have not ended."""
+
+    def __init__(self, count: int, *, late: int) -> None:
+        """``late``: tokens; see `LATE`."""
+        self._count, self._late = count, late
+        self._coming: deque[tuple[Tensor, torch.cuda.Event | None]] = deque()
+
+    def after(self, active: Tensor) -> int:
+        """After a token by which ``active`` (b,) rows have not ended: their number, or that of an earlier token."""
+        event = torch.cuda.Event() if active.device.type == "cuda" else None
+        self._coming.append((active.sum().to("cpu", non_blocking=True), event))
+        if event is not None:
+            event.record()
+        if len(self._coming) > self._late:
+            count, event = self._coming.popleft()
+            if event is not None:
+                event.synchronize()
+            self._count = int(count)
+        return self._count
+
+
 @torch.no_grad()
 def _sample_batch(
     model: PreTrainedModel,
@@ -196,6 +223,9 @@ def _sample_batch(
     active = torch.ones_like(rows, dtype=torch.bool)
     takes_positions = "position_ids" in inspect.signature(model.forward).parameters  # not where ALiBi does it
     cache, num_active = None, len(prompts)
+    unfinished = _Unfinished(num_active, late=0 if in_step else LATE.get(device.type, 0))
+    prompt_lengths = [len(prompt) for prompt in prompts]
+    width, is_padded = max(prompt_lengths), True
     count_prompts(input_ids.numel(), sum(map(len, distinct)))
     for step in range(max_new_tokens):
         if on_token is not None:
@@ -205,7 +235,7 @@ def _sample_batch(
         positions = (attention_mask.cumsum(dim=1) - 1).clamp(min=0)[:, -input_ids.shape[1] :]
         output = (model if in_step is None else in_step.forward)(
             input_ids=input_ids,
-            attention_mask=attention_mask,
+            attention_mask=attention_mask if is_padded else None,
             **({"position_ids": positions} if takes_positions else {}),
             past_key_values=cache,
             use_cache=True,
@@ -214,22 +244,30 @@ def _sample_batch(
         cache, logits = output.past_key_values, output.logits[:, -1]
         if step == 0:
             make_room(cache, prompt_of, most=max_new_tokens - 1)
+            is_padded = needs_mask(cache, prompt_lengths, width)
             logits, attention_mask = logits[prompt_of], attention_mask[prompt_of]
         distribution = (logits.float() / temperature).log_softmax(dim=-1)
         tokens = distribution.argmax(dim=-1) if uniform is None else _draw(distribution, uniform[rows, step])
         ids[rows, step] = torch.where(active, tokens, ids[rows, step])
         logprobs[rows, step] = distribution.gather(1, tokens[:, None])[:, 0]
         ends = endings.after(tokens, rows, active)
-        lengths[rows[ends]], ended[rows[ends]] = step + 1, True
+        lengths[rows] = torch.where(ends, step + 1, lengths[rows])
+        ended[rows] |= ends
         active &= ~ends
-        num_active = int(active.sum())
+        num_active = unfinished.after(active)
         if num_active == 0 if in_step is None else in_step.all_ended(num_active == 0):
             break
         attention_mask = torch.cat([attention_mask, attention_mask.new_ones(len(rows), 1)], dim=1)
         if 0 < num_active <= SHRINK_AT * len(rows):
-            cache.batch_select_indices(active.nonzero()[:, 0])
-            rows, tokens, attention_mask = rows[active], tokens[active], attention_mask[active]
-            active = active[active]
+            kept = [place for place, is_active in enumerate(active.tolist()) if is_active]
+            if not kept:
+                break
+            places = on_device(kept, device)
+            cache.batch_select_indices(places)
+            prompt_lengths = [prompt_lengths[place] for place in kept]
+            is_padded = needs_mask(cache, prompt_lengths, width)
+            rows, tokens, attention_mask = rows[places], tokens[places], attention_mask[places]
+            active = active[places]
         input_ids = tokens[:, None]
     return [
         (row[:length], is_ended, chosen[:length])

@@ -2,10 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import torch
 from torch import Tensor
+
+from models.row_lengths import RowLengths, first_places, on_device
 
 Spans = Sequence[tuple[int, int]]
 """Begin and end of stretches of tokens."""
@@ -58,6 +61,8 @@ class Sequences:
     conversation, the turns of others are not."""
     layout: Layout | None = None
     """How a pass over them is laid out; None: a row each. What a model finds is the same."""
+    given_lengths: RowLengths | None = None
+    """What is known of the rows without a look at the tensors."""
 
     def __len__(self) -> int:
         return self.input_ids.shape[0]
@@ -76,6 +81,25 @@ class Sequences:
     def total_lengths(self) -> Tensor:
         """(B,): tokens of each prompt with its response."""
         return self.prompt_lengths + self.lengths
+
+    @cached_property
+    def known(self) -> RowLengths:
+        """The rows' lengths as Python's numbers; read from the tensors once, where they were not given."""
+        if self.given_lengths is not None:
+            return self.given_lengths
+        prompts, responses = torch.stack([self.prompt_lengths, self.lengths]).tolist()
+        return RowLengths(prompts, responses)
+
+    def response_tokens(self, count: int | None = None) -> tuple[Tensor, Tensor]:
+        """Row and column (N,), in ``response_ids``, of all response tokens of the first ``count`` rows, row by row.
+
+        As ``response_mask.nonzero`` finds them, which a GPU would be waited for.
+        """
+        lengths = self.lengths[:count]
+        rows = torch.arange(len(lengths), device=lengths.device)
+        rows = rows.repeat_interleave(lengths, output_size=sum(self.known.responses[:count]))
+        starts = lengths.cumsum(dim=0) - lengths
+        return rows, torch.arange(len(rows), device=lengths.device) - starts[rows]
 
     @property
     def response_positions(self) -> Tensor:
@@ -107,45 +131,43 @@ class Sequences:
 
     def first_equal_rows(self) -> Tensor:
         """(B,): the first sequence with the same prompt and response; itself where there is none before it."""
-        rows = zip(self.input_ids.tolist(), self.prompt_lengths.tolist(), self.lengths.tolist(), strict=True)
-        first: dict[tuple[int, ...], int] = {}
-        found = [
-            first.setdefault((prompt, *ids[: prompt + length]), place)
-            for place, (ids, prompt, length) in enumerate(rows)
-        ]
-        return torch.tensor(found, dtype=torch.long, device=self.input_ids.device)
+        rows = zip(self.input_ids.tolist(), self.known.prompts, self.known.totals, strict=True)
+        found = first_places((prompt, *ids[:total]) for ids, prompt, total in rows)
+        return on_device(found, self.input_ids.device)
 
-    def first_equal_prompts(self) -> Tensor:
-        """(B,): the first sequence with the same prompt; itself where there is none before it."""
-        first: dict[tuple[int, ...], int] = {}
-        found = [first.setdefault(tuple(prompt), place) for place, prompt in enumerate(self.prompt_rows())]
-        return torch.tensor(found, dtype=torch.long, device=self.input_ids.device)
+    def first_equal_prompts(self) -> list[int]:
+        """Of each the first sequence with the same prompt; itself where there is none before it."""
+        numbers = self.known.prompt_numbers
+        return first_places(map(tuple, self.prompt_rows()) if numbers is None else numbers)
 
     def select(self, indices: slice | Tensor | Sequence[int]) -> "Sequences":
         """The sequences at `indices` (in that order, repeats allowed), trimmed to the width that they need; a row each."""
         if isinstance(indices, slice):
-            indices = torch.arange(len(self))[indices]
-        rows = torch.as_tensor(indices, dtype=torch.long, device=self.input_ids.device)
-        attention_mask, response_mask = self.attention_mask[rows], self.response_mask[rows]
-        total, response = _width(attention_mask), _width(response_mask)
+            indices = range(len(self))[indices]
+        numbers: Sequence[int] = indices.tolist() if isinstance(indices, Tensor) else list(indices)
+        rows = on_device(indices if isinstance(indices, Tensor) else numbers, self.input_ids.device)
+        known = self.known.select(numbers)
+        total, response = max(known.totals, default=0), max(known.responses, default=0)
         return Sequences(
             input_ids=self.input_ids[rows, :total],
-            attention_mask=attention_mask[:, :total],
+            attention_mask=self.attention_mask[rows, :total],
             response_ids=self.response_ids[rows, :response],
-            response_mask=response_mask[:, :response],
+            response_mask=self.response_mask[rows, :response],
             prompt_lengths=self.prompt_lengths[rows],
             loss_mask=None if self.loss_mask is None else self.loss_mask[rows, :response],
+            given_lengths=known,
         )
 
     def to(self, device: torch.device | str) -> "Sequences":
         """The same on another device, a row each."""
         return Sequences(
-            input_ids=self.input_ids.to(device),
-            attention_mask=self.attention_mask.to(device),
-            response_ids=self.response_ids.to(device),
-            response_mask=self.response_mask.to(device),
-            prompt_lengths=self.prompt_lengths.to(device),
-            loss_mask=None if self.loss_mask is None else self.loss_mask.to(device),
+            input_ids=on_device(self.input_ids, device),
+            attention_mask=on_device(self.attention_mask, device),
+            response_ids=on_device(self.response_ids, device),
+            response_mask=on_device(self.response_mask, device),
+            prompt_lengths=on_device(self.prompt_lengths, device),
+            loss_mask=None if self.loss_mask is None else on_device(self.loss_mask, device),
+            given_lengths=self.given_lengths,
         )
 
 
@@ -173,16 +195,21 @@ def collate(
         raise ValueError(
             f"the prompt of row {empty[0]} has no tokens; a prompt needs at least one (such as BOS)"
         )
-    prompt_lengths = torch.tensor([len(prompt) for prompt in prompts])
-    response_lengths = torch.tensor([len(response) for response in responses])
+    known = RowLengths(
+        prompts=[len(prompt) for prompt in prompts],
+        responses=[len(response) for response in responses],
+        prompt_numbers=first_places(map(tuple, prompts)),
+    )
+    prompt_lengths, response_lengths = torch.tensor(known.prompts), torch.tensor(known.responses)
     whole = [[*prompt, *response] for prompt, response in zip(prompts, responses, strict=True)]
     return Sequences(
         input_ids=_pad(whole, pad_token_id),
-        attention_mask=_mask(prompt_lengths + response_lengths),
+        attention_mask=_mask(prompt_lengths + response_lengths, max(known.totals)),
         response_ids=_pad(responses, pad_token_id),
-        response_mask=_mask(response_lengths),
+        response_mask=_mask(response_lengths, max(known.responses)),
         prompt_lengths=prompt_lengths,
-        loss_mask=None if learnt is None else _spans_mask(learnt, int(response_lengths.max())),
+        loss_mask=None if learnt is None else _spans_mask(learnt, max(known.responses)),
+        given_lengths=known,
     )
 
 
@@ -214,9 +241,5 @@ def _pad(rows: Sequence[Sequence[int]], pad_token_id: int) -> Tensor:
     return torch.tensor(padded, dtype=torch.long).reshape(len(rows), width)
 
 
-def _mask(lengths: Tensor) -> Tensor:
-    return torch.arange(int(lengths.max())) < lengths[:, None]
-
-
-def _width(mask: Tensor) -> int:
-    return int(mask.sum(dim=1).max()) if mask.shape[0] else 0
+def _mask(lengths: Tensor, width: int) -> Tensor:
+    return torch.arange(width) < lengths[:, None]

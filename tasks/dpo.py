@@ -25,7 +25,7 @@ from tasks.training import progress, ranks
 from tasks.training.attempt import Attempt
 from tasks.training.data_order import order_of
 from tasks.training.measured import uncertainty_of, values_of
-from tasks.training.metric_sums import MetricSums
+from tasks.training.metric_sums import LossSums, MetricSums
 from tasks.training.networks import fixed_policy, trained_policy, write_policy
 from tasks.training.optimization import (
     Precision,
@@ -139,7 +139,7 @@ def accumulate_preferences(
     models: Models, pairs: Completions, indices: Sequence[int], work: ResolvedDirectPreferenceOptimization
 ) -> tuple[dict[str, float], int]:
     """Add the gradient of the minibatch's mean loss, micro-batch by micro-batch; returns its metrics and tokens."""
-    sums, loss_sum, num_tokens = MetricSums(), 0.0, 0
+    sums, losses, num_tokens = MetricSums(), LossSums(), 0
     num_pairs = float(len(indices))
     for part in passes(pairs.lengths(indices), work.pass_limits, sequences=len(SIDES), is_divided=True):
         batch = pairs.batch([indices[row] for row in part.rows]).to(models.policy.device)
@@ -159,10 +159,10 @@ def accumulate_preferences(
         nll = token_nll(logprobs.per_token.detach()[chosen_rows], batch.response_mask[chosen_rows])
         sums.add(nll, part.weight)
         sums.add(preference, part.weight)
-        loss_sum += part.weight * preference.loss.item()
-        num_tokens += int(batch.attention_mask.sum())
+        losses.add("loss", preference.loss, part.weight)
+        num_tokens += sum(batch.known.totals)
     means = {CURVES.get(name, name): mean for name, mean in sums.means().items()}
-    return {"loss": ranks.total(loss_sum), **means}, ranks.total(num_tokens)
+    return {**losses.totals(), **means}, ranks.total(num_tokens)
 
 
 def pair_logprobs(models: Models, batch: Sequences, *, precision: Precision) -> PairLogprobs:

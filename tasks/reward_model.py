@@ -46,7 +46,7 @@ from tasks.training import progress, ranks
 from tasks.training.attempt import Attempt
 from tasks.training.data_order import order_of
 from tasks.training.measured import uncertainty_of, values_of
-from tasks.training.metric_sums import MetricSums
+from tasks.training.metric_sums import LossSums, MetricSums
 from tasks.training.networks import trained
 from tasks.training.optimization import (
     autocast,
@@ -160,7 +160,7 @@ def accumulate_pairs(
 
     The margin is each pair's own, where the data has margins. A micro-batch counts pairs.
     """
-    sums, loss_sum, num_tokens = MetricSums(), 0.0, 0
+    sums, losses, num_tokens = MetricSums(), LossSums(), 0
     num_pairs = float(len(indices))
     chosen_lengths = (len(pairs.response_ids["chosen"][index]) for index in indices)
     num_chosen_tokens = float(sum(chosen_lengths))
@@ -186,10 +186,10 @@ def accumulate_pairs(
             loss = loss + work.lm_coef * language.loss
             sums.add(language, part.weight)
         (part.weight * loss).backward()
-        loss_sum += part.weight * loss.item()
-        num_tokens += int(batch.attention_mask.sum())
+        losses.add("loss", loss, part.weight)
+        num_tokens += sum(batch.known.totals)
     means = {CURVES.get(name, name): mean for name, mean in sums.means().items()}
-    return {"loss": ranks.total(loss_sum), **means}, ranks.total(num_tokens)
+    return {**losses.totals(), **means}, ranks.total(num_tokens)
 
 
 def _margin(pairs: Completions, indices: Sequence[int], like: Tensor) -> Tensor | None:
@@ -203,8 +203,7 @@ def accumulate_rankings(
 
     Every completion goes through the model once. A micro-batch counts prompts, and holds all completions of each.
     """
-    sums, loss_sum, num_tokens = MetricSums(), 0.0, 0
-    score_sum, num_completions = 0.0, 0
+    sums, losses, num_tokens, num_completions = MetricSums(), LossSums(), 0, 0
     num_prompts = float(rankable(*rankings.ranks_of(indices)))
     sizes = rankings.sizes(indices)
     for part in passes(rankings.lengths(indices), work.pass_limits, sequences=sizes, is_divided=True):
@@ -214,13 +213,14 @@ def accumulate_rankings(
         preference = ranking_loss(completion_scores, batch.ranks, batch.group_ids, denominator=num_prompts)
         sums.add(preference, part.weight)
         (part.weight * preference.loss).backward()
-        loss_sum += part.weight * preference.loss.item()
-        score_sum += part.weight * float(completion_scores.detach().sum())
+        losses.add("loss", preference.loss, part.weight)
+        losses.add("scores", completion_scores.sum(), part.weight)
         num_completions += int(part.weight) * len(batch.sequences)
-        num_tokens += int(batch.sequences.attention_mask.sum())
+        num_tokens += sum(batch.sequences.known.totals)
     means = {CURVES.get(name, name): mean for name, mean in sums.means().items()}
-    score_mean = ranks.total(score_sum) / ranks.total(num_completions)
-    return {"loss": ranks.total(loss_sum), **means, "score_mean": score_mean}, ranks.total(num_tokens)
+    totals = losses.totals()
+    score_mean = totals["scores"] / ranks.total(num_completions)
+    return {"loss": totals["loss"], **means, "score_mean": score_mean}, ranks.total(num_tokens)
 
 
 @torch.no_grad()

@@ -63,7 +63,7 @@ def run(job: StageJob[ResolvedSupervisedFineTuning]) -> StageResult:
             ).nll
             rates = update_weights(optimizer, policy, work, step=step, total_steps=num_steps)
             attempt.finish_step(
-                {"loss": loss, **rates}, num_tokens=int(batch.attention_mask.sum()), headline="loss"
+                {"loss": loss, **rates}, num_tokens=sum(batch.known.totals), headline="loss"
             )
 
     # 3. How well it predicts what it has not seen

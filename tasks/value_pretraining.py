@@ -43,7 +43,7 @@ from tasks.training import carried_optimizer, progress, ranks
 from tasks.training.attempt import Attempt
 from tasks.training.best_weights import keep_if_best
 from tasks.training.measured import defined
-from tasks.training.metric_sums import MetricSums
+from tasks.training.metric_sums import LossSums, MetricSums
 from tasks.training.networks import fixed_policy, put_back, trained
 from tasks.training.optimization import (
     autocast,
@@ -257,9 +257,9 @@ def accumulate_value_loss(
     critic: ScalarModel, rollout: Rollout, returns: Tensor, rows: Tensor, work: ResolvedValuePretraining
 ) -> dict[str, float]:
     """Add the gradient of one minibatch's value loss, micro-batch by micro-batch; returns its metrics."""
-    sums, loss_sum = MetricSums(), 0.0
-    denominator = rollout.sequences.response_mask[rows].sum()
+    sums, losses = MetricSums(), LossSums()
     minibatch, of_minibatch = rollout.sequences.select(rows), returns[rows]
+    denominator = sum(minibatch.known.responses)
     for part in passes_of(minibatch, work.pass_limits):
         micro = part.select(minibatch)
         targets = of_minibatch[part.rows, : micro.response_ids.shape[1]]
@@ -268,8 +268,8 @@ def accumulate_value_loss(
         result = value_loss(predicted.float(), None, targets, micro.response_mask, denominator=denominator)
         (part.weight * result.loss).backward()
         sums.add(result, part.weight)
-        loss_sum += part.weight * result.loss.item()
-    return {"value_loss": ranks.total(loss_sum), "value_bias": sums.means()["value_bias"]}
+        losses.add("value_loss", result.loss, part.weight)
+    return {**losses.totals(), "value_bias": sums.means()["value_bias"]}
 
 
 def diagnose(critic: ScalarModel, held_out: HeldOut, models: RolloutModels) -> ValueDiagnostics:

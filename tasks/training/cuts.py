@@ -46,10 +46,10 @@ class Lengths:
     """The lengths of a batch's sequences, and which of them have one prompt."""
 
     def __init__(self, batch: Sequences) -> None:
-        self.totals: list[int] = batch.total_lengths.tolist()
-        self.responses: list[int] = batch.lengths.tolist()
-        self.prompts: list[int] = batch.prompt_lengths.tolist()
-        self.first_equal: list[int] = batch.first_equal_prompts().tolist()
+        self.totals: list[int] = batch.known.totals
+        self.responses: list[int] = batch.known.responses
+        self.prompts: list[int] = batch.known.prompts
+        self.first_equal: list[int] = batch.first_equal_prompts()
         self.can_share = len(set(self.first_equal)) < len(self.first_equal) and min(self.responses) > 0
         """Whether a prompt has several responses; a response without a token is none that a part could hold."""
 

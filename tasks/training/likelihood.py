@@ -11,6 +11,7 @@ from models.sequences import Sequences
 from schemas.recipe.pass_limits import PassLimits
 from tasks.data.examples import Completions
 from tasks.training import progress, ranks
+from tasks.training.metric_sums import LossSums
 from tasks.training.optimization import Precision, autocast
 from tasks.training.passes import packed_passes, passes
 
@@ -68,15 +69,15 @@ def accumulate_nll(
             learnt at that one: else the policy would get a little sharper with every iteration, whatever its score.
         packing: several rows side by side in a row of a pass; the limits then count rows of a pass.
     """
-    denominator = minibatch.learnt.sum()
-    total = 0.0
+    denominator = int(minibatch.learnt.sum())
+    losses = LossSums("nll")
     logprobs = torch.zeros(minibatch.response_mask.shape, device=policy.device)
-    for part in (packed_passes if packing else passes)(minibatch.total_lengths.tolist(), limits):
+    for part in (packed_passes if packing else passes)(minibatch.known.totals, limits):
         micro = part.select(minibatch)
         with autocast(precision, policy.device):
             of_micro = policy.logprobs(micro, temperature=temperature).logprobs
         loss = token_nll(of_micro, micro.learnt, denominator=denominator).loss
         (part.weight * coef * loss).backward()
-        total += part.weight * loss.item()
+        losses.add("nll", loss, part.weight)
         part.put(of_micro.detach(), into=logprobs)
-    return Likelihood(nll=ranks.total(total), logprobs=ranks.total(logprobs))
+    return Likelihood(nll=losses.totals()["nll"], logprobs=ranks.total(logprobs))

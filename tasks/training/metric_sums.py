@@ -1,8 +1,11 @@
 """Metrics of a whole minibatch, added up over its micro-batches and ranks and divided once."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from statistics import fmean
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from algorithms.metrics import SumCount, metrics_of
 from tasks.training import ranks
@@ -22,11 +25,36 @@ class MetricSums:
 
     def means(self) -> dict[str, float]:
         """The mean, over all ranks, of each metric of which anything was counted."""
-        sums = {
-            name: SumCount(ranks.total(metric.sum), ranks.total(metric.count))
-            for name, metric in self._sums.items()
-        }
-        return {name: metric.mean() for name, metric in sums.items() if metric.count.item()}
+        sums = [ranks.total(metric.sum) for metric in self._sums.values()]
+        counts = [ranks.total(metric.count) for metric in self._sums.values()]
+        numbers = read_together([*sums, *counts])
+        pairs = zip(self._sums, numbers[: len(sums)], numbers[len(sums) :], strict=True)
+        return {name: total / count for name, total, count in pairs if count}
+
+
+class LossSums:
+    """Losses of a minibatch by name, added up over its micro-batches in float64 where they are, and read once."""
+
+    def __init__(self, *names: str) -> None:
+        """``names``: of losses that are 0 if nothing is added."""
+        self._sums: dict[str, Tensor | float] = dict.fromkeys(names, 0.0)
+
+    def add(self, name: str, loss: Tensor, weight: float = 1.0) -> None:
+        """Add a micro-batch's part of a loss, a 0-d tensor."""
+        self._sums[name] = self._sums.get(name, 0.0) + weight * loss.detach().double()
+
+    def totals(self) -> dict[str, float]:
+        """Of all ranks."""
+        own = dict(zip(self._sums, read_together(self._sums.values()), strict=True))
+        return {name: ranks.total(total) for name, total in own.items()}
+
+
+def read_together(numbers: Iterable[Tensor | float]) -> list[float]:
+    """0-d tensors of one device as Python's numbers: a GPU is waited for once, not for each."""
+    given = list(numbers)
+    tensors = [each.double() for each in given if isinstance(each, Tensor)]
+    read = iter(torch.stack(tensors).tolist() if tensors else ())
+    return [next(read) if isinstance(each, Tensor) else each for each in given]
 
 
 def means_of(steps: Sequence[dict[str, float]]) -> dict[str, float]:

@@ -72,7 +72,7 @@ def passes_of(batch: Sequences, limits: PassLimits) -> Iterator[Pass]:
 
     The responses to a prompt are of one rank then.
     """
-    totals = batch.total_lengths.tolist()
+    totals = batch.known.totals
     by_length = _cut_by_length(totals, limits)
     if limits.share_prompts and not ranks.are_sharded() and len(batch):
         lengths = Lengths(batch)

@@ -22,13 +22,14 @@ from algorithms.policy_loss import (
 from algorithms.value_loss import ValueLoss, value_loss
 from models.heads import values
 from models.logprobs import LogProbs
+from models.row_lengths import on_device
 from models.sequences import Sequences
 from schemas.recipe.pass_limits import PassLimits
 from schemas.recipe.stages import PolicyOptimization
 from tasks.rollout.rollouts import Rollout
 from tasks.training import ranks
 from tasks.training.likelihood import accumulate_nll
-from tasks.training.metric_sums import MetricSums
+from tasks.training.metric_sums import LossSums, MetricSums
 from tasks.training.optimization import TrainingDiverged, autocast
 from tasks.training.passes import passes_of
 from tasks.updates.actor_critic import ActorCritic
@@ -53,13 +54,14 @@ class Minibatch:
         """This rank's rows of the minibatch, pass by pass."""
         minibatch = self.rollout.sequences.select(self.rows)
         for part in passes_of(minibatch, limits):
-            rows, sequences = self.rows[part.rows], part.select(minibatch)
+            places = on_device(part.rows, self.rows.device)
+            rows, sequences = self.rows[places], part.select(minibatch)
             width = sequences.response_ids.shape[1]
             yield Microbatch(
                 whole=self,
                 sequences=sequences,
                 policy_mask=self.estimates.policy_mask[rows, :width],
-                advantages=self.advantages[part.rows, :width],
+                advantages=self.advantages[places, :width],
                 is_positive=self.estimates.is_positive[rows],
                 rows=rows,
                 weight=part.weight,
@@ -124,7 +126,7 @@ def accumulate_losses(
         TrainingDiverged: a loss is not finite.
     """
     sums, policy_learns = MetricSums(), "policy" in learning
-    losses = dict.fromkeys(("policy_loss", "surrogate_loss", "entropy") if policy_learns else (), 0.0)
+    losses = LossSums(*(("policy_loss", "surrogate_loss", "entropy") if policy_learns else ()))
     for micro in minibatch.parts(work.pass_limits):
         if policy_learns:
             _accumulate_policy_loss(
@@ -147,11 +149,11 @@ def accumulate_losses(
             coef=work.algorithm.ptx_coef,
         ).nll
 
-    losses = {name: ranks.total(loss_value) for name, loss_value in losses.items()} | ptx_nll
-    for name, loss_value in losses.items():
+    totals = losses.totals() | ptx_nll
+    for name, loss_value in totals.items():
         if not isfinite(loss_value):
             raise TrainingDiverged(f"{name} is {loss_value}; lower the learning rate, or look at the rollout")
-    return {**sums.means(), **losses}
+    return {**sums.means(), **totals}
 
 
 def _accumulate_policy_loss(
@@ -161,23 +163,23 @@ def _accumulate_policy_loss(
     *,
     kl_penalty_coef: float,
     sums: MetricSums,
-    losses: dict[str, float],
+    losses: LossSums,
 ) -> None:
     """Add the policy's gradient, with that of a value head on its trunk; metrics and losses are added to."""
     predicted = predict(networks, micro, work)
     surrogate, policy_loss = policy_loss_of(
         predicted, micro, work, kl_penalty_coef=kl_penalty_coef, sums=sums
     )
-    losses["policy_loss"] += micro.weight * policy_loss.item()
-    losses["surrogate_loss"] += micro.weight * surrogate.item()
+    losses.add("policy_loss", policy_loss, micro.weight)
+    losses.add("surrogate_loss", surrogate, micro.weight)
     if predicted.values is not None:
         regression = value_loss_of(predicted.values, micro, work)
         policy_loss = policy_loss + work.algorithm.value_coef * regression.loss
         _add_value_loss(regression, micro, sums, losses)
     (micro.weight * policy_loss).backward()
     assert predicted.entropy is not None
-    entropy = float(predicted.entropy.detach()[micro.sequences.response_mask].sum())
-    losses["entropy"] += micro.weight * (entropy / micro.whole.num_tokens)
+    entropy = predicted.entropy.detach()[micro.sequences.response_tokens()].sum()
+    losses.add("entropy", entropy.double() / micro.whole.num_tokens, micro.weight)
 
 
 def predict(networks: ActorCritic, micro: Microbatch, work: PolicyOptimization) -> LogProbs:
@@ -299,10 +301,10 @@ def value_loss_of(new_values: Tensor, micro: Microbatch, work: PolicyOptimizatio
 
 
 def _add_value_loss(
-    regression: ValueLoss, micro: Microbatch, sums: MetricSums, losses: dict[str, float]
+    regression: ValueLoss, micro: Microbatch, sums: MetricSums, losses: LossSums
 ) -> None:
     sums.add(regression, micro.weight)
-    losses["value_loss"] = losses.get("value_loss", 0.0) + micro.weight * regression.loss.item()
+    losses.add("value_loss", regression.loss, micro.weight)
 
 
 @torch.no_grad()
@@ -310,11 +312,11 @@ def surrogate_and_old_kl(
     networks: ActorCritic, minibatch: Minibatch, work: PolicyOptimization
 ) -> tuple[float, float]:
     """The surrogate loss, and KL(old‖new) in nats per token, of the policy as it is now."""
-    sums, loss = MetricSums(), 0.0
+    sums, losses = MetricSums(), LossSums("surrogate_loss")
     for micro in minibatch.parts(work.pass_limits):
         with autocast(work.precision, micro.policy_mask.device):
             logprobs = networks.policy.logprobs(micro.sequences, temperature=networks.temperature).logprobs
         surrogate = surrogate_of(logprobs, micro, work)
         sums.add(surrogate, micro.weight)
-        loss += micro.weight * surrogate.loss.item()
-    return ranks.total(loss), sums.means().get("approx_kl", 0.0)
+        losses.add("surrogate_loss", surrogate.loss, micro.weight)
+    return losses.totals()["surrogate_loss"], sums.means().get("approx_kl", 0.0)

@@ -127,6 +127,6 @@ def test_a_selection_is_laid_out_anew(sequences: Sequences) -> None:
 
 def test_equal_prompts_are_found(sequences: Sequences) -> None:
     """A prompt that another one begins with is another prompt, whatever follows it."""
-    assert sequences.first_equal_prompts().tolist() == [0, 1, 0, 3, 1, 1, 3, 0]
+    assert sequences.first_equal_prompts() == [0, 1, 0, 3, 1, 1, 3, 0]
     alike = collate([[5, 6], [5], [5, 6]], [[9], [6, 9], [9]], pad_token_id=0)
-    assert alike.first_equal_prompts().tolist() == [0, 1, 0]
+    assert alike.first_equal_prompts() == [0, 1, 0]

@@ -1,0 +1,118 @@
+"""The table: what each part took, beside what it cannot do without."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from benchmarks.gpu.devices import Facts
+from benchmarks.gpu.floor import Rates, Work
+from benchmarks.gpu.sizes import Fit, Rollout
+from benchmarks.gpu.timing import Timed
+
+HEADER = (
+    "| part | seconds | tokens/s | MFU | share of the bandwidth bound | floor, s | times the floor | peak memory, GB | waits |\n"
+    "|---|---|---|---|---|---|---|---|---|"
+)
+WHOLE = "iteration"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A part, or the whole iteration."""
+
+    part: str
+    seconds: float
+    lowest: float
+    highest: float
+    tokens_per_second: float
+    mfu: float
+    """FLOPs that the part cannot do without, a second, over the peak of the device's data sheet, or what was measured."""
+    bandwidth_share: float | None
+    """Seconds that its bytes would take at the peak, over those that it took; None where bytes do not bound it."""
+    floor_seconds: float
+    peak_memory: float
+    waits: int | None
+
+    @property
+    def over_floor(self) -> float:
+        """Times the floor."""
+        return self.seconds / self.floor_seconds
+
+
+def rows(timed: Mapping[str, Timed], works: Mapping[str, Work], facts: Facts) -> list[Row]:
+    """A row for each part, then one for all of them.
+
+    Floors are by measured products and, where it is known, the data sheet's bandwidth; MFU and shares by the data sheet.
+    """
+    peak = facts.peak or facts.measured
+    rates = Rates(facts.measured.flops, peak.bandwidth)
+    found = [_row(name, timed[name], works[name], peak=peak, rates=rates) for name in works]
+    return [*found, _whole(found, works, peak)]
+
+
+def _row(name: str, timed: Timed, work: Work, *, peak: Rates, rates: Rates) -> Row:
+    return Row(
+        part=name,
+        seconds=timed.seconds,
+        lowest=timed.lowest,
+        highest=timed.highest,
+        tokens_per_second=work.tokens / timed.seconds,
+        mfu=work.flops / timed.seconds / peak.flops,
+        bandwidth_share=work.read_seconds(peak) / timed.seconds if name == "sampling" else None,
+        floor_seconds=work.seconds(rates),
+        peak_memory=timed.peak_memory,
+        waits=timed.waits,
+    )
+
+
+def _whole(parts: list[Row], works: Mapping[str, Work], peak: Rates) -> Row:
+    seconds = sum(each.seconds for each in parts)
+    waits = [each.waits for each in parts if each.waits is not None]
+    return Row(
+        part=WHOLE,
+        seconds=seconds,
+        lowest=sum(each.lowest for each in parts),
+        highest=sum(each.highest for each in parts),
+        tokens_per_second=works["sampling"].tokens / seconds,
+        mfu=sum(work.flops for work in works.values()) / seconds / peak.flops,
+        bandwidth_share=None,
+        floor_seconds=sum(each.floor_seconds for each in parts),
+        peak_memory=max(each.peak_memory for each in parts),
+        waits=sum(waits) if waits else None,
+    )
+
+
+def line(row: Row) -> str:
+    """A line of the table."""
+    share = "" if row.bandwidth_share is None else f"{row.bandwidth_share:.1%}"
+    cells = (
+        row.part,
+        f"{row.seconds:.3g} ({row.lowest:.3g}–{row.highest:.3g})",
+        f"{row.tokens_per_second:,.0f}",
+        f"{row.mfu:.1%}",
+        share,
+        f"{row.floor_seconds:.3g}",
+        f"{row.over_floor:.3g}",
+        f"{row.peak_memory / 1e9:.3g}",
+        "" if row.waits is None else f"{row.waits:,}",
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def heading(size: str, rollout: Rollout, fit: Fit, facts: Facts, *, precision: str) -> str:
+    """What was measured, on what."""
+    peak = "" if facts.peak is None else f", data sheet {_told(facts.peak)}"
+    return (
+        f"{size}, {precision}, {facts.name} (measured {_told(facts.measured)}{peak}): {rollout.prompts} × {rollout.samples} "
+        f"responses of {rollout.response_tokens} tokens to prompts of {rollout.prompt_tokens}, {rollout.minibatches} steps; "
+        f"{fit.sampled_rows} sampled at once, passes of {fit.pass_tokens:,} positions"
+    )
+
+
+def _told(rates: Rates) -> str:
+    return f"{rates.flops / 1e12:.3g} TFLOP/s, {rates.bandwidth / 1e9:.4g} GB/s"
+
+
+def as_json(size: str, found: list[Row], facts: Facts, fit: Fit) -> dict[str, Any]:
+    """All of it."""
+    return {"size": size, "device": asdict(facts), "fit": asdict(fit), "rows": [asdict(row) for row in found]}

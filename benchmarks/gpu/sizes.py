@@ -1,0 +1,134 @@
+"""The models and the rollout that are timed, and what of it fits into a device's memory."""
+
+from dataclasses import dataclass
+
+from flows.estimates.memory import (
+    BFLOAT16,
+    FLOAT32,
+    decoding_bytes,
+    kv_cache_bytes,
+    training_activation_bytes,
+)
+from flows.estimates.model_shape import LLAMA, ModelShape
+
+ADAMW_BYTES = 4 * FLOAT32
+"""Of a weight that is trained: itself, its gradient and AdamW's two moments, all float32."""
+USED_SHARE = 0.85
+"""Of a device's memory that is planned for; the rest is for kernels' work space and fragments."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """A Llama with random weights; policy, reference, critic and reward model have this shape each."""
+
+    name: str
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    vocab_size: int
+
+    @property
+    def shape(self) -> ModelShape:
+        """As the formulas take it; input and output embeddings are one table."""
+        return ModelShape(
+            family=LLAMA,
+            hidden_size=self.hidden_size,
+            num_layers=self.num_layers,
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            intermediate_size=self.intermediate_size,
+            vocab_size=self.vocab_size,
+            num_positions=0,
+            has_tied_head=True,
+        )
+
+
+SIZES = {
+    each.name: each
+    for each in (
+        Size("tiny", 32, 2, 4, 2, 8, 64, 128),
+        Size("0.5b", 896, 24, 14, 2, 64, 4864, 151936),  # widths of Qwen2.5-0.5B
+        Size("1.5b", 1536, 28, 12, 2, 128, 8960, 151936),  # of Qwen2.5-1.5B
+    )
+}
+"""Name on the command line → size."""
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """What one iteration samples, and learns from once."""
+
+    prompts: int = 128
+    samples: int = 16
+    """Responses to each prompt."""
+    prompt_tokens: int = 256
+    response_tokens: int = 512
+    """All responses have so many: no token ends one."""
+    minibatches: int = 4
+    """Optimiser steps of policy and of critic."""
+
+    @property
+    def responses(self) -> int:
+        """Rows."""
+        return self.prompts * self.samples
+
+    @property
+    def total_tokens(self) -> int:
+        """Of a prompt with its response."""
+        return self.prompt_tokens + self.response_tokens
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What is computed at once, so that it fits into memory."""
+
+    sampled_rows: int
+    """Responses side by side."""
+    pass_tokens: int
+    """Positions of one pass over given responses."""
+
+
+class TooLarge(ValueError):
+    """A model, or one row of it, does not fit into the device."""
+
+
+def network_bytes(size: Size) -> float:
+    """Policy and critic with their optimisers, the reference in float32, and the reward model in bfloat16; what autocast
+    keeps of one network in bfloat16."""
+    policy, trunk = size.shape.weights, size.shape.trunk_weights
+    return (policy + trunk) * ADAMW_BYTES + policy * FLOAT32 + trunk * BFLOAT16 + policy * BFLOAT16
+
+
+def fit(size: Size, rollout: Rollout, *, memory: float) -> Fit:
+    """As many rows and positions at once as fit into so many bytes; powers of two, or all.
+
+    Raises:
+        TooLarge: not even one row fits beside the networks.
+    """
+    left = memory * USED_SHARE - network_bytes(size)
+    shape, total = size.shape, rollout.total_tokens
+    row = kv_cache_bytes(shape, tokens=2 * total, bytes_each=BFLOAT16) + decoding_bytes(shape, rows=1)
+    whole_pass = training_activation_bytes(
+        shape, tokens=total, logit_tokens=rollout.response_tokens, is_bfloat16=True
+    )
+    rows, in_pass = left / row, left / whole_pass
+    if rows < 1 or in_pass < 1:
+        raise TooLarge(
+            f"--size {size.name} with {total} tokens a response needs {network_bytes(size) / 1e9:.1f} GB for its networks and "
+            f"{whole_pass / 1e9:.1f} GB for one response; this device has {memory / 1e9:.1f} GB: take a smaller size"
+        )
+    return Fit(
+        sampled_rows=_power_of_two(rows, rollout.responses),
+        pass_tokens=total * _power_of_two(in_pass, rollout.responses // rollout.minibatches),
+    )
+
+
+def _power_of_two(most: float, all_of_them: int) -> int:
+    """The largest power of two that is no more than ``most``; all where these are no more."""
+    if most >= all_of_them:
+        return all_of_them
+    return 1 << (int(most).bit_length() - 1)

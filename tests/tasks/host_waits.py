@@ -1,0 +1,102 @@
+"""Where a program waits for its device: counted on a CPU, where each of these costs nothing, as a GPU would have to wait.
+
+A number that Python reads, and a tensor whose shape depends on what others hold, are known only when all that was started
+before is done; a GPU has nothing to do then until Python has started more.
+"""
+
+import traceback
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+ROOT = Path(__file__).resolve().parents[2]
+ATEN = torch.ops.aten
+READS = {
+    ATEN._local_scalar_dense,  # item(), int(), float(), bool() and a tensor as a condition
+    ATEN.equal,
+    ATEN.is_nonzero,
+}
+SHAPED_BY_VALUES = {
+    ATEN.nonzero,
+    ATEN.masked_select,
+    ATEN._unique2,
+    ATEN.unique_dim,
+    ATEN.unique_consecutive,
+    ATEN.repeat_interleave,
+}
+INDEXED = {ATEN.index, ATEN.index_put, ATEN.index_put_, ATEN._index_put_impl_, ATEN._unsafe_index}
+LIBRARY = "transformers"
+COPIES = {Tensor.tolist, Tensor.cpu, Tensor.numpy, Tensor.__array__}
+"""Which no operator tells of where the tensor is on the CPU already."""
+
+
+class HostWaits(TorchDispatchMode):
+    """Counts what would wait for the device, while it is entered; the forward passes of a library's model included."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.where: Counter[str] = Counter()
+        """File and line of this project, and the operator → how often."""
+        self._copies = _Copies(self.where)
+
+    def __enter__(self) -> Self:
+        self._copies.__enter__()
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._copies.__exit__(*error)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Count the operator if it waits, and call it."""
+        packet, named = func.overloadpacket, kwargs or {}
+        if packet in READS or (packet in SHAPED_BY_VALUES and named.get("output_size") is None):
+            self.where[_caller(packet.__name__)] += 1
+        elif packet in INDEXED and _by_mask(func, args):
+            self.where[_caller(packet.__name__)] += 1
+        return func(*args, **named)
+
+    @property
+    def own(self) -> int:
+        """Of this project's code."""
+        return self.where.total() - self.where[LIBRARY]
+
+
+class _Copies(TorchFunctionMode):
+    def __init__(self, where: Counter[str]) -> None:
+        super().__init__()
+        self._where = where
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func in COPIES:
+            self._where[_caller(func.__name__)] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def _by_mask(func: Any, args: Sequence[Any]) -> bool:
+    """Whether a tensor is indexed by True and False; one number for all that are True needs no wait."""
+    masks = [each for each in args[1] if each is not None and each.dtype in (torch.bool, torch.uint8)]
+    fills = func.overloadpacket is not ATEN.index and len(masks) == 1 and args[2].numel() == 1
+    return bool(masks) and not fills
+
+
+def _caller(name: str) -> str:
+    """The innermost line of this project that is no test; a library's models are one place."""
+    for frame in reversed(traceback.extract_stack()):
+        path = Path(frame.filename)
+        if "transformers" in path.parts:
+            return LIBRARY
+        if path.is_relative_to(ROOT) and not {"tests", ".venv"} & set(path.relative_to(ROOT).parts):
+            return f"{path.relative_to(ROOT)}:{frame.lineno} {name}"
+    return f"elsewhere {name}"
