@@ -17,8 +17,8 @@ from flows.commands.init import init
 from flows.commands.keys import keys_app
 from flows.commands.logs import logs
 from flows.commands.plan import plan
-from flows.commands.report import report
 from flows.commands.publish import publish, rollback
+from flows.commands.report import report
 from flows.commands.resume import resume
 from flows.commands.run import run
 from flows.commands.sample import sample

@@ -50,7 +50,7 @@ def life_with(ledger: Recorder, *, files: dict[str, str] | None = None, **stages
     """A run whose stages have these records; ``files``: step → what its artifact holds, its own name if not given."""
     said: list[str] = []
     steps = {"model", "sft", *stages}
-    record = SimpleNamespace(stages=stages, copies={}, unpublished={})
+    record = SimpleNamespace(stages=stages, copies={}, unpublished={}, refused_aliases={}, approvals=())
     return SimpleNamespace(
         run=SimpleNamespace(
             record=record,
@@ -104,8 +104,18 @@ def test_the_alias_moves_when_the_gate_has_passed(status: str) -> None:
 
 def test_a_gate_that_failed_but_continues_keeps_the_alias_where_it_is() -> None:
     ledger = Recorder()
-    publish(PUBLICATION, life_with(ledger, policy=POLICY, evaluation=gated("completed", gain=-0.1)))
+    life = life_with(ledger, policy=POLICY, evaluation=gated("completed", gain=-0.1))
+    publish(PUBLICATION, life)
     assert ledger.asked == [("policy", "quickstart", None)]
+    why = life.run.record.refused_aliases["quickstart@champion"]
+    assert why.startswith("gate of evaluation: accuracy_gain")
+
+
+def test_why_an_alias_stayed_is_forgotten_once_it_moves() -> None:
+    life = life_with(Recorder(), policy=POLICY, evaluation=gated("completed", gain=0.1))
+    life.run.record.refused_aliases = {"quickstart@champion": "a gate", "other@champion": "another"}
+    publish(PUBLICATION, life)
+    assert life.run.record.refused_aliases == {"other@champion": "another"}
 
 
 @pytest.mark.parametrize("status", ["gate_closed", "failed", "blocked", "resumable", "waiting"])
