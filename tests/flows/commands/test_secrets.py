@@ -158,7 +158,7 @@ def test_with_a_bucket_and_servers_a_failure_and_its_resume_leave_no_secret_anyw
         "-v",
     ]
     printed = []
-    with mlflow_server(server, port):
+    with mlflow_server(server, port, seconds=300):
         for expected in (ExitCode.INTERNAL, ExitCode.OK):
             done = subprocess.run(
                 command, env=environment, capture_output=True, text=True, timeout=400, check=False
