@@ -139,7 +139,8 @@ class BucketGarbage:
             return self._delete(paths, only_if=lambda: True)
 
     def records(self) -> Mapping[str, int]:
-        return self._sizes(f"{REMOVED_FOLDER}/")
+        sizes = self._sizes(f"{REMOVED_FOLDER}/")
+        return {digest: size for digest, size in sizes.items() if is_digest(digest)}
 
     def _keep_ref(self, ref: Ref) -> None:
         """Write down a ref that is about to go."""

@@ -96,7 +96,8 @@ class StoreGarbage:
 
     def records(self) -> Mapping[str, int]:
         root = self._root / REMOVED_FOLDER
-        return {path.name: bytes_in(path) for path in root.iterdir()} if root.is_dir() else {}
+        folders = root.iterdir() if root.is_dir() else ()
+        return {path.name: bytes_in(path) for path in folders if is_digest(path.name)}
 
     def _keep_quarantined(self, path: Path) -> None:
         """The record of a damaged object that nobody has made again."""

@@ -75,7 +75,7 @@ def test_a_database_that_was_lost_is_written_again(workspace: Path, database: Pa
 
 
 @contextmanager
-def mlflow_server(folder: Path, port: int) -> Iterator[None]:
+def mlflow_server(folder: Path, port: int, *, seconds: float = 90.0) -> Iterator[None]:
     """A real server on loopback, ended with everything that it started."""
     command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port)]
     command += ["--workers", "1", "--backend-store-uri", f"sqlite:///{folder / 'mlflow.db'}"]
@@ -90,7 +90,7 @@ def mlflow_server(folder: Path, port: int) -> Iterator[None]:
             start_new_session=True,
         )
     try:
-        give_up = time.monotonic() + 90
+        give_up = time.monotonic() + seconds
         while not answers(port):
             assert process.poll() is None, (folder / "server.log").read_text()
             assert time.monotonic() < give_up, (folder / "server.log").read_text()

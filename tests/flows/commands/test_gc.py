@@ -1,6 +1,7 @@
 """`vantage gc` as a user calls it."""
 
 import json
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from typer.testing import CliRunner
 from flows.commands.main import app
 from flows.exit_codes import ExitCode
 from flows.runs.workspace import Workspace
+from storage.removed import find_removed
 from storage.store import Store
 from tests.flows.runs.test_collecting import make, stage_of, write_run
 
@@ -47,6 +49,23 @@ def test_json_is_one_value(workspace: Workspace) -> None:
     assert [each["kind"] for each in found["removed"]] == ["run", "run", "ref", "ref", "object", "object"]
     assert found["bytes"] == sum(each["num_bytes"] for each in found["removed"])
     assert found["in_use"] == found["unsent"] == []
+
+
+def test_what_is_removed_is_still_known(workspace: Workspace) -> None:
+    store = Store(workspace.store)
+    [key] = [key for key in store.stage_keys() if (ref := store.find(key)) and ref.key_parts == {"n": 1}]
+    ref = store.find(key)
+    assert ref is not None
+    _, output = gc(workspace, "--keep-last", "1", "--older-than", "0m")
+    removal = find_removed(store, ref.artifact.digest)
+    assert removal is not None
+    assert removal.refs == (ref,)
+    assert removal.why.endswith("needed it (vantage gc --keep-last 1 --older-than 0s)")
+    assert " on " in removal.by
+    assert datetime.fromisoformat(removal.when).tzinfo is not None
+    size = sum(path.stat().st_size for path in (workspace.store / "removed").rglob("*.json"))
+    assert f"kept of 1 removed artifact: manifest, metrics and refs, {size:,} bytes" in output
+    assert json.loads(gc(workspace, "--json")[1])["records"] == {"artifacts": 1, "bytes": size}
 
 
 @pytest.mark.parametrize("age", ["30", "d", "-1d", "30 days", "1w"])

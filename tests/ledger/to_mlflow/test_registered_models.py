@@ -23,6 +23,7 @@ from schemas.records.artifacts import (
     RewardModel,
     ValueModel,
 )
+from schemas.safe_text import markdown_text
 from tests.ledger.cutting import cut_after_every_write
 from tests.ledger.small_run import VERDICT, artifact, runs_of
 
@@ -261,7 +262,7 @@ def test_a_published_models_page_names_its_gates_and_its_evaluation(workspace: P
     version = client.get_model_version("quickstart", "1")
     assert version.tags["vantage.gate.judged.accuracy_gain"] == str(verdict)
     assert version.tags["vantage.measured.judged.accuracy_gain"] == "0.25"
-    assert f"- judged: {verdict}" in version.description
+    assert f"- judged: {markdown_text(str(verdict))}" in version.description
     assert "- judged: accuracy_gain 0.25" in version.description
     model = client.get_logged_model(client.get_run(version.run_id).data.tags["vantage.model"])
     assert [(metric.key, metric.value) for metric in model.metrics] == [("accuracy_gain", 0.25)]
