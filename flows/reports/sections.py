@@ -19,6 +19,7 @@ from ledger.pages.elements import Table, cut, rows, safe
 
 _LONGEST = 600
 """Characters of a reason or a remark."""
+_LONGEST_COMMAND = 4_000
 _MOST_OVERRIDES = 100
 
 
@@ -42,7 +43,7 @@ def head(report: Report) -> str:
         for step in failed
     ]
     if report.next_steps:
-        lines = safe("\n".join(report.next_steps))
+        lines = safe("\n".join(cut(line, _LONGEST_COMMAND) for line in report.next_steps))
         parts.append(f'<h2>What can be done</h2><div class="commands">{lines}</div>')
     return "\n".join([*parts, _facts(report)])
 

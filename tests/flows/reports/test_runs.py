@@ -39,7 +39,7 @@ def made(tmp_path_factory: pytest.TempPathFactory, ledger_database: str) -> Path
     workspace = Workspace(folder / "workspace")
     workspace.root.mkdir()
     (workspace.root / "measured.json").write_text(
-        json.dumps({"prepare_data": {"source_rows": 100.0, "dropped_rows": 5.0}})
+        json.dumps({"prepare_data": {"source_rows": 100.0, "dropped_rows": 5.0, "repeated_rows": 0.0}})
     )
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("MLFLOW_TRACKING_URI", ledger_database)
