@@ -175,10 +175,10 @@ def environment(report: Report) -> str:
             )
         )
     if report.code:
-        body = tuple((step, digest[:12]) for step, digest in report.code)
+        codes = tuple((step, digest[:12]) for step, digest in report.code)
         parts.append(
             "<details><summary>Digest of the code that each step ran</summary>"
-            f"{rows(Table('Code of each step', '', ('step', 'code'), body, left=2))}</details>"
+            f"{rows(Table('Code of each step', '', ('step', 'code'), codes, left=2, whole=(0, 1)))}</details>"
         )
     return "\n".join(parts)
 
