@@ -240,7 +240,7 @@ class Ledger:
 
     def log_report(self, file: Path) -> None:
         """The report of the run is made: the file becomes an artifact of the run in MLflow, as it is when it is sent."""
-        self._record(LogReport(time=_now(), file=str(file.absolute())))
+        self._record(LogReport(time=_now(), file=str(file.absolute())), can_wait=True)
 
     def close_stale(self, run_id: str, *, reason: str) -> None:
         """The process of another run is dead: its MLflow runs that are still RUNNING are closed as KILLED."""
@@ -365,7 +365,7 @@ class Ledger:
         path = f"{page}?workflowType=machine_learning" if page else ""
         return f"{shown.rstrip('/')}/{path}"
 
-    def _record(self, operation: Operation) -> None:
+    def _record(self, operation: Operation, *, can_wait: bool = False) -> None:
         """Write an operation to disk and notify the sender. A full disk gives a warning, and does not stop the run."""
         with self._recording:
             if self._outbox is None:
@@ -376,7 +376,7 @@ class Ledger:
             except OSError as error:
                 log.warning("the ledger's outbox %s cannot be written (%s)", self._outbox.folder, error)
                 return
-            self._sender.notify(self._outbox)
+            self._sender.notify(self._outbox, can_wait=can_wait)
 
 
 def _now() -> int:

@@ -52,11 +52,17 @@ class Sender:
         self._given_up_at = -1  # of recorded, at the last attempt that failed
         self._closed = False
 
-    def notify(self, outbox: Outbox) -> None:
-        """There is one more operation in the run's outbox."""
+    def notify(self, outbox: Outbox, *, can_wait: bool = False) -> None:
+        """There is one more operation in the run's outbox.
+
+        ``can_wait``: a server that did not answer the last attempt is not asked again for this alone when the run is closed.
+        """
         with self._changed:
             self._outbox = outbox
+            gave_up = self._given_up_at == self._recorded
             self._recorded += 1
+            if can_wait and gave_up:
+                self._given_up_at = self._recorded
             self._changed.notify_all()
         self.warm_up()
 

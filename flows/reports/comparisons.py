@@ -105,13 +105,13 @@ def distribution(
     values = sorted(set(together))
     is_discrete = len(values) <= FEW_VALUES and not is_length
     edges = tuple(values) if is_discrete else _edges(min(together), max(together))
-    count = (lambda of: _by_value(of, edges)) if is_discrete else (lambda of: _by_bin(of, edges))
+    count = _by_value if is_discrete else _by_bin
     return Distribution(
         what=what,
         edges=edges,
         is_discrete=is_discrete,
-        baseline=count(finite["baseline"]),
-        candidate=count(finite["candidate"]),
+        baseline=count(finite["baseline"], edges),
+        candidate=count(finite["candidate"], edges),
         baseline_mean=fmean(finite["baseline"]),
         candidate_mean=fmean(finite["candidate"]),
     )

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite
+from statistics import fmean
 
 from flows.reports.gathered import Curve, Point, StageCurves
 from flows.runs.told import Row
@@ -11,6 +12,8 @@ from schemas.records.metrics import METRICS
 
 MOST_POINTS = 200
 """Of a longer curve, so many points are drawn."""
+TREND_POINTS = 25
+"""A curve of more than twice as many points also shows the means of so many equal parts."""
 MOST_FIGURES = 90
 """On the page; of a recipe with many stages, each shows fewer curves."""
 MOST_OF_A_STAGE = 12
@@ -48,6 +51,7 @@ ORDER = (
 )
 """Metrics whose curves are drawn, those that say most first: reward, held-out score, loss, KL, entropy, length, clipping."""
 
+_WITHOUT_NOISE = ("learning_rate", "learning_rate_policy", "kl_coef")
 _BY_ROLLOUT = ("value_pretraining", "policy_optimization", "best_of_n")
 _BY_BATCH = ("preference_collection", "rollout_collection")
 _TABLE: Mapping[str, Metric] = {metric.name: metric for metric in METRICS}
@@ -58,6 +62,8 @@ def stage_curves(
 ) -> StageCurves | None:
     """The curves of one stage; None: it has none."""
     found = [name for name in ORDER if told.get(name)]
+    if kind not in _BY_ROLLOUT + _BY_BATCH:  # of a reward model, the mean score says little
+        found.sort(key="score_mean".__eq__)
     drawn = tuple(filter(None, (_curve(name, told[name]) for name in found[:most])))
     if not drawn:
         return None
@@ -87,6 +93,18 @@ def thinned(points: Sequence[Point], most: int = MOST_POINTS) -> tuple[Point, ..
         ends = {min(of_part, key=lambda each: each[1]), max(of_part, key=lambda each: each[1])}
         kept += sorted(ends)
     return (*kept, points[-1])
+
+
+def trend(points: Sequence[Point], parts: int = TREND_POINTS) -> tuple[Point, ...]:
+    """The mean of each of equal parts, at the mean of its steps; empty for a curve that is short enough to be read."""
+    if len(points) <= 2 * parts:
+        return ()
+    found = []
+    for part in range(parts):
+        of_part = points[part * len(points) // parts : (part + 1) * len(points) // parts]
+        steps, values = zip(*of_part, strict=True)
+        found.append((round(fmean(steps)), fmean(values)))
+    return tuple(found)
 
 
 def meaning_of(name: str) -> tuple[str, str]:
@@ -132,4 +150,5 @@ def _curve(name: str, rows: Sequence[Row]) -> Curve | None:
         points=thinned(finite),
         total=len(finite),
         undefined=len(rows) - len(finite),
+        trend=() if name in _WITHOUT_NOISE else trend(finite),
     )

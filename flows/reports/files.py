@@ -19,8 +19,10 @@ def write_report(workspace: Workspace, run_id: str, file: Path | None = None) ->
 
     Raises:
         RunError: there is no such run, or it cannot be read.
-        OSError: the file cannot be written.
+        OSError: the file cannot be written (ValueError: it is a folder).
     """
+    if file is not None and file.is_dir():  # which would be moved out of the way
+        raise ValueError(f"--to {file} is a folder; name a file in it")
     record = read_run(workspace, run_id)
     page = page_of(workspace, record)
     target = file or workspace.folder(run_id) / REPORT

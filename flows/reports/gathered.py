@@ -67,6 +67,8 @@ class Curve:
     """Points before some were left out."""
     undefined: int = 0
     """Points that are left out because they are not finite."""
+    trend: tuple[Point, ...] = ()
+    """Of a curve of many points: the mean of each of equal parts, at the mean of its steps."""
 
 
 @dataclass(frozen=True)

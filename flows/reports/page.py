@@ -116,7 +116,7 @@ def _curves(report: Report) -> str:
         parts.insert(
             0,
             '<p class="soft">Of a curve with many points, the first and last are drawn, and of each of equal parts between '
-            "them the lowest and the highest.</p>",
+            "them the lowest and the highest (thin line), so that no spike is lost; the thick line shows means of 25 parts.</p>",
         )
     return "\n".join(parts)
 

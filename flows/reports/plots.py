@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from flows.reports.gathered import Comparison, Curve, Distribution, StageCurves
 from flows.reports.words import number
-from ledger.pages.plots import INK, LOW, ONE, TWO, Plot, svg
+from ledger.pages.plots import INK, LOW, ONE, OTHER, TWO, Plot, svg
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,7 +19,6 @@ _NOTES = {
     "explained_variance": "good: above 0, and not falling",
     "validation_explained_variance": "on held-out prompts; good: above 0, and rising",
     "validation_score": "on held-out prompts; good: rises",
-    "score_mean": "reward of the sampled responses; good: rises",
     "kl_to_reference": "how far it has moved from where it started",
     "entropy": "good: does not collapse to 0",
     "clip_fraction": "share of tokens whose update was clipped",
@@ -47,14 +46,20 @@ def _curve(stage: StageCurves, curve: Curve) -> Plot:
         if curve.metric in _CROSSING_ZERO:
             axes.axhline(0, color=INK, linewidth=0.8)
         marked = len(steps) <= _MARKED
-        axes.plot(steps, values, color=ONE, linewidth=1.2, marker="o" if marked else None, markersize=3)
+        if curve.trend:
+            axes.plot(steps, values, color=OTHER, linewidth=0.7, alpha=0.7)
+            axes.plot(*zip(*curve.trend, strict=True), color=ONE, linewidth=1.8)
+        else:
+            axes.plot(steps, values, color=ONE, linewidth=1.2, marker="o" if marked else None, markersize=3)
         axes.set_xlabel(stage.by, labelpad=2)
         axes.locator_params(axis="x", integer=True, nbins=6)
         axes.locator_params(axis="y", nbins=6)
 
     unit = f" ({curve.unit})" if curve.unit not in ("", "1") else ""
     ends = f"{number(values[0])} → {number(values[-1])}"
-    said = ", ".join(filter(None, [_NOTES.get(curve.metric), _left_out(curve)]))
+    of_rollout = curve.metric == "score_mean" and stage.by == "iteration"
+    note = "reward of the sampled responses; good: rises" if of_rollout else _NOTES.get(curve.metric)
+    said = ", ".join(filter(None, [note, _left_out(curve)]))
     label = f"{stage.step}: {curve.metric}{unit} by {stage.by}, from {ends}, lowest {number(min(values))}, highest {number(max(values))}"
     return Plot(
         title=f"{curve.metric}{unit}",

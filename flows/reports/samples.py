@@ -58,15 +58,21 @@ def _tokens(answer: Answer) -> str:
     total = sum(token.logprob for token in answer.tokens)
     tokens = "".join(
         f'<span class="{"rare" if token.logprob < _RARE else "likely"}">{safe(_visible(token.text))}'
-        f"<small>{token.logprob:.2f}</small></span>"
+        f"<small>{_two_decimals(token.logprob)}</small></span>"
         for token in answer.tokens
     )
     more = f" {answer.more_tokens:,} more tokens were not recorded." if answer.more_tokens else ""
     return (
         f'<details><summary>Log-probability of each of {len(answer.tokens)} tokens</summary><p class="soft">In nats, when it was '
-        f"drawn; {total:.2f} together. A token that was drawn against the odds (below {_RARE:g}) has a thick border.{more}</p>"
+        f"drawn; {_two_decimals(total)} together. A token that was drawn against the odds (below {_RARE:g}) has a thick border.{more}</p>"
         f'<div class="tokens">{tokens}</div></details>'
     )
+
+
+def _two_decimals(logprob: float) -> str:
+    """Without a sign where nothing is left of the number."""
+    shown = f"{logprob:.2f}"
+    return shown.lstrip("-") if float(shown) == 0.0 else shown
 
 
 def _visible(text: str) -> str:

@@ -19,7 +19,8 @@ from ledger.pages.elements import Table, cut, rows, safe
 
 _LONGEST = 600
 """Characters of a reason or a remark."""
-_MOST_OVERRIDES = 60
+_LONGEST_COMMAND = 4_000
+_MOST_OVERRIDES = 100
 
 
 def head(report: Report) -> str:
@@ -42,7 +43,7 @@ def head(report: Report) -> str:
         for step in failed
     ]
     if report.next_steps:
-        lines = safe("\n".join(report.next_steps))
+        lines = safe("\n".join(cut(line, _LONGEST_COMMAND) for line in report.next_steps))
         parts.append(f'<h2>What can be done</h2><div class="commands">{lines}</div>')
     return "\n".join([*parts, _facts(report)])
 
@@ -56,14 +57,20 @@ def _facts(report: Report) -> str:
         ("started", f"{report.started}{f', opened {report.openings} times' if report.openings > 1 else ''}"),
         ("steps", f"{len(done)} of {len(report.steps)} have an artifact, {reused} of them reused"),
         ("computed for", f"{duration(total)} in all steps together" if total else "nothing was computed"),
-        *(
-            ("changed by --set", each)
-            for each in [", ".join(report.overrides[:_MOST_OVERRIDES])]
-            if report.overrides
-        ),
     ]
     rows_of = "".join(f"<dt>{safe(name)}</dt><dd>{safe(cut(text, 2000))}</dd>" for name, text in facts)
-    return f'<dl class="facts">{rows_of}</dl>'
+    return f'<dl class="facts">{rows_of}</dl>{_overrides(report)}'
+
+
+def _overrides(report: Report) -> str:
+    if not report.overrides:
+        return ""
+    shown = [
+        f"<li><code>{safe(cut(each, _LONGEST))}</code></li>" for each in report.overrides[:_MOST_OVERRIDES]
+    ]
+    count = len(report.overrides)
+    more = f"<li>and {count - len(shown):,} more</li>" if count > len(shown) else ""
+    return f"<details><summary>Changed by --set: {count:,}</summary><ul>{''.join(shown)}{more}</ul></details>"
 
 
 def steps_table(report: Report) -> str:
@@ -168,10 +175,10 @@ def environment(report: Report) -> str:
             )
         )
     if report.code:
-        body = tuple((step, digest[:12]) for step, digest in report.code)
+        codes = tuple((step, digest[:12]) for step, digest in report.code)
         parts.append(
             "<details><summary>Digest of the code that each step ran</summary>"
-            f"{rows(Table('Code of each step', '', ('step', 'code'), body, left=2))}</details>"
+            f"{rows(Table('Code of each step', '', ('step', 'code'), codes, left=2, whole=(0, 1)))}</details>"
         )
     return "\n".join(parts)
 

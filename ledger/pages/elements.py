@@ -30,8 +30,8 @@ class Table:
 
 
 def safe(text: str) -> str:
-    """The text as HTML, without secrets and control characters; also for the value of an attribute."""
-    return escape(safe_text(text))
+    """The text as HTML, without secrets and control characters; also for the value of an attribute in double quotes."""
+    return escape(safe_text(text), quote=False).replace('"', "&quot;")
 
 
 def cut(text: str, characters: int) -> str:

@@ -73,6 +73,7 @@ th, td { padding: .25rem .75rem; border-bottom: 1px solid var(--line); text-alig
   vertical-align: top; font-weight: 400; }
 thead th { font-weight: 600; vertical-align: bottom; }
 .text { text-align: left; white-space: normal; overflow-wrap: anywhere; min-width: 8rem; }
+.text:last-child:not(:first-child) { min-width: 16rem; }
 th.whole, td.whole { text-align: left; white-space: nowrap; }
 details { margin: .5rem 0; } summary { cursor: pointer; font-weight: 600; padding: .25rem 0; }
 pre { font: inherit; white-space: pre-wrap; overflow-wrap: anywhere; margin: .25rem 0; }

@@ -1,6 +1,6 @@
 """Operations on their way through the outbox."""
 
-from ledger.operations import LogMetrics, from_json, to_json
+from ledger.operations import LogMetrics, LogReport, from_json, to_json
 from tests.ledger.told_operations import (
     FINISH_STAGE,
     OPEN_RUN,
@@ -11,5 +11,6 @@ from tests.ledger.told_operations import (
 
 def test_every_operation_survives_the_outbox() -> None:
     rows = (("loss", 0.25, 1000, 0), ("loss", float("inf"), 1001, 1))
-    for operation in (OPEN_RUN, OPEN_STAGE, FINISH_STAGE, REUSE, LogMetrics(stage="sft", rows=rows)):
+    told = (LogMetrics(stage="sft", rows=rows), LogReport(time=5, file="/runs/1/report.html"))
+    for operation in (OPEN_RUN, OPEN_STAGE, FINISH_STAGE, REUSE, *told):
         assert from_json(to_json(operation)) == operation

@@ -65,6 +65,25 @@ def test_what_one_run_could_not_send_the_next_one_sends_before_its_own(
     assert reused.data.tags["vantage.reused_from"] == made["sft"].info.run_id
 
 
+def test_a_report_is_not_waited_for_where_mlflow_has_just_not_answered(
+    workspace: Path,
+) -> None:
+    """The run has waited once for a server that is down; the report is sent by the next run."""
+    file = workspace / "report.html"
+    file.write_text("the report")
+    ledger = Ledger("http://127.0.0.1:9", workspace, "tiny")
+    tell_run(ledger, "0001-tiny-aaaaaa")
+    assert not ledger.flush()
+    asked = ledger._sender._flushes_requested
+    ledger.log_report(file)
+    assert not ledger.close()
+    assert ledger._sender._flushes_requested == asked
+    record_run(workspace, "0002-tiny-bbbbbb")
+    client = client_of(workspace)
+    parent = runs_of(client, "0001-tiny-aaaaaa")[""]
+    assert [each.path for each in client.list_artifacts(parent.info.run_id)] == ["report.html"]
+
+
 def test_a_database_that_was_lost_is_written_again(workspace: Path, database: Path) -> None:
     record_run(workspace, "0001-tiny-aaaaaa")
     expected = snapshot(client_of(workspace), "0001-tiny-aaaaaa")

@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from websockets.sync.client import ClientConnection, connect
+from websockets.sync.client import connect
+from websockets.sync.connection import Connection
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 SECONDS = 60.0
@@ -27,7 +28,7 @@ def binary() -> str | None:
 class Tab:
     """One page of the browser."""
 
-    def __init__(self, socket: ClientConnection) -> None:
+    def __init__(self, socket: Connection) -> None:
         self._socket = socket
         self._number = 0
         self.session = ""
@@ -137,7 +138,7 @@ def _address(process: "subprocess.Popen[str]") -> str:
     raise AssertionError("the browser has ended")
 
 
-def _tab(socket: ClientConnection) -> Tab:
+def _tab(socket: Connection) -> Tab:
     tab = Tab(socket)
     target = tab.call("Target.createTarget", url="about:blank")["targetId"]
     tab.session = tab.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]

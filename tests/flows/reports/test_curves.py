@@ -4,7 +4,7 @@ from math import inf, nan
 
 import pytest
 
-from flows.reports.curves import MOST_FIGURES, ORDER, most_of_each, stage_curves, thinned, tokens_of
+from flows.reports.curves import MOST_FIGURES, ORDER, most_of_each, stage_curves, thinned, tokens_of, trend
 from schemas.records.metrics import METRICS
 
 
@@ -55,3 +55,18 @@ def test_many_stages_show_fewer_curves_each() -> None:
 def test_every_curve_that_is_drawn_is_a_metric() -> None:
     assert set(ORDER) <= {metric.name for metric in METRICS}
     assert len(set(ORDER)) == len(ORDER)
+
+
+def test_the_trend_is_the_mean_of_equal_parts() -> None:
+    """Steps 1 to 9 in 3 parts: means 2, 20 and 200 at steps 2, 5 and 8."""
+    values = [1.0, 2.0, 3.0, 10.0, 20.0, 30.0, 100.0, 200.0, 300.0]
+    points = [(step, value) for step, value in enumerate(values, start=1)]
+    assert trend(points, 3) == ((2, 2.0), (5, 20.0), (8, 200.0))
+    assert trend(points[:6], 3) == ()
+
+
+def test_the_mean_score_of_a_reward_model_comes_last() -> None:
+    told = {name: [(1, 0, 1.0)] for name in ("score_mean", "loss", "grad_norm")}
+    for kind, first in (("reward_model", "loss"), ("policy_optimization", "score_mean")):
+        found = stage_curves("x", kind, told, most=9)
+        assert found is not None and found.curves[0].metric == first

@@ -8,7 +8,7 @@ from ledger.pages.elements import Table, cut, page, rows, safe
 def test_no_text_leaves_its_element_or_its_attribute(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "canary-0123456789")
     assert safe("<b a=\"x\" c='y'>&\x1b canary-0123456789") == (
-        "&lt;b a=&quot;x&quot; c=&#x27;y&#x27;&gt;&amp;\\u001b ***"
+        "&lt;b a=&quot;x&quot; c='y'&gt;&amp;\\u001b ***"
     )
 
 
@@ -29,8 +29,6 @@ def test_a_table_names_its_columns_and_rows() -> None:
 
 def test_a_page_allows_nothing_but_itself() -> None:
     text = page("<i>", "<p>body</p>")
-    assert (
-        "default-src &#x27;none&#x27;" not in text and "default-src 'none'; style-src 'unsafe-inline'" in text
-    )
+    assert "default-src 'none'; style-src 'unsafe-inline'" in text
     assert text.count("&lt;i&gt;") == 2 and "<i>" not in text
     assert '<html lang="en">' in text and text.index('class="skip"') < text.index("<main")
