@@ -1,6 +1,6 @@
 """Environments of computations, one file for each digest: many artifacts are made in one environment.
 
-    environments/<sha256>.json    ``schemas.records.environment.Environment``; a ref's provenance names the digest
+environments/<sha256>.json    ``schemas.records.environment.Environment``; a ref's provenance names the digest
 """
 
 import hashlib

@@ -33,8 +33,8 @@ from rich.text import Text
 
 from flows.attempts.jobs import gates_of
 from flows.commands.findings import Finding
-from flows.runs.planning import PlannedStep
 from flows.identity.shown import describe
+from flows.runs.planning import PlannedStep
 from flows.runs.record import SUCCEEDED, RunRecord, StageRecord
 from flows.runs.resolving import ChosenRates
 from flows.runs.status import RunView

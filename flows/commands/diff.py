@@ -19,7 +19,11 @@ def diff(
     b: Annotated[str, typer.Argument(metavar="B", help="The same.", autocompletion=complete_run)],
     overrides: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Override a field of a recipe: of B if both are one. Repeatable."),
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Override a field of a recipe: of B if both are one. Repeatable.",
+        ),
     ] = None,
     workspace: Place = DEFAULT_WORKSPACE,
     as_json: AsJson = False,

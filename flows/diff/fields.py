@@ -52,5 +52,5 @@ def field_differences(a: Any, b: Any, path: str = "") -> Iterator[FieldDifferenc
         yield FieldDifference(field=path, b=b, only="b")
     elif b is _ABSENT:
         yield FieldDifference(field=path, a=a, only="a")
-    elif a != b or type(a) is not type(b) and bool in (type(a), type(b)):
+    elif a != b or (type(a) is not type(b) and bool in (type(a), type(b))):
         yield FieldDifference(field=path, a=a, b=b)

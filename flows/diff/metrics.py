@@ -3,7 +3,14 @@
 import math
 from collections.abc import Iterator
 
-from flows.diff.paired import PairedDifference, Samples, kept_samples, paired_difference, reproduces, same_prompts
+from flows.diff.paired import (
+    PairedDifference,
+    Samples,
+    kept_samples,
+    paired_difference,
+    reproduces,
+    same_prompts,
+)
 from flows.diff.sides import Step
 from schemas.recipe.evaluations import PolicyEvaluation
 from schemas.recipe.recipe import ResolvedRecipe
@@ -35,7 +42,9 @@ def metric_differences(
             for each, side in zip(samples, (ours, theirs), strict=True)
         )
         paired = paired_difference(*samples, metric) if samples is not None and is_paired else None
-        yield plain.model_copy(update=_unpaired(a, b, metric) if paired is None else _of_pairs(metric, paired))
+        yield plain.model_copy(
+            update=_unpaired(a, b, metric) if paired is None else _of_pairs(metric, paired)
+        )
 
 
 def samples_of(
@@ -52,7 +61,10 @@ def samples_of(
         if not isinstance(stage, PolicyEvaluation):
             return None, None
         if storage is None or step.artifact is None:
-            return None, f"{step.name}: the store does not have the samples of both sides, so metrics are not paired"
+            return (
+                None,
+                f"{step.name}: the store does not have the samples of both sides, so metrics are not paired",
+            )
         samples = kept_samples(storage.folder(step.artifact), stage)
         if samples is None:
             return None, f"{step.name}: no samples by prompt are kept, so metrics are not paired"
@@ -88,9 +100,7 @@ def _uncertainty(step: Step, metric: str) -> Uncertainty | None:
 
 
 def _of_pairs(metric: str, paired: PairedDifference) -> dict[str, object]:
-    error = Uncertainty(
-        n=paired.num_prompts, rows=paired.num_rows, standard_error=paired.standard_error
-    )
+    error = Uncertainty(n=paired.num_prompts, rows=paired.num_rows, standard_error=paired.standard_error)
     kind = _DIFFERENCE_OF_SHARES if metric in SHARES else ""
     return {
         "difference": paired.value,
@@ -111,7 +121,10 @@ def _unpaired(a: Step, b: Step, metric: str) -> dict[str, object]:
     degrees = total * total / sum(square * square / (n - 1) for square, n in squares)
     before, after = (step.record.metrics[metric] for step in (a, b))
     assert before is not None and after is not None, "there is a difference"
-    return {"standard_error": math.sqrt(total), "interval": _around(after - before, math.sqrt(total), degrees)}
+    return {
+        "standard_error": math.sqrt(total),
+        "interval": _around(after - before, math.sqrt(total), degrees),
+    }
 
 
 def _around(value: float, error: float, degrees: float) -> Interval:

@@ -99,7 +99,13 @@ def _show_data(console: Console, found: Difference) -> None:
     if not found.data:
         return
     rows = [
-        (f"{each.step} {each.split}", f"{each.rows_a:,}", f"{each.rows_b:,}", f"+{each.added:,}", f"−{each.removed:,}")
+        (
+            f"{each.step} {each.split}",
+            f"{each.rows_a:,}",
+            f"{each.rows_b:,}",
+            f"+{each.added:,}",
+            f"−{each.removed:,}",
+        )
         for each in found.data
     ]
     _show_table(console, "rows", ("dataset", "A", "B", "added", "removed"), rows)
@@ -201,14 +207,10 @@ def _count(number: int, word: str) -> str:
 
 
 def _table(title: str) -> Table:
-    return Table(
-        title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False
-    )
+    return Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
 
 
-def _show_table(
-    console: Console, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
-) -> None:
+def _show_table(console: Console, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     table = _table(title)
     for column in columns:
         table.add_column(column, overflow="fold")

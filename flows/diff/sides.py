@@ -124,7 +124,9 @@ def expected_steps(recipe: ResolvedRecipe) -> dict[str, Step]:
 
 def _of_recipe(named: str, overrides: Sequence[str]) -> Side:
     recipe, _ = load_resolved(named, overrides)
-    return Side(ComparedSide(named=named, kind="recipe", recipe=recipe.recipe), recipe, expected_steps(recipe))
+    return Side(
+        ComparedSide(named=named, kind="recipe", recipe=recipe.recipe), recipe, expected_steps(recipe)
+    )
 
 
 def _of_run(workspace: Workspace, record: RunRecord, named: str, step: str | None) -> Side:

@@ -26,4 +26,7 @@ def job_variables(resources: Resources) -> dict[str, Any]:
     }
     # A container cannot see which image it was made of, and its attempt records it.
     image = {} if resources.image is None else {"VANTAGE_IMAGE": resources.image}
-    return {"env": {**ENVIRONMENT, **image}, **{name: value for name, value in asked.items() if value is not None}}
+    return {
+        "env": {**ENVIRONMENT, **image},
+        **{name: value for name, value in asked.items() if value is not None},
+    }

@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from cyclonedx.factory.license import LicenseFactory
+from cyclonedx.contrib.license.factories import LicenseFactory
 from cyclonedx.model import HashAlgorithm, HashType, Property
 from cyclonedx.model.bom import Bom, BomMetaData
 from cyclonedx.model.component import Component, ComponentType
@@ -38,9 +38,7 @@ class Material:
     """What is said of it beside its digest, as properties."""
 
 
-def bill_of_materials(
-    made: Material, inputs: Iterable[Material], environment: Environment
-) -> str:
+def bill_of_materials(made: Material, inputs: Iterable[Material], environment: Environment) -> str:
     """The bill as CycloneDX 1.6 in JSON.
 
     Args:

@@ -7,7 +7,9 @@ from pydantic import Field
 from schemas.frozen import Frozen
 
 SideKind = Literal["run", "stage", "model", "recipe"]
-Sharing = Literal["shared", "differs", "not_reproduced", "unfinished", "neither", "unknown", "only_a", "only_b"]
+Sharing = Literal[
+    "shared", "differs", "not_reproduced", "unfinished", "neither", "unknown", "only_a", "only_b"
+]
 """``shared``: the same key and the same artifact. ``differs``: other keys. ``not_reproduced``: the same key, and another
 artifact. ``unfinished``: the same key, and one has no artifact. ``neither``: not computed on either side, for which no other key is
 known. ``unknown``: the key of one is not known."""
