@@ -196,7 +196,7 @@ def _libraries(
             notes.append("the list of what was installed is not kept for both sides")
             continue
         listed = [{each.name: each.version for each in one.installed} for one in environments if one]
-        found |= {each.field: each for each in field_differences(*listed)}
+        found |= {each.field: each for each in field_differences(listed[0], listed[1])}
     return tuple(found[name] for name in sorted(found)), notes
 
 

@@ -26,7 +26,7 @@ def recipe_differences(
     plain = [recipe.model_dump(mode="json") for recipe in (a, b)]
     if steps is not None:
         plain = [_said_of(each, steps) for each in plain]
-    return tuple(field_differences(*plain))
+    return tuple(field_differences(plain[0], plain[1]))
 
 
 def _said_of(recipe: Mapping[str, Any], steps: Collection[str]) -> dict[str, Any]:
