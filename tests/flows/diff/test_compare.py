@@ -328,6 +328,18 @@ def test_a_store_that_has_lost_its_artifacts_still_has_the_records(small: tuple[
     assert any("does not have the samples of both sides" in note for note in found.notes)
 
 
+def test_a_metric_may_have_a_bound_each_way(small: tuple[Workspace, Path]) -> None:
+    workspace, recipe = small
+    low = '{"metric": "accuracy_gain", "at_least": -1.0}'
+    for high in (0.5, 0.6):
+        bound = f'{{"metric": "accuracy_gain", "at_most": {high}, "on_fail": "continue"}}'
+        make_run(workspace, recipe, f"stages.evaluation.gate=[{low}, {bound}]", judge=even)
+    found = compare(workspace, *(find_side(workspace, named) for named in ("1", "2")))
+    (gate,) = found.gates
+    assert (gate.passed_a, gate.passed_b, gate.threshold_differs) == (False, True, True)
+    assert {stage.sharing for stage in found.stages} == {"shared"}, "a threshold is in no key"
+
+
 def test_a_damaged_list_of_libraries_is_told(two: Two, tmp_path: Path) -> None:
     digest = keep_environment(two.workspace.storage, environment(torch="2.13.0", rich="1"))
     path = two.workspace.store / "environments" / f"{digest}.json"
