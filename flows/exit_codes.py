@@ -8,9 +8,7 @@ class ExitCode(IntEnum):
 
     OK = 0
     AUDIT_FAILED = 1
-    """An audit found an error."""
-    DIFFERENT = 1
-    """What was compared differs: the same number as above, and that of ``diff``."""
+    """An audit found an error; ``vantage diff`` found a difference, as ``diff`` says it."""
     USAGE = 2
     """The command line was not understood (the shells' and Typer's own code)."""
     BAD_INPUT = 65

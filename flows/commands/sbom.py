@@ -91,14 +91,15 @@ def _main_stage(side: "Side") -> str:
 def _materials(side: "Side") -> "dict[str, Material]":
     """Step → its artifact, of the stage that was named and of everything that it was made of."""
     from flows.runs.bill_of_materials import Material
+    from schemas.steps import dependencies
 
-    wanted, waiting = set[str](), [side.told.digest]
-    by_digest = {step.record.digest: step for step in side.steps.values()}
+    read = dependencies(side.recipe)
+    wanted, waiting = set[str](), [side.told.stage or ""]
     while waiting:
-        step = by_digest.get(waiting.pop())
-        if step is not None and step.artifact is not None and step.name not in wanted:
-            wanted.add(step.name)
-            waiting += step.artifact.parents.values()
+        name = waiting.pop()
+        if name not in wanted:
+            wanted.add(name)
+            waiting += read[name].values()
     found = {}
     for name, step in side.steps.items():
         if name in wanted and step.artifact is not None:

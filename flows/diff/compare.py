@@ -196,22 +196,24 @@ def _libraries(
             notes.append("the list of what was installed is not kept for both sides")
             continue
         listed = [{each.name: each.version for each in one.installed} for one in environments if one]
-        found |= {each.field: each for each in field_differences(*listed)}
+        found |= {each.field: each for each in field_differences(listed[0], listed[1])}
     return tuple(found[name] for name in sorted(found)), notes
 
 
 def _gates(pair: Pair) -> Iterator[GateDifference]:
-    """Gates whose threshold or verdict differs, or that one side does not have."""
-    by_metric = []
+    """Gates whose threshold or verdict differs, or that one side does not have; a metric may have two, one each way."""
+    bounds = []
     for step in (pair.a, pair.b):
-        verdicts = {verdict.metric: verdict for verdict in step.record.verdicts}
-        by_metric.append({gate.metric: (gate, verdicts.get(gate.metric)) for gate in step.gates})
-    for metric in dict.fromkeys(name for gates in by_metric for name in gates):
-        sides = [gates.get(metric) for gates in by_metric]
+        verdict_of = {(verdict.metric, verdict.relation): verdict for verdict in step.record.verdicts}
+        bounds.append(
+            {(g.metric, g.relation): (g, verdict_of.get((g.metric, g.relation))) for g in step.gates}
+        )
+    for metric, relation in dict.fromkeys(bound for gates in bounds for bound in gates):
+        sides = [gates.get((metric, relation)) for gates in bounds]
         thresholds = [None if side is None else side[0] for side in sides]
         verdicts = [None if side is None else side[1] for side in sides]
         texts = [
-            None if side is None else str(side[1] or f"{metric} {side[0].relation} {side[0].bound:g}")
+            None if side is None else str(side[1] or f"{metric} {relation} {side[0].bound:g}")
             for side in sides
         ]
         if thresholds[0] != thresholds[1] or texts[0] != texts[1]:

@@ -26,7 +26,7 @@ def recipe_differences(
     plain = [recipe.model_dump(mode="json") for recipe in (a, b)]
     if steps is not None:
         plain = [_said_of(each, steps) for each in plain]
-    return tuple(field_differences(*plain))
+    return tuple(field_differences(plain[0], plain[1]))
 
 
 def _said_of(recipe: Mapping[str, Any], steps: Collection[str]) -> dict[str, Any]:
@@ -52,5 +52,5 @@ def field_differences(a: Any, b: Any, path: str = "") -> Iterator[FieldDifferenc
         yield FieldDifference(field=path, b=b, only="b")
     elif b is _ABSENT:
         yield FieldDifference(field=path, a=a, only="a")
-    elif a != b or type(a) is not type(b) and bool in (type(a), type(b)):
+    elif a != b or (type(a) is not type(b) and bool in (type(a), type(b))):
         yield FieldDifference(field=path, a=a, b=b)

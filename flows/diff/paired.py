@@ -58,10 +58,10 @@ def kept_samples(folder: Path, stage: PolicyEvaluation) -> Samples | None:
     wanted = ["prompt", "ended", *columns.values()]
     tables = []
     for file in files:
-        known = pq.read_schema(file).names
-        if not set(wanted) <= set(known):
-            return None
-        tables.append(pq.read_table(file, columns=wanted))
+        with pq.ParquetFile(file) as opened:  # `read_table` would load pandas
+            if not set(wanted) <= set(opened.schema_arrow.names):
+                return None
+            tables.append(opened.read(columns=wanted))
     candidate, baseline = tables
     prompts = candidate["prompt"].to_pylist()
     if prompts != baseline["prompt"].to_pylist():

@@ -79,7 +79,8 @@ class _Hashed:
 
 
 def _hashed(path: Path | None, held: ExitStack) -> _Hashed:
-    hashed = _Hashed([held.enter_context(tempfile.TemporaryFile()) for _ in range(_PARTS)])
+    files = (tempfile.TemporaryFile() for _ in range(_PARTS))  # noqa: SIM115  `held` closes them
+    hashed = _Hashed([held.enter_context(file) for file in files])
     for row in _rows(path):
         digest = hashlib.sha256(_text(row).encode(errors="surrogatepass")).digest()[:_HASH_BYTES]
         hashed.parts[digest[0] % _PARTS].write(digest + hashed.rows.to_bytes(8, "little"))
