@@ -23,13 +23,14 @@ ENVIRONMENT = {
     "HF_TOKEN": "canary-six-6",
     "AWS_SECRET_ACCESS_KEY": "canary/seven+7",
     "HTTPS_PROXY": "http://proxy:canary-eight@proxy.example:3128",
+    "VANTAGE_KEY_PASSWORD": "canary-nine-9",
     "SOME_PASSWORD": "short",
     "TOKENIZERS_PARALLELISM": "false",
     "PREFECT_HOME": "/home/ann/.prefect",
 }
 SECRETS = {
     "canary!one", "canary%21one", "canary-two-2", "pnu_canary3three", "canary-four", "admin:canary-four",
-    "canary@five5", "canary-six-6", "canary/seven+7", "canary-eight",
+    "canary@five5", "canary-six-6", "canary/seven+7", "canary-eight", "canary-nine-9",
 }  # fmt: skip
 
 
@@ -69,7 +70,7 @@ def test_what_looks_like_a_login_is_masked_and_nothing_else(text: str, told: str
 def test_stages_and_our_own_server_need_none_of_the_clients_logins() -> None:
     assert sorted(server_secrets(ENVIRONMENT)) == [
         "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_URI", "PREFECT_API_AUTH_STRING", "PREFECT_API_KEY",
-        "PREFECT_SERVER_DATABASE_CONNECTION_URL",
+        "PREFECT_SERVER_DATABASE_CONNECTION_URL", "VANTAGE_KEY_PASSWORD",
     ]  # fmt: skip
 
 
