@@ -123,9 +123,7 @@ class Recording:
             key = key_of(self.recipe)
             assert key is not None, "the recipe names one"
             sign_step(self.run.record, step, self.store, key)
-        except (
-            Exception
-        ) as error:  # a lost key, a full disk: a trained stage is worth more than its signature
+        except Exception as error:  # a lost key, a full disk: the stage is worth more than its signature
             reason = safe_text(str(error) or type(error).__name__)
             self.run.set_unsigned(step, reason)
             remedy = own_command(

@@ -1,5 +1,6 @@
 """``vantage keys``: keys for signatures."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -39,7 +40,7 @@ def new(
         print(f"private key  {made.path}  (mode 0600, {how})")
         print(f"public key   {public}  (for everyone who checks)")
         print(f"key id       {made.public.key_id}")
-        print(f"in a recipe  sign: {{key: {made.path.absolute()}}}")
+        print(f"in a recipe  sign: {{key: {os.path.abspath(made.path)}}}")
 
 
 @keys_app.command("show")

@@ -271,4 +271,15 @@ def _pages(run: Run, ledger: Ledger, *, in_prefect: bool) -> Mapping[str, str]:
             if servers.configured_url()
             else f"PREFECT_HOME={home} {program('prefect')} server start"
         )
-    return {**pages, "logs": str(run.folder / "logs")}
+    return {**pages, "logs": str(run.folder / "logs"), **_signed(run)}
+
+
+def _signed(run: Run) -> Mapping[str, str]:
+    """How many artifacts are signed, and where; empty if the recipe signs none."""
+    sign, record = run.record.recipe.sign, run.record
+    if sign is None:
+        return {}
+    made = sum(stage.digest is not None for stage in record.stages.values())
+    key = sign.key or f"the key in ${sign.key_variable}"
+    where = f"{run.workspace.storage.address}/signatures"
+    return {"signed": f"{made - len(record.unsigned)} of {made} artifacts, with {key}: {where}"}

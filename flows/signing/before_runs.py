@@ -47,9 +47,12 @@ def _held_back(recipe: ResolvedRecipe, workspace: Workspace) -> Iterator[str]:
     signs_with = None if key is None else key.public.key_id
     for model, alias in named:
         for path, rule in policy.rules.rules_for(model, alias):
-            rest = f"{model}@{alias} will stay where it is: {policy.name}, {path}"
+            held = f"{model}@{alias}: {policy.name}, {path}"
             missing = [each.short for each in keys_of(rule, policy.folder) if each.key_id != signs_with]
             if missing:
-                yield f"{rest} asks for signatures by key {', '.join(missing)}, with which this recipe does not sign"
+                yield (
+                    f"{held} asks for signatures by key {', '.join(missing)}, with which this recipe does not sign; the alias "
+                    "stays where it is until somebody has (`vantage sign`)"
+                )
             if rule.users is not None and (user := present_user()) not in rule.users:
-                yield f"{rest} does not let {user} move it"
+                yield f"{held} does not let {user} move it, so the alias stays where it is"

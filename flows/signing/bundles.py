@@ -7,6 +7,7 @@ The library signs files, so a statement is written to a temporary folder. Anyone
 import json
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from flows.signing.keys import SigningKey, require_packages
 from storage.signatures import SIGNATURE, STATEMENT
@@ -26,7 +27,8 @@ def sign(statement: bytes, key: SigningKey) -> bytes:
         file, signature = Path(folder, STATEMENT), Path(folder, SIGNATURE)
         file.write_bytes(statement)
         # bytes, in spite of the library's annotation: cryptography takes nothing else
-        config = signing.Config().use_elliptic_key_signer(private_key=key.path, password=key.password)
+        password: Any = key.password
+        config = signing.Config().use_elliptic_key_signer(private_key=key.path, password=password)
         config.sign(file, signature)
         made = signature.read_bytes()
     problem = problem_of(statement, made, key.public.pem or b"")

@@ -121,12 +121,9 @@ def _checks_of(
             else ", which was compared with no key of yours (--require-signature KEY)"
         )
     checks = [SignatureCheck("ok", detail, key_id)]
-    if (
-        judged is not None
-        and judged.verdicts
-        and judged.run_id not in {each.judged.run_id for each in good if each.judged}
-    ):
-        detail = f"key {short} has signed the artifact, but not the verdicts of run {judged.run_id}; `vantage sign {judged.run_id}`"
+    signed_verdicts = [each.judged.verdicts for each in good if each.judged is not None]
+    if judged is not None and judged.verdicts and judged.verdicts not in signed_verdicts:
+        detail = f"key {short} has signed the artifact, but not the verdicts of run {judged.run_id}"
         checks.append(SignatureCheck("unchecked", detail, key_id))
     return checks
 

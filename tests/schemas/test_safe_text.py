@@ -30,6 +30,7 @@ ENVIRONMENT = {
     "SLACK_WEBHOOK_URL": "https://hooks.example/services/canary-twelve",
     "DB_PASS": "canary-thirteen",
     "MLFLOW_FLASK_SERVER_SECRET_KEY": "canary-fourteen",
+    "VANTAGE_KEY_PASSWORD": "canary-fifteen",
     "SOME_PASSWORD": "short",
     "TOKENIZERS_PARALLELISM": "false",
     "PREFECT_HOME": "/home/ann/.prefect",
@@ -38,7 +39,7 @@ SECRETS = {
     "canary!one", "canary%21one", "canary-two-2", "pnu_canary3three", "canary-four", "admin:canary-four",
     "canary@five5", "canary-six-6", "canary/seven+7", "canary-eight", "canary-nine-9", "canary-ten-10==",
     "AccountName=ann;AccountKey=canary-eleven==", "//hooks.example/services/canary-twelve",
-    "https://hooks.example/services/canary-twelve", "canary-thirteen", "canary-fourteen",
+    "https://hooks.example/services/canary-twelve", "canary-thirteen", "canary-fourteen", "canary-fifteen",
 }  # fmt: skip
 
 
@@ -80,7 +81,7 @@ def test_what_looks_like_a_login_is_masked_and_nothing_else(text: str, told: str
 def test_stages_and_our_own_server_need_none_of_the_clients_logins() -> None:
     assert sorted(server_secrets(ENVIRONMENT)) == [
         "MLFLOW_FLASK_SERVER_SECRET_KEY", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_URI", "PREFECT_API_AUTH_STRING", "PREFECT_API_KEY",
-        "PREFECT_SERVER_DATABASE_CONNECTION_URL",
+        "PREFECT_SERVER_DATABASE_CONNECTION_URL", "VANTAGE_KEY_PASSWORD",
     ]  # fmt: skip
 
 

@@ -148,10 +148,11 @@ def test_a_plan_tells_what_will_be_held_back(copied: Ended, keys: Keys) -> None:
     own, other = keys.own.public, keys.other.public
     write(copied, rule(f"{{keys: [{own.key_id}, {other.key_id}], users: [nobody-here]}}"))
     path = copied.workspace.root / FILE
-    held = f"tiny-reward@champion will stay where it is: {path}, models.tiny-*.aliases.champion"
+    held = f"tiny-reward@champion: {path}, models.tiny-*.aliases.champion"
     assert signing_warnings(recipe, copied.workspace) == [
-        f"{held} asks for signatures by key {other.short}, with which this recipe does not sign",
-        f"{held} does not let {ME} move it",
+        f"{held} asks for signatures by key {other.short}, with which this recipe does not sign; the alias stays where it is "
+        "until somebody has (`vantage sign`)",
+        f"{held} does not let {ME} move it, so the alias stays where it is",
     ]
     write(copied, rule(f"{{keys: [{own.key_id}], users: [{ME}]}}"))
     assert signing_warnings(recipe, copied.workspace) == []

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from model_signing import verifying
@@ -20,6 +21,8 @@ from flows.signing.signing import sign_all
 from flows.signing.statements import is_about
 from flows.signing.targets import find_target
 from flows.signing.verification import signature_checks
+from ledger import tracking
+from ledger.to_mlflow import published_models
 from schemas.recipe.inputs import Generation
 from storage.signatures import SIGNATURE, STATEMENT, read_signatures
 from storage.store_garbage import StoreGarbage
@@ -245,11 +248,32 @@ def test_an_export_carries_statement_signature_and_key(
     assert "signatures" not in unsigned and not (tmp_path / "plain" / "signatures").exists()
 
 
-def test_targets_are_runs_stages_and_nothing_else(ended: Ended) -> None:
+def test_targets_are_runs_stages_and_registered_models(ended: Ended, monkeypatch: pytest.MonkeyPatch) -> None:
     workspace, record = ended.workspace, ended.record
     assert find_target(workspace, "latest").steps == STEPS
     assert find_target(workspace, f"{record.run_id}/sft").steps == ["model", "data.demonstrations", "sft"]
+    stage = record.stages["sft"]
+    found = SimpleNamespace(version="3", run_id=record.run_id, digest=stage.digest, stage_key=stage.stage_key)
+    asked: list[dict[str, str | None]] = []
+
+    def find_version(address: str, name: str, **which: str | None) -> SimpleNamespace:
+        asked.append({"name": name, **which})
+        return found
+
+    monkeypatch.setattr(published_models, "find_version", find_version)
+    monkeypatch.setattr(tracking, "is_missing_database", lambda address: False)
+    for named in ("tiny@champion", "models:/tiny/3", "tiny"):
+        assert find_target(workspace, named).steps == ["model", "data.demonstrations", "sft"]
+    assert asked == [
+        {"name": "tiny", "version": None, "alias": "champion"},
+        {"name": "tiny", "version": "3", "alias": None},
+        {"name": "tiny", "version": None, "alias": None},
+    ]
+    found.digest = "0" * 64
+    with pytest.raises(RunError, match="tiny version 3 is 000000000000, which no step of run .* has made"):
+        find_target(workspace, "tiny@champion")
     with pytest.raises(RunError, match="has no artifact of policy; it has made model, data.demonstrations"):
         find_target(workspace, "latest/policy")
+    monkeypatch.setattr(tracking, "is_missing_database", lambda address: True)
     with pytest.raises(RunError, match="there is no run nothing"):
         find_target(workspace, "nothing")

@@ -199,11 +199,13 @@ def test_verdicts_and_recipe_of_a_record_are_compared_with_what_was_signed(copie
     judged = judged_by(copied.record, "reward")
     softer = Judged(judged.run_id, judged.recipe, ({**judged.verdicts[0], "threshold": 0.5},))
     other_recipe = Judged(judged.run_id, "0" * 64, judged.verdicts)
-    other_run = Judged("0002-signed-123456", judged.recipe, judged.verdicts)
+    other_run = Judged("0002-signed-123456", "0" * 64, judged.verdicts)
+    other_gate = Judged("0002-signed-123456", "0" * 64, softer.verdicts)
     for changed, outcomes, said in (
         (softer, ["wrong"], "the verdicts in the record of run"),
         (other_recipe, ["wrong"], "the recipe in the record of run"),
-        (other_run, ["ok", "unchecked"], "but not the verdicts of run 0002-signed-123456"),
+        (other_run, ["ok"], "signed by key"),  # the same verdicts on the same artifact
+        (other_gate, ["ok", "unchecked"], "but not the verdicts of run 0002-signed-123456"),
     ):
         found = checks(copied, keys.own.public, judged=changed)
         assert [each.outcome for each in found] == outcomes
