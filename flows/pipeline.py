@@ -99,24 +99,29 @@ async def pipeline(
         return await _go_through(flow_run_id, orchestrator, started_by_prefect=False)
     await tell_that_it_was_scheduled(flow_run_id)
     changes = [*(overrides or []), *([] if seed is None else [f"seed={seed}"])]
-    try:
-        if run_id is None:
-            run_id = await asyncio.to_thread(run_of, flow_run_id, workspace)
-        while True:
-            if run_id is not None:
-                await answer_in_form(run_id, workspace)
-            with ExitStack() as held:
+    state: State[None] | None = None
+    while True:
+        with ExitStack() as held:
+            try:
+                run_id = run_id or await asyncio.to_thread(run_of, flow_run_id, workspace)
+                # A person answers while the run's lock is free, so that whoever resumes the flow run can take it.
+                if run_id and not await _is_answered(run_id, workspace) and state is not None:
+                    return state
                 orchestrator = await asyncio.to_thread(
                     open_run, held, recipe, changes, workspace, run_id, strict=strict
                 )
-                run_id = orchestrator.run.record.run_id
-                await _name_flow_run(flow_run_id, orchestrator)
-                state = await _go_through(flow_run_id, orchestrator, started_by_prefect=True)
-            # A person answers when the run's lock is free, so that whoever resumes the flow run can take it.
-            if state.name != WAITING_APPROVAL or not runtime.deployment.id:
-                return state
-    except ValueError as error:  # the recipe, the run or the machine; the message says what to do
-        return state_of("failed", without_secrets(str(error)))
+            except ValueError as error:  # the recipe, the run or the machine; the message says what to do
+                return state_of("failed", without_secrets(str(error)))
+            run_id = orchestrator.run.record.run_id
+            await _name_flow_run(flow_run_id, orchestrator)
+            state = await _go_through(flow_run_id, orchestrator, started_by_prefect=True)
+        if state.name != WAITING_APPROVAL:
+            return state
+
+
+async def _is_answered(run_id: str, workspace: str) -> bool:
+    """Whether a person has answered everything that the run asks; a flow run of a deployment is suspended for it."""
+    return bool(runtime.deployment.id) and await answer_in_form(run_id, workspace)
 
 
 async def _go_through(

@@ -79,7 +79,7 @@ def rollback(
             name,
             alias,
             to=to,
-            by=None if by is None else text_of("--by", by),
+            by=None if by is None else text_of("--by", by, longest=200),
             reason=text_of("--reason", reason),
             watcher=screen,
         )

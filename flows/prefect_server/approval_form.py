@@ -4,6 +4,7 @@ A suspended flow run holds no process. Prefect starts it again from the beginnin
 then returns what was written into the form.
 """
 
+import logging
 import time
 from itertools import count
 from typing import Annotated, Literal
@@ -17,6 +18,8 @@ from flows.runs.record import UNFINISHED
 from flows.runs.run import read_run, read_runs
 from flows.runs.workspace import RunError, Workspace
 from schemas.records.approvals import MAX_REASON, Approval, Question
+
+log = logging.getLogger(__name__)
 
 
 class Decision(RunInput):
@@ -37,8 +40,10 @@ def run_of(flow_run_id: str, workspace: str) -> str | None:
     return next((each.run_id for each in unfinished if flow_run_id in each.prefect_flow_run_ids), None)
 
 
-async def answer_in_form(run_id: str, workspace: str) -> None:
+async def answer_in_form(run_id: str, workspace: str) -> bool:
     """Have every open question of the run answered; suspends the flow run where the form was not sent yet.
+
+    Returns whether all are answered: Prefect suspends no flow run without a deployment, and none within another.
 
     Raises:
         prefect.exceptions.Pause: the flow run is suspended, and this process has to end.
@@ -46,7 +51,11 @@ async def answer_in_form(run_id: str, workspace: str) -> None:
     place = Workspace.at(workspace)
     while questions := read_run(place, run_id).open_questions:
         question = next(iter(questions.values()))
-        decision = await _ask(run_id, question)
+        try:
+            decision = await _ask(run_id, question)
+        except RuntimeError:
+            log.debug("flow run of %s cannot be suspended", run_id, exc_info=True)
+            return False
         given = Approval(
             question=question,
             approved=decision.decision == "approve",
@@ -58,6 +67,7 @@ async def answer_in_form(run_id: str, workspace: str) -> None:
             add_answer(place, run_id, given)
         except RunError:  # somebody has answered on the command line meanwhile, and that stands
             continue
+    return True
 
 
 async def _ask(run_id: str, question: Question) -> Decision:

@@ -10,6 +10,7 @@ from flows.runs.run import Run, hold_run, read_run
 from flows.runs.workspace import RunError, Workspace
 from ledger.run_ledger import Ledger
 from schemas.records.approvals import MAX_REASON, PUBLISH_PREFIX, Approval, Question, answer_to
+from schemas.safe_text import safe_text
 
 
 def answer(
@@ -64,8 +65,8 @@ def _record(run: Run, ledger: Ledger) -> None:
 
 
 def text_of(option: str, text: str, *, longest: int = MAX_REASON) -> str:
-    """An option's text without the blanks around it; RunError if it is empty or too long."""
-    stripped = text.strip()
+    """An option's text without the blanks around it, and without secrets; RunError if it is empty or too long."""
+    stripped = safe_text(text.strip())
     if not stripped:
         raise RunError(f"{option} is empty; say it in a few words, which are kept with the run")
     if len(stripped) > longest:

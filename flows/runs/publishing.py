@@ -143,9 +143,8 @@ def _register(publication: Publication, given: Published, alias: str | None, by:
     """Register the version, move the alias, and print the result; returns whether MLflow took it, or will."""
     name = publication.registered_model
     artifact = given.artifacts[published_step(publication, given)]
-    of_person = {} if by is None else {"by": by}
     version = given.ledger.publish(
-        publication.stage, artifact, given.store.folder(artifact), name, alias=alias, **of_person
+        publication.stage, artifact, given.store.folder(artifact), name, alias=alias, by=by
     )
     copy = given.ledger.copy_status(name, artifact)
     if copy.refused:

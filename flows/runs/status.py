@@ -56,6 +56,11 @@ class RunView:
             **self.record.model_dump(mode="json", include=included),
             "status": self.status,
             "stages": stages,
+            "open_questions": {
+                subject: question.model_dump(mode="json")
+                for subject, question in self.record.open_questions.items()
+            },
+            "approvals": [answer.model_dump(mode="json") for answer in self.record.approvals],
             "contradictions": list(self.contradictions),
             "damage": self.damage,
         }

@@ -124,28 +124,39 @@ def test_a_closed_gate_and_a_failure_are_told_when_they_happen(
     assert "resume" in failed
 
 
+def test_a_message_that_cannot_be_sent_fails_no_run(
+    workspace: Workspace, recipe_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOOK", "json://127.0.0.1:9/secret-part")
+    lines = go_through(workspace, recipe_file, *ASKS)
+    assert read_runs(workspace)[0].status == "waiting_approval"
+    told = [line for line in lines if "notify:" in line]
+    assert len(told) == 1, "of two messages"
+    assert "notify: HOOK: the message was not accepted" in told[0]
+    assert "secret-part" not in told[0]
+
+
 @pytest.mark.parametrize(
     ("address", "said"),
     [
         (None, "notify: HOOK: the variable is not set, so no message was sent"),
         ("nosuch://x/secret-part", "notify: HOOK: it holds something that is no address of Apprise"),
         ("json://127.0.0.1:9/secret-part", "notify: HOOK: the message was not accepted"),
+        ("json://127.0.0.1:9 nosuch://x/secret-part", "notify: HOOK: it holds something that is no address"),
     ],
 )
-def test_what_cannot_be_sent_is_told_once_and_fails_nothing(
-    workspace: Workspace,
-    recipe_file: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    address: str | None,
-    said: str,
+def test_what_cannot_be_sent_is_told_once(
+    monkeypatch: pytest.MonkeyPatch, address: str | None, said: str
 ) -> None:
     monkeypatch.delenv("HOOK", raising=False)
     if address:
         monkeypatch.setenv("HOOK", address)
-    lines = go_through(workspace, recipe_file, *ASKS)
-    assert read_runs(workspace)[0].status == "waiting_approval"
-    told = [line for line in lines if "notify:" in line]
-    assert len(told) == 1, "of two messages"
+    told: list[str] = []
+    messenger = Messenger(("HOOK",), told.append)
+    messenger.send(Message("a", "b"))
+    messenger.send(Message("c", "d"))
+    messenger.close()
+    assert len(told) == 1
     assert said in told[0]
     assert "secret-part" not in told[0]
 

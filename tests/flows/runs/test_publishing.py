@@ -28,7 +28,14 @@ class Recorder:
         self.asked: list[tuple[str, str, str | None]] = []
 
     def publish(
-        self, stage: str, artifact: Evaluation, folder: Path, registered_model: str, *, alias: str | None
+        self,
+        stage: str,
+        artifact: Evaluation,
+        folder: Path,
+        registered_model: str,
+        *,
+        alias: str | None,
+        by: str | None = None,
     ) -> str | None:
         self.asked.append((stage, registered_model, alias))
         return self.version
