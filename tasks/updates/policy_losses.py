@@ -27,7 +27,6 @@ from models.sequences import Sequences
 from schemas.recipe.pass_limits import PassLimits
 from schemas.recipe.stages import PolicyOptimization
 from tasks.rollout.rollouts import Rollout
-from tasks.training import ranks
 from tasks.training.likelihood import accumulate_nll
 from tasks.training.metric_sums import LossSums, MetricSums
 from tasks.training.optimization import TrainingDiverged, autocast
@@ -300,9 +299,7 @@ def value_loss_of(new_values: Tensor, micro: Microbatch, work: PolicyOptimizatio
     )
 
 
-def _add_value_loss(
-    regression: ValueLoss, micro: Microbatch, sums: MetricSums, losses: LossSums
-) -> None:
+def _add_value_loss(regression: ValueLoss, micro: Microbatch, sums: MetricSums, losses: LossSums) -> None:
     sums.add(regression, micro.weight)
     losses.add("value_loss", regression.loss, micro.weight)
 

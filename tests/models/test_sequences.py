@@ -63,7 +63,9 @@ def test_of_a_response_stretches_may_be_learnt_alone(sequences: Sequences) -> No
 def test_it_moves_as_a_whole() -> None:
     moved = collate([[5]], [[1, 2]], pad_token_id=PAD, learnt=[[(0, 1)]]).to("meta")
     assert moved.layout is None, "which is that of one pass"
-    devices = {value.device.type for name, value in vars(moved).items() if name not in ("layout", "given_lengths")}
+    devices = {
+        value.device.type for name, value in vars(moved).items() if name not in ("layout", "given_lengths")
+    }
     assert devices == {"meta"}
 
 

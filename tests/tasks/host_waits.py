@@ -59,9 +59,8 @@ class HostWaits(TorchDispatchMode):
     ) -> Any:
         """Count the operator if it waits, and call it."""
         packet, named = func.overloadpacket, kwargs or {}
-        if packet in READS or (packet in SHAPED_BY_VALUES and named.get("output_size") is None):
-            self.where[_caller(packet.__name__)] += 1
-        elif packet in INDEXED and _by_mask(func, args):
+        is_shaped = packet in SHAPED_BY_VALUES and named.get("output_size") is None
+        if packet in READS or is_shaped or (packet in INDEXED and _by_mask(func, args)):
             self.where[_caller(packet.__name__)] += 1
         return func(*args, **named)
 
