@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -95,3 +97,23 @@ def test_joined_batches_keep_their_lengths_whatever_their_padding() -> None:
         assert tensor is None or torch.equal(getattr(joined, name), tensor), name
     with pytest.raises(ValueError, match="cannot be joined"):
         join([collate([[9]], [[4]], pad_token_id=PAD, learnt=[[(0, 1)]])], pad_token_id=PAD)
+
+
+def test_what_is_known_of_the_rows_is_what_the_tensors_say() -> None:
+    sequences = collate([[5, 6, 7], [5], [5, 6, 7]], [[1], [1, 2, 3], []], pad_token_id=PAD)
+    for each in (
+        sequences,
+        sequences.select([2, 1, 1]),
+        sequences.select(torch.tensor([1])),
+        sequences.select(slice(1, 3)),
+    ):
+        read = replace(each, given_lengths=None).known
+        assert each.known.prompts == read.prompts == each.prompt_lengths.tolist()
+        assert each.known.responses == read.responses == each.response_mask.sum(dim=1).tolist()
+        assert each.known.totals == each.attention_mask.sum(dim=1).tolist()
+        assert each.first_equal_prompts() == replace(each, given_lengths=None).first_equal_prompts()
+        for count in (None, 1):
+            found = each.response_tokens(count)
+            for ours, theirs in zip(found, each.response_mask[:count].nonzero(as_tuple=True), strict=True):
+                assert torch.equal(ours, theirs)
+    assert sequences.first_equal_prompts() == [0, 1, 0]
