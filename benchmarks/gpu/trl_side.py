@@ -124,7 +124,7 @@ def trainer(
 
 def config_of(size: dict[str, Any], positions: int) -> LlamaConfig:
     """The shape of our side."""
-    return LlamaConfig(
+    config = LlamaConfig(
         vocab_size=size["vocab_size"],
         hidden_size=size["hidden_size"],
         intermediate_size=size["intermediate_size"],
@@ -137,8 +137,9 @@ def config_of(size: dict[str, Any], positions: int) -> LlamaConfig:
         pad_token_id=0,
         bos_token_id=None,
         eos_token_id=None,
-        num_labels=1,
     )
+    config.num_labels = 1
+    return config
 
 
 def tokenizer(vocab_size: int) -> PreTrainedTokenizerFast:

@@ -241,8 +241,10 @@ def policy_loss_of(
     old_logprobs = micro.of(micro.whole.rollout.logprobs)
     surrogate = surrogate_of(predicted.logprobs, micro, work)
     sums.add(surrogate, micro.weight)
+    # without a right response the sum is 0, whatever divides it
+    num_positive_tokens = max(micro.whole.num_positive_tokens, 1)
     imitation = positive_example_nll(
-        predicted.logprobs, mask, micro.is_positive, denominator=micro.whole.num_positive_tokens
+        predicted.logprobs, mask, micro.is_positive, denominator=num_positive_tokens
     )
     sums.add(imitation, micro.weight)
     total = surrogate.loss + switches.positive_nll_coef * imitation.loss

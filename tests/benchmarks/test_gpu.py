@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from benchmarks.gpu.floor import Rates, Work, head_flops, read_cache, read_weigh
 from benchmarks.gpu.parts import config_of
 from benchmarks.gpu.report import line, rows
 from benchmarks.gpu.sizes import SIZES, Rollout, Size, TooLarge, fit, network_bytes
-from benchmarks.gpu.timing import Timed
+from benchmarks.gpu.timing import Timed, count_waits
 
 HAND = Size(
     "hand",
@@ -158,6 +159,22 @@ def test_rows_by_hand() -> None:
     assert line(whole) == "| iteration | 2.5 (1.5–3.5) | 4 | 40.0% |  | 2.05 | 1.22 | 6 | 8 |"
     unknown = rows(timed, parts, replace(facts, peak=None))[0]
     assert unknown.mfu == pytest.approx(60 / 2 / 80)
+
+
+def test_waits_are_counted_as_torch_tells_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same line three times, each of which counts, and a warning of another kind; the mode is put back after an error too."""
+    modes: list[str] = []
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
+
+    def part() -> None:
+        for _ in range(3):
+            warnings.warn("called a synchronizing CUDA operation (Triggered internally at …)", stacklevel=1)
+        warnings.warn("deprecated", stacklevel=1)
+
+    assert count_waits(part) == 3
+    with pytest.raises(ZeroDivisionError):
+        count_waits(lambda: print(1 // 0))
+    assert modes == ["warn", "default"] * 2
 
 
 def test_floors_are_printed_without_the_device(capsys: pytest.CaptureFixture[str]) -> None:

@@ -40,19 +40,19 @@ class HostWaits(TorchDispatchMode):
     """Counts what would wait for the device, while it is entered; the forward passes of a library's model included."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.where: Counter[str] = Counter()
         """File and line of this project, and the operator → how often."""
         self._copies = _Copies(self.where)
 
     def __enter__(self) -> Self:
-        self._copies.__enter__()
-        super().__enter__()
+        self._copies.__enter__()  # type: ignore[no-untyped-call]
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
-        self._copies.__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._copies.__exit__(*error)  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
