@@ -152,7 +152,7 @@ def values(model: ScalarModel, sequences: Sequences) -> Tensor:
     Raises:
         ValueError: a response has no token.
     """
-    _refuse_empty(sequences.lengths)
+    _refuse_empty(sequences.known.responses)
     result = model(sequences, sequences.response_positions)
     return torch.where(sequences.response_mask, result, result.new_zeros(()))
 

@@ -254,7 +254,7 @@ def _sample_batch(
         lengths[rows] = torch.where(ends, step + 1, lengths[rows])
         ended[rows] |= ends
         active &= ~ends
-        num_active = unfinished.after(active)
+        num_active = min(unfinished.after(active), len(rows))
         if num_active == 0 if in_step is None else in_step.all_ended(num_active == 0):
             break
         attention_mask = torch.cat([attention_mask, attention_mask.new_ones(len(rows), 1)], dim=1)
@@ -262,7 +262,7 @@ def _sample_batch(
             kept = [place for place, is_active in enumerate(active.tolist()) if is_active]
             if not kept:
                 break
-            places = on_device(kept, device)
+            num_active, places = len(kept), on_device(kept, device)
             cache.batch_select_indices(places)
             prompt_lengths = [prompt_lengths[place] for place in kept]
             is_padded = needs_mask(cache, prompt_lengths, width)

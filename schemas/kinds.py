@@ -28,6 +28,7 @@ from schemas.metric_names import (
     SAMPLED_POLICY,
     SAMPLER,
     SAMPLING,
+    SPEED,
     STEP,
     compared,
     judge_metrics,
@@ -230,7 +231,7 @@ _TABLE = (
         curves=(
             *ROLLOUT,
             *SAMPLER,
-            *("tokens_per_second", *PASSES, *SAMPLING),
+            *(*SPEED, *PASSES, *SAMPLING),
             *("importance_weight", "importance_capped"),
             # the rollout
             *("scaled_score_mean", "reward_moments_mean", "reward_moments_std", "kl_coef", "reward_mean"),
@@ -282,7 +283,7 @@ _TABLE = (
         other_models=("policy",),
         data={"prompts": "prompts", "demonstrations": "demonstrations"},
         numbers=(*ROWS, *PROMPTS_READ, "tied_share", "mean_chosen_length", "mean_rejected_length"),
-        curves=("tied_share", "tokens_per_second", *PASSES, *SAMPLING),
+        curves=("tied_share", *SPEED, *PASSES, *SAMPLING),
     ),
     Kind(
         work=RolloutCollection,
@@ -300,7 +301,7 @@ _TABLE = (
             "score_mean_TERM",
             "response_length_mean",
             "truncated_share",
-            "tokens_per_second",
+            *SPEED,
             *PASSES,
             *SAMPLING,
         ),

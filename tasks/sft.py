@@ -62,9 +62,7 @@ def run(job: StageJob[ResolvedSupervisedFineTuning]) -> StageResult:
                 packing=work.packing,
             ).nll
             rates = update_weights(optimizer, policy, work, step=step, total_steps=num_steps)
-            attempt.finish_step(
-                {"loss": loss, **rates}, num_tokens=sum(batch.known.totals), headline="loss"
-            )
+            attempt.finish_step({"loss": loss, **rates}, num_tokens=sum(batch.known.totals), headline="loss")
 
     # 3. How well it predicts what it has not seen
     at_once = work.pass_limits.or_rows(work.batch_size)

@@ -39,7 +39,7 @@ from tasks.rollout.reward_moments import write_moments
 from tasks.rollout.rollout_models import RolloutModels, load_rollout_models
 from tasks.rollout.rollouts import Rollout, rollout_values, shape
 from tasks.rollout.sampler_check import compare_with_sampler
-from tasks.training import carried_optimizer, progress, ranks
+from tasks.training import carried_optimizer, progress
 from tasks.training.attempt import Attempt
 from tasks.training.best_weights import keep_if_best
 from tasks.training.measured import defined

@@ -100,7 +100,9 @@ def print_floors(name: str, sizes: Sequence[Size], rollout: Rollout, *, iteratio
     device = GPUS[name]
     flops = MEASURED_PRODUCTS.get(name, device.bfloat16)
     rates = Rates(flops, device.bandwidth)
-    print(f"{device.name}: products {flops / 1e12:.4g} TFLOP/s, memory {device.bandwidth / 1e9:.4g} GB/s ({device.source})")
+    print(
+        f"{device.name}: products {flops / 1e12:.4g} TFLOP/s, memory {device.bandwidth / 1e9:.4g} GB/s ({device.source})"
+    )
     for size in sizes:
         try:
             at_once = fit(size, rollout, memory=device.memory).sampled_rows
@@ -132,9 +134,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--warmup", type=int, default=1, help="iterations")
     parser.add_argument("--measured", type=int, default=3, help="iterations")
     parser.add_argument("--json", type=Path, help="where all numbers are written")
-    parser.add_argument("--peers-python", type=Path, help="an interpreter with TRL, such as `make bench` makes")
+    parser.add_argument(
+        "--peers-python", type=Path, help="an interpreter with TRL, such as `make bench` makes"
+    )
     parser.add_argument("--trl-rows", type=int, default=8, help="responses in a pass of TRL's")
-    parser.add_argument("--floor", choices=GPUS, help="print floors by this device's data sheet, and measure nothing")
+    parser.add_argument(
+        "--floor", choices=GPUS, help="print floors by this device's data sheet, and measure nothing"
+    )
     parser.add_argument("--iterations", type=int, default=1, help="that --floor counts")
     return parser
 

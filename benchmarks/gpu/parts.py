@@ -39,10 +39,10 @@ class Iteration:
             torch.manual_seed(1)
             policy, reference = (LlamaForCausalLM(config) for _ in range(2))
             critic, reward = (LlamaModel(config) for _ in range(2))
-        self.policy = PolicyModel(policy.to(device))
-        self.reference = PolicyModel(reference.to(device).requires_grad_(False))
+        self.policy = PolicyModel(policy).to(device)
+        self.reference = PolicyModel(reference).to(device).requires_grad_(False)
         self.critic = ScalarModel(critic, fresh_head(critic, seed=1, bias=True)).to(device)
-        reward.to(frozen_dtype(precision))  # type: ignore[call-overload]
+        reward.to(frozen_dtype(precision))  # type: ignore[arg-type]
         self.reward = ScalarModel(reward, fresh_head(reward, seed=2, bias=False)).to(device)
         self.reward.requires_grad_(False)
         self.optimizers = {

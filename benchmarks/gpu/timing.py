@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
-WAITS = "synchroniz"
-"""In what torch says where Python waits for a GPU."""
+WAITS = "called a synchronizing CUDA operation"
+"""What torch says where Python waits for a GPU."""
 
 
 @dataclass(frozen=True)

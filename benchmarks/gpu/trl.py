@@ -18,9 +18,7 @@ class SideFailed(RuntimeError):
     """TRL's side ended before it had said what it took."""
 
 
-def seconds_of_trl(
-    python: Path, size: Size, rollout: Rollout, *, device: str, at_once: int
-) -> float:
+def seconds_of_trl(python: Path, size: Size, rollout: Rollout, *, device: str, at_once: int) -> float:
     """Seconds of one iteration.
 
     Args:

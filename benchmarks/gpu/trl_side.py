@@ -10,6 +10,7 @@ import json
 import statistics
 import sys
 import time
+from itertools import pairwise
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -17,10 +18,15 @@ import torch
 from datasets import Dataset
 from tokenizers import Tokenizer, models
 from torch.optim.optimizer import register_optimizer_step_post_hook
-from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification, PreTrainedTokenizerFast
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaForSequenceClassification,
+    PreTrainedTokenizerFast,
+)
 from trl.experimental.ppo import PPOConfig, PPOTrainer
 
-PAD, UNKNOWN = "<pad>", "<unk>"
+PAD, END = "<pad>", "</s>"
 
 
 class Done(Exception):
@@ -49,7 +55,7 @@ class Clock:
     def seconds(self) -> float:
         """The median of the iterations after those that warm up."""
         marks = self._marks[self._warmup :]
-        return statistics.median(after - before for before, after in zip(marks, marks[1:], strict=False))
+        return statistics.median(after - before for before, after in pairwise(marks))
 
 
 def main(text: str) -> None:
@@ -69,7 +75,9 @@ def main(text: str) -> None:
     raise SystemExit("training ended before enough was measured")
 
 
-def trainer(settings: dict[str, Any], size: dict[str, Any], rollout: dict[str, int], folder: str) -> PPOTrainer:
+def trainer(
+    settings: dict[str, Any], size: dict[str, Any], rollout: dict[str, int], folder: str
+) -> PPOTrainer:
     """Policy, critic, reference and reward model, whose prompts come ``samples`` times each."""
     responses, at_once = rollout["prompts"] * rollout["samples"], settings["at_once"]
     minibatch = responses // rollout["minibatches"]
@@ -116,7 +124,7 @@ def trainer(settings: dict[str, Any], size: dict[str, Any], rollout: dict[str, i
 
 def config_of(size: dict[str, Any], positions: int) -> LlamaConfig:
     """The shape of our side."""
-    return LlamaConfig(
+    config = LlamaConfig(
         vocab_size=size["vocab_size"],
         hidden_size=size["hidden_size"],
         intermediate_size=size["intermediate_size"],
@@ -129,17 +137,19 @@ def config_of(size: dict[str, Any], positions: int) -> LlamaConfig:
         pad_token_id=0,
         bos_token_id=None,
         eos_token_id=None,
-        num_labels=1,
     )
+    config.num_labels = 1
+    return config
 
 
 def tokenizer(vocab_size: int) -> PreTrainedTokenizerFast:
-    """Of words that nobody reads: rows are ids."""
-    words = {PAD: 0, UNKNOWN: 1, **{f"w{number}": number for number in range(2, vocab_size)}}
+    """Of words that nobody reads: rows are ids. PPOTrainer asks which token ends a text, and lets none end one."""
+    words = {PAD: 0, END: 1, **{f"w{number}": number for number in range(2, vocab_size)}}
     return PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(models.WordLevel(words, unk_token=UNKNOWN)),
+        tokenizer_object=Tokenizer(models.WordLevel(words, unk_token=END)),
         pad_token=PAD,
-        unk_token=UNKNOWN,
+        unk_token=END,
+        eos_token=END,
         padding_side="left",
     )
 

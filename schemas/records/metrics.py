@@ -64,6 +64,11 @@ METRICS: tuple[Metric, ...] = (
     Metric("learning_rate", "1", "Learning rate of the last optimiser step."),
     Metric("tokens_per_second", "tokens/s", "Tokens of prompts and responses processed per second."),
     Metric(
+        "peak_memory", "bytes",
+        "Most memory that the rank with most held: of tensors on its GPU since the step before (the first step: since the "
+        "stage began); without a GPU of the whole process since it began.",
+    ),
+    Metric(
         "forward_passes", "passes",
         "Passes over whole texts in the step, of all networks and ranks, with and without a gradient.",
     ),

@@ -25,7 +25,7 @@ from tasks.training.scratch import (
     write_committed,
 )
 from tasks.training.stage_state import State, state_from_json
-from tasks.training.step_metrics import Speed, pass_metrics
+from tasks.training.step_metrics import Speed, pass_metrics, peak_memory
 from tasks.training.writer import writes_files
 
 log = logging.getLogger(__name__)
@@ -154,11 +154,13 @@ class Attempt(Generic[State]):
                 f"{headline} is {metrics[headline]} at step {self.step}; lower the learning rate, or look at the data"
             )
         metrics = {**metrics, **pass_metrics()}
-        tokens_per_second = self._speed.after(num_tokens)
+        tokens_per_second, memory = self._speed.after(num_tokens), peak_memory()
         self._summary = f"{headline} {metrics[headline]:.4g}, {tokens_per_second:,.0f} tokens/s"
         if self._journal is not None:
             self._journal.append(
-                self.step + 1, {**metrics, "tokens_per_second": tokens_per_second}, time=time.time()
+                self.step + 1,
+                {**metrics, "tokens_per_second": tokens_per_second, "peak_memory": memory},
+                time=time.time(),
             )
         self._progress.update(
             self.step + 1, metrics=metrics, headline=headline, tokens_per_second=tokens_per_second

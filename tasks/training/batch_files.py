@@ -19,7 +19,7 @@ from storage.durable_files import make_folder, replace_file
 from tasks.training import preemption, ranks
 from tasks.training.progress import Progress
 from tasks.training.scratch import BATCHES, JOURNAL, PROGRESS, write_committed
-from tasks.training.step_metrics import Speed, pass_metrics
+from tasks.training.step_metrics import Speed, pass_metrics, peak_memory
 from tasks.training.writer import writes_files
 
 log = logging.getLogger(__name__)
@@ -95,10 +95,12 @@ class BatchFiles:
         """
         number = len(self.finished)
         metrics = {**metrics, **pass_metrics()}
-        tokens_per_second = self._speed.after(num_tokens)
+        tokens_per_second, memory = self._speed.after(num_tokens), peak_memory()
         if self._journal is not None:
             self._journal.append(
-                number + 1, {**metrics, "tokens_per_second": tokens_per_second}, time=time.time()
+                number + 1,
+                {**metrics, "tokens_per_second": tokens_per_second, "peak_memory": memory},
+                time=time.time(),
             )
             offset = self._journal.sync()
             kept: dict[str, Any] = {"content": content, "journal_offset": offset}

@@ -1,5 +1,7 @@
-"""What every step says of itself beside what it learnt: its speed, and what its passes computed."""
+"""What every step says of itself beside what it learnt: its speed, its memory, and what its passes computed."""
 
+import resource
+import sys
 import time
 from collections import deque
 
@@ -10,6 +12,9 @@ from tasks.training import ranks
 
 SECONDS_OF_SPEED = 5.0
 """Tokens per second are averaged over the last steps that took so long."""
+
+RSS_UNIT = 1 if sys.platform == "darwin" else 1024
+"""Bytes in which the system tells the most memory that a process held."""
 
 
 class Speed:
@@ -26,6 +31,19 @@ class Speed:
             self._marks.popleft()
         start, before = self._marks[0]
         return (total - before) / max(now - start, 1e-9)
+
+
+def peak_memory() -> float:
+    """Bytes, at most, on the rank that took most: of tensors on its GPU since the last call; without a GPU those of the whole
+    process since it began, which never fall."""
+    if torch.cuda.is_available():
+        own = torch.cuda.max_memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+    else:
+        own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * RSS_UNIT
+    of_ranks = torch.zeros(ranks.world_size(), dtype=torch.float64)
+    of_ranks[ranks.rank()] = own
+    return float(ranks.total(of_ranks).max())
 
 
 def pass_metrics() -> dict[str, float]:

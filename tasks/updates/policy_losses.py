@@ -27,7 +27,6 @@ from models.sequences import Sequences
 from schemas.recipe.pass_limits import PassLimits
 from schemas.recipe.stages import PolicyOptimization
 from tasks.rollout.rollouts import Rollout
-from tasks.training import ranks
 from tasks.training.likelihood import accumulate_nll
 from tasks.training.metric_sums import LossSums, MetricSums
 from tasks.training.optimization import TrainingDiverged, autocast
@@ -242,8 +241,10 @@ def policy_loss_of(
     old_logprobs = micro.of(micro.whole.rollout.logprobs)
     surrogate = surrogate_of(predicted.logprobs, micro, work)
     sums.add(surrogate, micro.weight)
+    # without a right response the sum is 0, whatever divides it
+    num_positive_tokens = max(micro.whole.num_positive_tokens, 1)
     imitation = positive_example_nll(
-        predicted.logprobs, mask, micro.is_positive, denominator=micro.whole.num_positive_tokens
+        predicted.logprobs, mask, micro.is_positive, denominator=num_positive_tokens
     )
     sums.add(imitation, micro.weight)
     total = surrogate.loss + switches.positive_nll_coef * imitation.loss
@@ -300,9 +301,7 @@ def value_loss_of(new_values: Tensor, micro: Microbatch, work: PolicyOptimizatio
     )
 
 
-def _add_value_loss(
-    regression: ValueLoss, micro: Microbatch, sums: MetricSums, losses: LossSums
-) -> None:
+def _add_value_loss(regression: ValueLoss, micro: Microbatch, sums: MetricSums, losses: LossSums) -> None:
     sums.add(regression, micro.weight)
     losses.add("value_loss", regression.loss, micro.weight)
 

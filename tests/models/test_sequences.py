@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -63,7 +65,9 @@ def test_of_a_response_stretches_may_be_learnt_alone(sequences: Sequences) -> No
 def test_it_moves_as_a_whole() -> None:
     moved = collate([[5]], [[1, 2]], pad_token_id=PAD, learnt=[[(0, 1)]]).to("meta")
     assert moved.layout is None, "which is that of one pass"
-    devices = {value.device.type for name, value in vars(moved).items() if name not in ("layout", "given_lengths")}
+    devices = {
+        value.device.type for name, value in vars(moved).items() if name not in ("layout", "given_lengths")
+    }
     assert devices == {"meta"}
 
 
@@ -89,7 +93,29 @@ def test_joined_batches_keep_their_lengths_whatever_their_padding() -> None:
     joined = join([second, first], pad_token_id=PAD)
     expected = collate([[9], [5, PAD, 7], [8]], [[4], [1, 2], [3, 4, 6, PAD]], pad_token_id=PAD)
     assert joined.loss_mask is expected.loss_mask is None
+    assert joined.known == expected.known
     for name, tensor in vars(expected).items():
-        assert tensor is None or torch.equal(getattr(joined, name), tensor), name
+        if name not in ("given_lengths", "known"):
+            assert tensor is None or torch.equal(getattr(joined, name), tensor), name
     with pytest.raises(ValueError, match="cannot be joined"):
         join([collate([[9]], [[4]], pad_token_id=PAD, learnt=[[(0, 1)]])], pad_token_id=PAD)
+
+
+def test_what_is_known_of_the_rows_is_what_the_tensors_say() -> None:
+    sequences = collate([[5, 6, 7], [5], [5, 6, 7]], [[1], [1, 2, 3], []], pad_token_id=PAD)
+    for each in (
+        sequences,
+        sequences.select([2, 1, 1]),
+        sequences.select(torch.tensor([1])),
+        sequences.select(slice(1, 3)),
+    ):
+        read = replace(each, given_lengths=None).known
+        assert each.known.prompts == read.prompts == each.prompt_lengths.tolist()
+        assert each.known.responses == read.responses == each.response_mask.sum(dim=1).tolist()
+        assert each.known.totals == each.attention_mask.sum(dim=1).tolist()
+        assert each.first_equal_prompts() == replace(each, given_lengths=None).first_equal_prompts()
+        for count in (None, 1):
+            found = each.response_tokens(count)
+            for ours, theirs in zip(found, each.response_mask[:count].nonzero(as_tuple=True), strict=True):
+                assert torch.equal(ours, theirs)
+    assert sequences.first_equal_prompts() == [0, 1, 0]

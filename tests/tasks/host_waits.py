@@ -40,28 +40,27 @@ class HostWaits(TorchDispatchMode):
     """Counts what would wait for the device, while it is entered; the forward passes of a library's model included."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.where: Counter[str] = Counter()
         """File and line of this project, and the operator → how often."""
         self._copies = _Copies(self.where)
 
     def __enter__(self) -> Self:
-        self._copies.__enter__()
-        super().__enter__()
+        self._copies.__enter__()  # type: ignore[no-untyped-call]
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
-        self._copies.__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._copies.__exit__(*error)  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Count the operator if it waits, and call it."""
         packet, named = func.overloadpacket, kwargs or {}
-        if packet in READS or (packet in SHAPED_BY_VALUES and named.get("output_size") is None):
-            self.where[_caller(packet.__name__)] += 1
-        elif packet in INDEXED and _by_mask(func, args):
+        is_shaped = packet in SHAPED_BY_VALUES and named.get("output_size") is None
+        if packet in READS or is_shaped or (packet in INDEXED and _by_mask(func, args)):
             self.where[_caller(packet.__name__)] += 1
         return func(*args, **named)
 

@@ -12,6 +12,7 @@ from transformers import LlamaModel, PreTrainedModel
 from models import sampling
 from models.builtin import build_tiny
 from models.folders import load_policy
+from models.pass_counts import taken_counts
 from models.sampling import Samples, sample
 from schemas.kinds import resolve_work
 from tasks.stages import run_stage
@@ -109,11 +110,19 @@ def test_responses_are_the_same_where_ends_are_known_late(
     late: int, tiny: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows stay in the batch for some tokens more, which rounds log-probabilities otherwise and no more."""
-    for prompts, eos in ((PADDED, range(20)), (PADDED, range(100)), (ALIKE, range(20)), (ALIKE[:1], range(40))):
+    for prompts, eos in (
+        (PADDED, range(20)),
+        (PADDED, range(100)),
+        (ALIKE, range(20)),
+        (ALIKE[:1], range(40)),
+    ):
         monkeypatch.setitem(sampling.LATE, "cpu", 0)
         at_once = sampled(tiny, prompts, tokens=30, eos=eos)
         monkeypatch.setitem(sampling.LATE, "cpu", late)
+        taken_counts()
         later = sampled(tiny, prompts, tokens=30, eos=eos)
+        counts = taken_counts()
+        assert 0 <= counts.ended_rows < counts.sampled_rows
         assert later.responses == at_once.responses
         assert later.ended == at_once.ended
         assert all(at_once.ended)

@@ -13,6 +13,7 @@ from ledger.journal import read
 from models.folders import load_policy
 from models.heads import fresh_value_head, load_critic
 from schemas.kinds import resolve_work
+from schemas.metric_names import SPEED
 from schemas.recipe.algorithm import Algorithm
 from schemas.recipe.inputs import Generation
 from schemas.recipe.presets import PresetName
@@ -194,9 +195,9 @@ def run_in_two_attempts(job: StageJob, monkeypatch: pytest.MonkeyPatch) -> Stage
 
 
 def curve(job: StageJob) -> list[dict[str, float]]:
-    """What was journalled at each iteration, but for the speed."""
+    """What was journalled at each iteration, but for speed and memory."""
     return [
-        {name: value for name, value in entry.metrics.items() if name != "tokens_per_second"}
+        {name: value for name, value in entry.metrics.items() if name not in SPEED}
         for entry in read(job.scratch / JOURNAL)
     ]
 
@@ -214,7 +215,7 @@ def test_two_iterations_report_what_they_should_and_resume_exactly(
     assert len(steps) == 2
     for step in steps:
         assert {metric for metric, value in step.items() if not isfinite(value)} == set()
-    reported = set().union(*steps) | {"tokens_per_second"}
+    reported = set().union(*steps) | set(SPEED)
     assert reported == expected_metrics(case, reward_term="arithmetic" if case.reward else "reward")
     headline = headline_metric_names("policy_optimization")
     weighs_critic = Algorithm.model_validate(case.algorithm).weighs_critic

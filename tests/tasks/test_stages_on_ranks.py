@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from ledger.journal import read
 from schemas.kinds import resolve_work
-from schemas.metric_names import PASSES, SAMPLING
+from schemas.metric_names import PASSES, SAMPLING, SPEED
 from schemas.recipe.rewards import Judge, Reward
 from schemas.recipe.stages import Ahead, PreferenceCollection
 from schemas.recipe.terms import ModelTerm
@@ -187,7 +187,7 @@ def last_metrics(job: StageJob) -> dict[str, float]:
         name: value
         for entry in read(job.scratch / JOURNAL)
         for name, value in entry.metrics.items()
-        if name not in ("tokens_per_second", *PASSES, *SAMPLING)  # which depend on who computes which rows
+        if name not in (*SPEED, *PASSES, *SAMPLING)  # which depend on who computes which rows
     }
 
 

@@ -1,10 +1,13 @@
 """Schedules against values worked out by hand, and steps that refuse what is not finite."""
 
 import math
+from collections import Counter
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tasks.training.optimization import (
     TrainingDiverged,
@@ -63,3 +66,35 @@ def test_a_gradient_that_is_not_finite_touches_nothing(bad: float) -> None:
     for name, tensor in layer.state_dict().items():
         torch.testing.assert_close(tensor, before[name], rtol=0, atol=0)
     assert not optimizer.state
+
+
+class Launched(TorchDispatchMode):
+    """The operators that are called while it is entered."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names[func.overloadpacket.__name__] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def launched_by_a_step(num_layers: int) -> Counter[str]:
+    """Of the second step: the first one also makes the moments."""
+    module = nn.Sequential(*(nn.Linear(3, 3) for _ in range(num_layers)))
+    optimizer = make_optimizer(module, weight_decay=0.1)
+    for _ in range(2):
+        module(torch.ones(2, 3)).sum().backward()
+        with Launched() as launched:
+            take_step(optimizer, module, learning_rate=0.01, max_grad_norm=1e-3)
+    return launched.names
+
+
+def test_a_step_launches_as_many_operators_however_many_parameters_there_are() -> None:
+    """One for the norms, one to clip, and for matrices and vectors each one to count and one that is AdamW."""
+    few, many = launched_by_a_step(2), launched_by_a_step(40)
+    assert many == few
+    assert few["_fused_adamw_"] == few["_foreach_add_"] == 2
+    assert few["_foreach_norm"] == few["_foreach_mul_"] == 1
+    assert few.total() <= 20
