@@ -3,6 +3,7 @@
 import sys
 
 from flows.commands.app import app
+from flows.commands.audit import audit
 from flows.commands.cancel import cancel
 from flows.commands.critic import critic
 from flows.commands.data import data_app
@@ -34,6 +35,7 @@ for command in (
     critic,
     sample,
     export,
+    audit,
     logs,
     cancel,
     gc,
