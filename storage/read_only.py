@@ -223,9 +223,7 @@ class BucketReader:
         there = self._with_files(digest, (), lambda folder: path in read_manifest(folder, digest=digest))
         if not there:
             return None
-        return self._with_files(
-            digest, (path,), lambda folder: read_sealed_file(folder, path, digest=digest)
-        )
+        return self._with_files(digest, (path,), lambda folder: read_sealed_file(folder, path, digest=digest))
 
     def _with_files(self, digest: str, paths: Iterable[str], read: Callable[[Path], _Read]) -> _Read:
         """What ``read`` makes of a temporary folder with the manifest and these files."""

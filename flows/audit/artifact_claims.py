@@ -56,7 +56,9 @@ def _kind_problems(ref: Ref) -> Iterator[str]:
 
 def _parent_problems(ref: Ref) -> Iterator[str]:
     """The parents in the ref are the inputs whose digests the stage key is made of."""
-    parents = {role: digest for role, digest in ref.artifact.parents.items() if not role.endswith(BASE_SUFFIX)}
+    parents = {
+        role: digest for role, digest in ref.artifact.parents.items() if not role.endswith(BASE_SUFFIX)
+    }
     named: Mapping[str, str] = ref.key_parts.get("inputs", {})
     for role, digest in named.items():
         if role == _SOURCE:

@@ -32,7 +32,9 @@ class Broken(str):
 
 def check_of(subject: str, problem: Missing | Broken) -> Check:
     """The check that could not be made."""
-    return Check(subject=subject, outcome="wrong" if isinstance(problem, Broken) else "unchecked", detail=problem)
+    return Check(
+        subject=subject, outcome="wrong" if isinstance(problem, Broken) else "unchecked", detail=problem
+    )
 
 
 class Evidence:
@@ -43,7 +45,7 @@ class Evidence:
         self.workspace = workspace
         self.clock = HashClock()
         self._report_hashing = hashed
-        self._refs: dict[str, Ref | None | Broken] = {}
+        self._refs: dict[str, Ref | Broken | None] = {}
         self._sealed: dict[str, Sealed | Missing | Broken] = {}
         self._records: dict[str, RunRecord | Missing | Broken] = {}
         self._replays: dict[str, Replay | Missing | Broken] = {}
@@ -67,7 +69,7 @@ class Evidence:
             return open_read_only(f"{workspace.uri}/store")
         return open_read_only(str(workspace.store)) if workspace.store.is_dir() else None
 
-    def ref(self, stage_key: str) -> Ref | None | Broken:
+    def ref(self, stage_key: str) -> Ref | Broken | None:
         """The ref of a stage key; None: there is none."""
         if stage_key not in self._refs:
             try:
@@ -152,7 +154,11 @@ class Evidence:
         if data is None:
             record = self.record(run_id)
             removed = isinstance(record, RunRecord) and record.status == "removed"
-            why = "its outbox went with it, when `vantage gc` removed the run" if removed else "it has no outbox"
+            why = (
+                "its outbox went with it, when `vantage gc` removed the run"
+                if removed
+                else "it has no outbox"
+            )
             return Missing(f"run {run_id}: {why}")
         try:
             return read_replay(data, run_id=run_id)

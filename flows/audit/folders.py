@@ -20,7 +20,14 @@ from storage.refs import Ref
 from storage.sealed_folders import MANIFEST
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_WRITTEN_ANEW = ("README.md", "generation_config.json", "MLmodel", "requirements.txt", "python_env.yaml", PROVENANCE_FILE)
+_WRITTEN_ANEW = (
+    "README.md",
+    "generation_config.json",
+    "MLmodel",
+    "requirements.txt",
+    "python_env.yaml",
+    PROVENANCE_FILE,
+)
 """Files of an exported folder that are no artifact's own."""
 
 
@@ -31,7 +38,9 @@ def add_folder(evidence: Evidence, walk: Walk, path: Path) -> tuple[str, list[Ch
         RunError: it is no folder that says what it must hold.
     """
     if not path.is_dir():
-        raise RunError(f"{path} is no folder; name an artifact's folder, an exported one, a run, a digest or a registered model")
+        raise RunError(
+            f"{path} is no folder; name an artifact's folder, an exported one, a run, a digest or a registered model"
+        )
     if (path / MANIFEST).is_file():
         return _sealed(evidence, walk, path)
     if (path / PROVENANCE_FILE).is_file():
@@ -39,7 +48,9 @@ def add_folder(evidence: Evidence, walk: Walk, path: Path) -> tuple[str, list[Ch
     if (path / WEIGHTS / MANIFEST).is_file():
         return _copy(evidence, walk, path)
     if (path / "runs").is_dir() and (path / "store").is_dir():
-        raise RunError(f"{path} is a workspace; name what to audit in it: vantage audit latest --workspace {path}")
+        raise RunError(
+            f"{path} is a workspace; name what to audit in it: vantage audit latest --workspace {path}"
+        )
     raise RunError(
         f"{path} has neither {MANIFEST} nor {PROVENANCE_FILE}, so nothing says what it must hold; name an artifact's folder, an "
         "exported one, or a run"
@@ -53,7 +64,9 @@ def _sealed(evidence: Evidence, walk: Walk, path: Path) -> tuple[str, list[Check
     problems = list(hashed.problems)
     name = path.absolute().name
     if _DIGEST.fullmatch(name) and name != digest:
-        problems.append(f"the folder is named {name[:12]}, and its manifest's sha256 is {digest[:12]}: the manifest was rewritten")
+        problems.append(
+            f"the folder is named {name[:12]}, and its manifest's sha256 is {digest[:12]}: the manifest was rewritten"
+        )
     detail = "; ".join(problems) or f"{hashed.num_files} files, {hashed.num_bytes:,} bytes"
     checks = [Check(subject="folder", outcome="wrong" if problems else "ok", detail=detail)]
     return f"folder {path}", [*checks, *_go_on(evidence, walk, name if _DIGEST.fullmatch(name) else digest)]
@@ -74,7 +87,9 @@ def _exported(evidence: Evidence, walk: Walk, path: Path) -> tuple[str, list[Che
         told: dict[str, Any] = json.loads((path / PROVENANCE_FILE).read_bytes())
         files, digest, parents = dict(told["files"]), str(told["digest"]), dict(told["parents"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise RunError(f"{path / PROVENANCE_FILE} cannot be read ({type(error).__name__}); export the model again") from None
+        raise RunError(
+            f"{path / PROVENANCE_FILE} cannot be read ({type(error).__name__}); export the model again"
+        ) from None
     if not _DIGEST.fullmatch(digest):
         raise RunError(f"{path / PROVENANCE_FILE}: digest {digest!r} is no digest; export the model again")
     problems = list(_file_problems(evidence, path, files))
@@ -129,7 +144,11 @@ def _file_problems(evidence: Evidence, path: Path, files: Mapping[str, str]) -> 
 
 
 def _against_artifact(
-    evidence: Evidence, told: Mapping[str, Any], files: Mapping[str, str], digest: str, parents: Mapping[str, Any]
+    evidence: Evidence,
+    told: Mapping[str, Any],
+    files: Mapping[str, str],
+    digest: str,
+    parents: Mapping[str, Any],
 ) -> Iterator[Check]:
     """What ``vantage.json`` says, against the artifact in the workspace that it names."""
     refs = evidence.refs_of.get(digest, [])

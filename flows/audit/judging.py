@@ -9,7 +9,7 @@ from ledger.operations import Input
 from ledger.remarks import compared_with_itself
 from schemas.recipe.recipe import ResolvedRecipe
 from schemas.records.artifacts import is_same
-from schemas.records.audit import Check
+from schemas.records.audit import Check, Outcome
 from schemas.records.verdicts import Verdict, check_gate
 
 _EXACT = ("passed", "metric", "measured", "relation", "threshold", "on_fail", "evidence", "n", "confidence")
@@ -52,7 +52,8 @@ def gate_checks(
             said = f"{by} says “{told}”, judged again it is “{again}”{_hidden_difference(told, again)}"
             yield Check(subject=subject, outcome="wrong", detail=said)
         else:
-            yield Check(subject=subject, detail=str(again).removeprefix(f"{again.metric} "))
+            outcome: Outcome = "ok" if again.passed else "note"
+            yield Check(subject=subject, outcome=outcome, detail=str(again).removeprefix(f"{again.metric} "))
 
 
 def is_unchanged(evidence: Evidence, one: Input | None, other: Input | None) -> bool:
@@ -60,9 +61,7 @@ def is_unchanged(evidence: Evidence, one: Input | None, other: Input | None) -> 
     if one is None or other is None:
         return False
     sealed = [evidence.sealed(each.artifact.digest) for each in (one, other)]
-    first, second = (
-        None if isinstance(each, Missing | Broken) else each.files_digest for each in sealed
-    )
+    first, second = (None if isinstance(each, Missing | Broken) else each.files_digest for each in sealed)
     return (first is not None and first == second) or is_same(one.artifact, other.artifact)
 
 
@@ -85,8 +84,6 @@ def _hidden_difference(told: Verdict, again: Verdict) -> str:
     if str(told) != str(again):
         return ""
     fields = [
-        field
-        for field in (*_EXACT, *_ROUNDED)
-        if not _close(getattr(told, field), getattr(again, field))
+        field for field in (*_EXACT, *_ROUNDED) if not _close(getattr(told, field), getattr(again, field))
     ]
     return f" ({', '.join(fields)} differ)"

@@ -24,7 +24,9 @@ def mlflow_check(evidence: Evidence, run_id: str, stage: str | None) -> Check:
     """Tags, params, metric rows and dataset inputs of a stage's run (None: of the parent run), and whom they point to."""
     replay = evidence.replay(run_id)
     if isinstance(replay, Missing | Broken):
-        return Check(subject=_SUBJECT, outcome="unchecked", detail=f"there is nothing to compare it with: {replay}")
+        return Check(
+            subject=_SUBJECT, outcome="unchecked", detail=f"there is nothing to compare it with: {replay}"
+        )
     runs = evidence.mlflow_runs(replay.opened.experiment, run_id)
     if isinstance(runs, Missing):
         return check_of(_SUBJECT, runs)
@@ -42,13 +44,20 @@ def mlflow_check(evidence: Evidence, run_id: str, stage: str | None) -> Check:
     problems += _pointers(evidence, found[0], runs.get(None, []), stage)
     for double in found[1:]:
         contradicting = [*_problems(ExpectedRun(), allowed, double), *_other_tags(allowed, double)]
-        problems += [f"a second run of MLflow ({double.run_id[:8]}) says it is this one: {each}" for each in contradicting]
+        problems += [
+            f"a second run of MLflow ({double.run_id[:8]}) says it is this one: {each}"
+            for each in contradicting
+        ]
     if problems:
         return Check(subject=_SUBJECT, outcome="wrong", detail="; ".join(problems))
     if sent.remark:
         return Check(subject=_SUBJECT, outcome="unchecked", detail=sent.remark)
     if len(found) > 1:
-        return Check(subject=_SUBJECT, outcome="note", detail=f"MLflow has {len(found)} runs that say they are this one")
+        return Check(
+            subject=_SUBJECT,
+            outcome="note",
+            detail=f"MLflow has {len(found)} runs that say they are this one",
+        )
     return Check(subject=_SUBJECT, detail=_counts(found[0]))
 
 
@@ -58,7 +67,11 @@ def check_without_outbox(evidence: Evidence, record: RunRecord, step: str, artif
     if isinstance(runs, Missing):
         return check_of(_SUBJECT, runs)
     if not runs.get(step):
-        return Check(subject=_SUBJECT, outcome="unchecked", detail=f"MLflow has no run of {step} of run {record.run_id}")
+        return Check(
+            subject=_SUBJECT,
+            outcome="unchecked",
+            detail=f"MLflow has no run of {step} of run {record.run_id}",
+        )
     from ledger.to_mlflow.expected_runs import ExpectedRun  # imports MLflow
 
     found = runs[step][0]
@@ -85,7 +98,9 @@ def check_without_outbox(evidence: Evidence, record: RunRecord, step: str, artif
 def _absent(sent: SentTo, required: "ExpectedRun", stage: str | None) -> Check:
     what = "the run" if stage is None else f"stage {stage}"
     if not required.tags:
-        return Check(subject=_SUBJECT, outcome="unchecked", detail=sent.remark or f"MLflow was told nothing of {what}")
+        return Check(
+            subject=_SUBJECT, outcome="unchecked", detail=sent.remark or f"MLflow was told nothing of {what}"
+        )
     said = f"MLflow has no run of {what} any longer: it was deleted, or its vantage.run_id or vantage.stage was edited"
     return Check(subject=_SUBJECT, outcome="wrong", detail=said)
 
@@ -145,9 +160,7 @@ def _row_problems(required: "Set[Row]", allowed: "Set[Row]", found: "Set[Row]") 
         yield f"and {more} more rows"
 
 
-def _dataset_problems(
-    required: "ExpectedRun", allowed: "ExpectedRun", found: "MlflowRun"
-) -> Iterator[str]:
+def _dataset_problems(required: "ExpectedRun", allowed: "ExpectedRun", found: "MlflowRun") -> Iterator[str]:
     given = {tags.get("vantage.digest", ""): (field, tags) for field, tags in found.datasets}
     for digest, tags in required.datasets.items():
         field, told = given.get(digest, ("", {}))
@@ -176,7 +189,9 @@ def _pointers(
     if "vantage.reused_from" in tags:
         yield from _points_to(evidence, "vantage.reused_from", tags["vantage.reused_from"], same)
     if "vantage.model" in tags:
-        expected = same | {name: value for name, value in tags.items() if name in ("vantage.stage", "vantage.run_id")}
+        expected = same | {
+            name: value for name, value in tags.items() if name in ("vantage.stage", "vantage.run_id")
+        }
         expected |= {
             name: value
             for name, value in tags.items()
@@ -222,4 +237,3 @@ def _shown(value: str | None) -> str:
         return "absent"
     short = value if len(value) <= 60 else f"{value[:57]}…"
     return f"“{short}”"
-

@@ -35,9 +35,7 @@ def copy_problems(evidence: Evidence, version: "MlflowVersion") -> Hashed | Miss
     return evidence.ask(read)
 
 
-def problems_of_folder(
-    evidence: Evidence, folder: Path, digest: str, tags: Mapping[str, str]
-) -> Hashed:
+def problems_of_folder(evidence: Evidence, folder: Path, digest: str, tags: Mapping[str, str]) -> Hashed:
     """What reading every byte of a folder in the form of a copy has shown."""
     if not folder.is_dir():
         return Hashed(("MLflow has no files of it any longer",))

@@ -112,7 +112,9 @@ def moved_away(evidence: Evidence, run_id: str) -> Iterator[Check]:
         if isinstance(present, Missing):
             yield check_of(subject, present)
         elif present is None:
-            said = f"this run was the last to move it, to {digest[:12]}, and MLflow has no such alias any longer"
+            said = (
+                f"this run was the last to move it, to {digest[:12]}, and MLflow has no such alias any longer"
+            )
             yield Check(subject=subject, outcome="wrong", detail=said)
         elif present.tags.get("vantage.digest") != digest:
             said = f"this run was the last to move it, to {digest[:12]}, and it points to version {present.version}, by nobody's record"
@@ -189,15 +191,15 @@ def _gone(evidence: Evidence, name: str, digest: str | None) -> str:
     """Which removed run may have published the artifact; empty: none."""
     for run_id in evidence.run_ids:
         record = evidence.record(run_id)
-        if isinstance(record, RunRecord) and record.status == REMOVED and name in record.copies:
-            if record.copies[name].digest == digest and isinstance(evidence.replay(run_id), Missing):
-                return f"run {run_id} published it and was removed since, with its outbox"
+        removed = isinstance(record, RunRecord) and record.status == REMOVED
+        copy = record.copies.get(name) if isinstance(record, RunRecord) else None
+        is_same = copy is not None and copy.digest == digest
+        if removed and is_same and isinstance(evidence.replay(run_id), Missing):
+            return f"run {run_id} published it and was removed since, with its outbox"
     return ""
 
 
-def _not_moved_here(
-    evidence: Evidence, version: "MlflowVersion", alias: str, moves: list[Recorded]
-) -> Check:
+def _not_moved_here(evidence: Evidence, version: "MlflowVersion", alias: str, moves: list[Recorded]) -> Check:
     subject = f"alias {version.name}@{alias}"
     if version.tags.get("vantage.run_id", "") not in evidence.run_ids and not moves:
         said = f"the version's run is not in {evidence.workspace.address}, nor who moved it"
@@ -232,7 +234,9 @@ def _closed(evidence: Evidence, recorded: Recorded) -> Iterator[str]:
     if recipe is None:
         yield Missing("its recipe is of another version of Vantage, and its gates are not judged again")
         return
-    named = [each for each in recipe.publish if _is_this(each.stage, each.registered_model, each.alias, recorded)]
+    named = [
+        each for each in recipe.publish if _is_this(each.stage, each.registered_model, each.alias, recorded)
+    ]
     if not named:
         yield f"its recipe publishes no {told.stage} as {told.registered_model}@{told.alias}"
     for step in required_steps(recorded):
@@ -248,7 +252,9 @@ def _closed(evidence: Evidence, recorded: Recorded) -> Iterator[str]:
         elif isinstance(judged, Broken):
             yield f"the gates of {step} cannot be judged: {judged}"
         else:
-            yield from (f"the gate of {step} is closed: {verdict}" for verdict in judged if not verdict.passed)
+            yield from (
+                f"the gate of {step} is closed: {verdict}" for verdict in judged if not verdict.passed
+            )
     for other in _must_differ(recipe, recorded):
         stage = recorded.entry.stages.get(told.stage)
         if stage is not None and stage.artifact is not None:
@@ -265,6 +271,6 @@ def _must_differ(recipe: ResolvedRecipe, recorded: Recorded) -> Iterator[Input]:
         yield own.inputs["init"]
     for name, other in recipe.stages.items():
         compared = entry.stages.get(name)
-        if isinstance(other, PolicyEvaluation) and other.candidate == stage and compared is not None:
-            if "baseline" in compared.inputs:
-                yield compared.inputs["baseline"]
+        is_of_stage = isinstance(other, PolicyEvaluation) and other.candidate == stage
+        if is_of_stage and compared is not None and "baseline" in compared.inputs:
+            yield compared.inputs["baseline"]

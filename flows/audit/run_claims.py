@@ -68,10 +68,8 @@ def outbox_check(evidence: Evidence, run_id: str, step: str, digest: str, ref: R
     elif ref is not None:
         problems += _artifact_differences(entry.artifact, ref.artifact)
     problems += _input_problems(entry.inputs, entry.artifact)
-    finished = replay.finished(step)
-    if finished is not None and ref is not None and ref.run_id == run_id and finished.artifact is not None:
-        if finished.artifact.digest == digest and dict(ref.provenance) != finished.provenance:
-            problems.append(_provenance_said("it told of", finished.provenance, ref.provenance))
+    if ref is not None and ref.run_id == run_id:
+        problems += _told_provenance(replay, step, ref)
     if isinstance(record, RunRecord) and (stage := record.stages.get(step)) is not None:
         problems += _outbox_against_record(replay, record, step, stage)
     return Check(
@@ -119,7 +117,9 @@ def _unfinished(
             each.digest == digest and each.stage_key == ref.artifact.stage_key and each.status in ENDED
             for each in stages
         ):
-            said = f"run {run_id} ended before it recorded the artifact; run {other} has found and recorded it"
+            said = (
+                f"run {run_id} ended before it recorded the artifact; run {other} has found and recorded it"
+            )
             return Check(subject="run record", detail=said)
     said = f"{step} of run {run_id} is {stage.status}, and no run has recorded the artifact"
     return Check(subject="run record", outcome="unchecked", detail=said)
@@ -145,9 +145,7 @@ def _against_files(evidence: Evidence, stage: StageRecord, digest: str) -> Itera
         yield from differences("metrics", stage.metrics, sealed.measured.metrics)
 
 
-def _against_recipe(
-    recipe: ResolvedRecipe, step: str, stage: StageRecord, ref: Ref | None
-) -> Iterator[str]:
+def _against_recipe(recipe: ResolvedRecipe, step: str, stage: StageRecord, ref: Ref | None) -> Iterator[str]:
     """The stage key, made again from the recipe in ``run.json`` and the digests of the inputs."""
     parts = ref.key_parts if ref is not None else stage.key_parts
     kind = KINDS.get(str(parts.get("kind")))
@@ -156,9 +154,9 @@ def _against_recipe(
     if hash_key_parts(stage.key_parts or parts) != stage.stage_key:
         yield "its key_parts do not hash to its stage key"
     source = parts["inputs"].get("source")
-    parents = (
-        ref.artifact.parents if ref is not None else {}
-    ) or {role: each for role, each in parts["inputs"].items() if role != "source"}
+    parents = (ref.artifact.parents if ref is not None else {}) or {
+        role: each for role, each in parts["inputs"].items() if role != "source"
+    }
     inputs = {role: each for role, each in parents.items() if not role.endswith(BASE_SUFFIX)}
     try:
         again = key_parts_of(recipe, step, inputs, source={} if source is None else {"source": source})
@@ -194,15 +192,21 @@ def _artifact_differences(told: Artifact, artifact: Artifact) -> Iterator[str]:
             yield f"{field} was told as {other if other is None else str(other)[:12]}"
 
 
+def _told_provenance(replay: Replay, step: str, ref: Ref) -> Iterator[str]:
+    finished = replay.finished(step)
+    if finished is None or finished.artifact is None or finished.artifact.digest != ref.artifact.digest:
+        return
+    if dict(ref.provenance) != finished.provenance:
+        yield _provenance_said("it told of", finished.provenance, ref.provenance)
+
+
 def _input_problems(inputs: Mapping[str, Input], artifact: Artifact) -> Iterator[str]:
     for role, given in inputs.items():
         if artifact.parents.get(role) != given.artifact.digest:
             yield f"input {role} was told as {given.artifact.digest[:12]}, and the artifact's parent as another"
 
 
-def _outbox_against_record(
-    replay: Replay, record: RunRecord, step: str, stage: StageRecord
-) -> Iterator[str]:
+def _outbox_against_record(replay: Replay, record: RunRecord, step: str, stage: StageRecord) -> Iterator[str]:
     entry = replay.entry.stages[step]
     if entry.stage_key != stage.stage_key:
         yield f"its stage key is {entry.stage_key[:12]}, that in run.json {str(stage.stage_key)[:12]}"

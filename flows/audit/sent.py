@@ -33,7 +33,9 @@ def sent_to(evidence: Evidence, run_id: str, replay: Replay, *, is_known: bool) 
         return destination
     end = None if destination is None else _ends(evidence, run_id).get(destination)
     if end is None and not is_known:
-        return Missing(f"{evidence.server.address} was never sent run {run_id}; set MLFLOW_TRACKING_URI to the server that was")
+        return Missing(
+            f"{evidence.server.address} was never sent run {run_id}; set MLFLOW_TRACKING_URI to the server that was"
+        )
     refused = _refused(evidence, run_id, str(destination))
     length = replay.end if end is None else end
     sent = [each for each in replay.told if each.end <= length]
@@ -41,9 +43,13 @@ def sent_to(evidence: Evidence, run_id: str, replay: Replay, *, is_known: bool) 
     counted = [each for each in refused if each.get("operation") not in _WITHOUT_ENTRY]
     remarks = []
     if len(sent) < len(replay.told):
-        remarks.append(f"MLflow has not got the last {len(replay.told) - len(sent)} operations yet; the next run sends them")
+        remarks.append(
+            f"MLflow has not got the last {len(replay.told) - len(sent)} operations yet; the next run sends them"
+        )
     if counted:
-        remarks.append(f"MLflow refused {len(counted)} operations when they were sent (ledger/refused.jsonl says why)")
+        remarks.append(
+            f"MLflow refused {len(counted)} operations when they were sent (ledger/refused.jsonl says why)"
+        )
     return SentTo(taken, "; ".join(remarks))
 
 

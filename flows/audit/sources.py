@@ -24,7 +24,11 @@ def source_check(recipe: ResolvedRecipe, step: str, ref: Ref) -> Check | None:
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         gone = isinstance(error, FileNotFoundError)
         said = "is no longer there" if gone else f"cannot be read ({_first_line(error)})"
-        return Check(subject="source", outcome="note", detail=f"what it was made of {said}; the artifact holds all of it")
+        return Check(
+            subject="source",
+            outcome="note",
+            detail=f"what it was made of {said}; the artifact holds all of it",
+        )
     shown = Path(origin.path).name if isinstance(origin, LocalPath) else place
     if present != recorded:
         said = f"{shown} has changed since: its sha256 was {recorded[:12]}, and is {str(present)[:12]}"

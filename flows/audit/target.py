@@ -80,7 +80,9 @@ def _run(evidence: Evidence, walk: Walk, run_id: str, step: str) -> tuple[str, l
     if step and step not in record.stages:
         raise RunError(f"run {run_id} has no step {step}; it has {', '.join(record.stages) or 'none yet'}")
     if step and step not in made:
-        raise RunError(f"{step} of run {run_id} has made nothing yet; audit one of {', '.join(made) or 'its parents'}")
+        raise RunError(
+            f"{step} of run {run_id} has made nothing yet; audit one of {', '.join(made) or 'its parents'}"
+        )
     if not made:
         raise RunError(f"run {run_id} has made nothing yet, so there is nothing to audit")
     for name in [step] if step else made:
@@ -113,7 +115,9 @@ def _mlflow_run(evidence: Evidence, walk: Walk, mlflow_run_id: str) -> tuple[str
     if tags is None:
         raise RunError(f"MLflow at {evidence.server.address} has no run {mlflow_run_id}")
     if "vantage.run_id" not in tags:
-        raise RunError(f"MLflow's run {mlflow_run_id} has no tag vantage.run_id: Vantage did not make it, or it was edited")
+        raise RunError(
+            f"MLflow's run {mlflow_run_id} has no tag vantage.run_id: Vantage did not make it, or it was edited"
+        )
     run_id, step = tags["vantage.run_id"], tags.get("vantage.stage", "")
     if run_id not in evidence.run_ids:
         raise RunError(

@@ -116,7 +116,11 @@ class Walk:
         if isinstance(ref, Broken):
             found.problem = Check(subject="ref", outcome="wrong", detail=ref)
         elif ref is None:
-            said = "no ref names it" if stage_key is None else f"there is no ref of its stage key {stage_key[:12]}"
+            said = (
+                "no ref names it"
+                if stage_key is None
+                else f"there is no ref of its stage key {stage_key[:12]}"
+            )
             found.problem = Check(subject="ref", outcome="unchecked", detail=said)
         elif ref.artifact.digest != digest:
             found.problem = self._other_artifact(ref, digest)
@@ -139,7 +143,9 @@ class Walk:
         if confirmed:
             said += f", since run {ref.run_id} has made it again with other bits"
             return Check(subject="ref", outcome="unchecked", detail=said)
-        return Check(subject="ref", outcome="wrong", detail=f"{said}, which run {ref.run_id} does not say it made")
+        return Check(
+            subject="ref", outcome="wrong", detail=f"{said}, which run {ref.run_id} does not say it made"
+        )
 
     def _step_of(self, found: Found) -> str:
         record = self.evidence.record(found.run_id) if found.run_id else None
@@ -240,7 +246,11 @@ class Walk:
         elif isinstance(record, RunRecord) and artifact is not None:
             checks.append(check_without_outbox(evidence, record, step, artifact))
         for check in checks:
-            yield check if is_maker else check.model_copy(update={"subject": f"{check.subject} of run {run_id}"})
+            yield (
+                check
+                if is_maker
+                else check.model_copy(update={"subject": f"{check.subject} of run {run_id}"})
+            )
 
     def _source(self, found: Found, ref: Ref) -> Iterator[Check]:
         record = self.evidence.record(ref.run_id)

@@ -60,9 +60,9 @@ def _outbox_problems(record: RunRecord, replay: Replay) -> Iterator[str]:
             changed = differences(record.recipe.model_dump(mode="json"), told.model_dump(mode="json"))
             yield f"it told of another recipe than run.json has: {'; '.join(changed)}"
             break
-    if record.status in ("completed", "gate_closed") and replay.entry.outcome in ("completed", "gate_closed"):
-        if record.status != replay.entry.outcome:
-            yield f"it told that the run is {replay.entry.outcome.replace('_', ' ')}, run.json says {record.status}"
+    ended, told_end = ("completed", "gate_closed"), replay.entry.outcome
+    if record.status in ended and told_end in ended and record.status != told_end:
+        yield f"it told that the run is {told_end.replace('_', ' ')}, run.json says {record.status}"
     if record.status == REMOVED:
         return
     told_copies = {(each.registered_model, each.artifact.digest) for each, _ in replay.publications()}

@@ -24,7 +24,9 @@ def audit(
     as_json: AsJson = False,
     html: Annotated[
         Path | None,
-        typer.Option("--html", metavar="FILE", help="Also write the result as one page, which needs no network."),
+        typer.Option(
+            "--html", metavar="FILE", help="Also write the result as one page, which needs no network."
+        ),
     ] = None,
     verbose: Verbose = False,
 ) -> None:
@@ -53,7 +55,9 @@ def audit(
 
             replace_file(html.absolute(), audit_page(report).encode())
         if as_json:
-            print_json(report.model_dump(mode="json") | {"outcome": report.outcome, "exit_code": report.exit_code})
+            print_json(
+                report.model_dump(mode="json") | {"outcome": report.outcome, "exit_code": report.exit_code}
+            )
         else:
             from flows.commands.audit_tree import show_audit
 

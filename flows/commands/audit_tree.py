@@ -65,7 +65,12 @@ def checks_shown_alone(checks: Iterable[Check]) -> Iterator[Check]:
 
 
 def _add(
-    branch: Tree, artifact: AuditedArtifact, artifacts: dict[str, AuditedArtifact], shown: set[str], *, edge: str | None
+    branch: Tree,
+    artifact: AuditedArtifact,
+    artifacts: dict[str, AuditedArtifact],
+    shown: set[str],
+    *,
+    edge: str | None,
 ) -> None:
     name = artifact.step if edge is None else f"{edge}: {artifact.step}"
     if artifact.id in shown:
@@ -124,8 +129,14 @@ def _speed(report: AuditReport) -> str:
     size = _size(hashing.num_bytes)
     if hashing.seconds < 0.01:
         return f"{size} hashed at once"
-    bound = "hashing took longer than reading" if hashing.bound == "hashing" else "reading took longer than hashing"
-    return f"{size} hashed in {hashing.seconds:.2f} s ({_size(hashing.num_bytes / hashing.seconds)}/s; {bound})"
+    bound = (
+        "hashing took longer than reading"
+        if hashing.bound == "hashing"
+        else "reading took longer than hashing"
+    )
+    return (
+        f"{size} hashed in {hashing.seconds:.2f} s ({_size(hashing.num_bytes / hashing.seconds)}/s; {bound})"
+    )
 
 
 def _size(num_bytes: float) -> str:

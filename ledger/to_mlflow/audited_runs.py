@@ -95,9 +95,7 @@ class AuditedServer:
         """How an outbox names the experiment of this server; None: there is none of this name."""
         with self._answers() as client:
             found = client.get_experiment_by_name(experiment)
-        return (
-            None if found is None else f"{found.experiment_id} {found.name} {found.creation_time}"
-        )
+        return None if found is None else f"{found.experiment_id} {found.name} {found.creation_time}"
 
     def runs(self, experiment: str, run_id: str) -> dict[str | None, list[MlflowRun]]:
         """Stage → MLflow's runs that say they are of this stage of a run of ours, the earliest first; None: the parents."""
@@ -150,17 +148,6 @@ class AuditedServer:
         with self._answers() as client:
             found = client.search_model_versions(f"tags.`vantage.digest` = '{digest}'")
             return [self._described(client, each) for each in found]
-
-    def aliases(self, name: str) -> Mapping[str, str]:
-        """Alias → version of a registered model; empty if there is none."""
-        with self._answers() as client:
-            try:
-                found = client.get_registered_model(name)
-            except MlflowException as error:
-                if error.error_code not in _MISSING:
-                    raise
-                return {}
-            return {alias: str(version) for alias, version in found.aliases.items()}
 
     @contextmanager
     def copy_of(self, version: MlflowVersion) -> Iterator[Path]:
@@ -220,7 +207,11 @@ class AuditedServer:
             name=found.name,
             version=str(found.version),
             tags=dict(found.tags),
-            aliases=tuple(found.aliases or ()),
+            aliases=tuple(
+                alias
+                for alias, version in _aliases(client, found.name).items()
+                if version == str(found.version)
+            ),
             location=location,
             model_tags=model_tags,
         )
@@ -239,7 +230,9 @@ class AuditedServer:
             raise
         except (MlflowException, SQLAlchemyError, OSError, sqlite3.Error) as error:
             first = (str(error).splitlines() or [type(error).__name__])[0]
-            self._why_not = f"MLflow at {self.address} does not answer ({without_login(first, self._address)})"
+            self._why_not = (
+                f"MLflow at {self.address} does not answer ({without_login(first, self._address)})"
+            )
             raise Unanswered(self._why_not) from error
 
     def _connect(self) -> MlflowClient:
@@ -278,3 +271,14 @@ def _model_tags(client: MlflowClient, model_id: str) -> Mapping[str, str] | None
         if error.error_code not in _MISSING:
             raise
         return None
+
+
+def _aliases(client: MlflowClient, name: str) -> Mapping[str, str]:
+    """Alias → version: what is searched for comes without them."""
+    try:
+        found = client.get_registered_model(name)
+    except MlflowException as error:
+        if error.error_code not in _MISSING:
+            raise
+        return {}
+    return {alias: str(version) for alias, version in sorted(found.aliases.items())}
