@@ -10,7 +10,6 @@ from flows.audit.evidence import Broken, Evidence, Missing, check_of
 from schemas.kinds import KINDS
 from schemas.records.artifacts import StoredModel
 from schemas.records.audit import Check
-from schemas.records.stage_key import differences as key_differences
 from storage.measured_file import contradictions
 from storage.refs import Ref
 
@@ -39,11 +38,6 @@ def ref_check(evidence: Evidence, ref: Ref) -> Check:
     if problems:
         return Check(subject="ref", outcome="wrong", detail="; ".join(problems))
     return check_of("ref", sealed) if isinstance(sealed, Missing) else Check(subject="ref")
-
-
-def ref_differences(one: Ref, other: Mapping[str, Any]) -> Iterator[str]:
-    """The parts of the keys that differ, shortened."""
-    yield from key_differences(other, one.key_parts)
 
 
 def _kind_problems(ref: Ref) -> Iterator[str]:

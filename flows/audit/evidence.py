@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 from flows.runs.record import RunRecord
 from flows.runs.run import run_ids
@@ -51,6 +51,7 @@ class Evidence:
         self._replays: dict[str, Replay | Missing | Broken] = {}
         self._hashed: dict[str, Hashed] = {}
         self._mlflow_runs: dict[str, dict[str | None, list[MlflowRun]] | Missing] = {}
+        self._kept: dict[object, Any] = {}
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
@@ -58,6 +59,12 @@ class Evidence:
 
     def __exit__(self, *error: object) -> None:
         self._stack.close()
+
+    def once(self, name: object, find: Callable[[], _Found]) -> _Found:
+        """What ``find`` finds, which is asked for once under this name."""
+        if name not in self._kept:
+            self._kept[name] = find()
+        return cast(_Found, self._kept[name])
 
     # The store
 
@@ -134,11 +141,6 @@ class Evidence:
             self._replays[run_id] = self._read_replay(run_id)
         return self._replays[run_id]
 
-    def is_active(self, run_id: str) -> bool:
-        """Whether the run has not ended: what is told of it may change any moment."""
-        record = self.record(run_id)
-        return isinstance(record, RunRecord) and record.status == "running"
-
     def _read_record(self, run_id: str) -> RunRecord | Missing | Broken:
         if run_id not in self.run_ids:
             return Missing(f"{self.workspace.address} has no run {run_id}")
@@ -200,8 +202,3 @@ class Evidence:
         if tracking.is_missing_database(address):
             return f"there is no MLflow database at {tracking.without_password(address)}"
         return ""
-
-
-def is_there(found: Any) -> bool:
-    """Whether it could be read."""
-    return found is not None and not isinstance(found, Missing | Broken)

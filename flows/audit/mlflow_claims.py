@@ -207,7 +207,9 @@ def _pointers(
 def _points_to(
     evidence: Evidence, name: str, mlflow_run_id: str, expected: Mapping[str, str | None]
 ) -> Iterator[str]:
-    told = evidence.ask(lambda server: server.tags_of(mlflow_run_id))
+    told = evidence.once(
+        ("tags", mlflow_run_id), lambda: evidence.ask(lambda server: server.tags_of(mlflow_run_id))
+    )
     if told is None:
         yield f"tag {name} is {mlflow_run_id}, and MLflow has no such run"
     elif not isinstance(told, Missing):

@@ -38,6 +38,10 @@ class Recorded:
 
 def publications(evidence: Evidence, name: str) -> list[Recorded]:
     """Every publication under a name by the runs of the workspace, in the order in which they happened."""
+    return evidence.once(("publications", name), lambda: _publications(evidence, name))
+
+
+def _publications(evidence: Evidence, name: str) -> list[Recorded]:
     found = []
     for run_id in evidence.run_ids:
         replay = evidence.replay(run_id)
@@ -162,6 +166,14 @@ def _tag_problems(evidence: Evidence, version: "MlflowVersion", told: list[Recor
     for name in ("vantage.digest", "vantage.stage_key", "vantage.stage", "vantage.run_id"):
         if version.model_tags and version.model_tags.get(name) != tags.get(name):
             yield f"tag {name} is {tags.get(name)}, that of its logged model is {version.model_tags.get(name)}"
+    doubles = evidence.ask(lambda server: server.versions_of(digest))
+    numbers = (
+        []
+        if isinstance(doubles, Missing)
+        else [int(each.version) for each in doubles if each.name == version.name]
+    )
+    if numbers and int(version.version) != min(numbers):
+        yield f"version {min(numbers)} holds the artifact already, and no run makes a second one"
     facts = [
         model_tags(each.entry, each.operation.stage)
         for each in told

@@ -59,7 +59,8 @@ def outbox_check(evidence: Evidence, run_id: str, step: str, digest: str, ref: R
         return check_of("outbox", replay)
     entry, record = replay.entry.stages.get(step), evidence.record(run_id)
     if entry is None or entry.artifact is None:
-        ended = isinstance(record, RunRecord) and record.stages[step].status in ENDED
+        known = record.stages.get(step) if isinstance(record, RunRecord) else None
+        ended = known is not None and known.status in ENDED
         said = f"run {run_id} told of no artifact of {step}" + (", and run.json has one" if ended else "")
         return Check(subject="outbox", outcome="wrong" if ended else "unchecked", detail=said)
     problems: list[str] = []
@@ -69,7 +70,7 @@ def outbox_check(evidence: Evidence, run_id: str, step: str, digest: str, ref: R
         problems += _artifact_differences(entry.artifact, ref.artifact)
     problems += _input_problems(entry.inputs, entry.artifact)
     if ref is not None and ref.run_id == run_id:
-        problems += _told_provenance(replay, step, ref)
+        problems += _told_making(replay, step, ref)
     if isinstance(record, RunRecord) and (stage := record.stages.get(step)) is not None:
         problems += _outbox_against_record(replay, record, step, stage)
     return Check(
@@ -153,11 +154,10 @@ def _against_recipe(recipe: ResolvedRecipe, step: str, stage: StageRecord, ref: 
         return  # made by a version that computed otherwise; its key cannot be made again
     if hash_key_parts(stage.key_parts or parts) != stage.stage_key:
         yield "its key_parts do not hash to its stage key"
-    source = parts["inputs"].get("source")
-    parents = (ref.artifact.parents if ref is not None else {}) or {
-        role: each for role, each in parts["inputs"].items() if role != "source"
-    }
-    inputs = {role: each for role, each in parents.items() if not role.endswith(BASE_SUFFIX)}
+    if ref is None:
+        return  # only a ref names every input
+    source = parts.get("inputs", {}).get("source")
+    inputs = {role: each for role, each in ref.artifact.parents.items() if not role.endswith(BASE_SUFFIX)}
     try:
         again = key_parts_of(recipe, step, inputs, source={} if source is None else {"source": source})
     except (ValueError, KeyError, OSError) as error:
@@ -192,7 +192,13 @@ def _artifact_differences(told: Artifact, artifact: Artifact) -> Iterator[str]:
             yield f"{field} was told as {other if other is None else str(other)[:12]}"
 
 
-def _told_provenance(replay: Replay, step: str, ref: Ref) -> Iterator[str]:
+def _told_making(replay: Replay, step: str, ref: Ref) -> Iterator[str]:
+    """That the run made the artifact, as the ref says, and how."""
+    attempt = replay.entry.stages[step].attempt
+    if attempt is None:
+        yield "the ref says that this run made the artifact, and it told of having found it"
+    elif attempt != ref.attempt:
+        yield f"the ref says that attempt {ref.attempt} made the artifact, and it told of attempt {attempt}"
     finished = replay.finished(step)
     if finished is None or finished.artifact is None or finished.artifact.digest != ref.artifact.digest:
         return

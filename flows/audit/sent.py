@@ -28,6 +28,12 @@ def sent_to(evidence: Evidence, run_id: str, replay: Replay, *, is_known: bool) 
 
     ``is_known``: whether it has anything of the run.
     """
+    return evidence.once(
+        ("sent", run_id, is_known), lambda: _sent_to(evidence, run_id, replay, is_known=is_known)
+    )
+
+
+def _sent_to(evidence: Evidence, run_id: str, replay: Replay, *, is_known: bool) -> SentTo | Missing:
     destination = evidence.ask(lambda server: server.destination(replay.opened.experiment))
     if isinstance(destination, Missing):
         return destination

@@ -17,7 +17,7 @@ from flows.audit.sources import source_check
 from flows.runs.record import RunRecord
 from ledger.replay import Replay
 from schemas.records.artifacts import Artifact
-from schemas.records.audit import AuditedArtifact, Check, Edge, worst
+from schemas.records.audit import AuditedArtifact, Check, Edge
 from schemas.steps import dependencies
 from storage.refs import Ref
 
@@ -299,9 +299,3 @@ class Walk:
 def missing_artifact(digest: str) -> Check:
     """An artifact that is not in the store. (Of one that was removed on purpose, its tombstone would be read here.)"""
     return Check(subject="files", outcome="wrong", detail=f"missing: the store has no artifact {digest[:12]}")
-
-
-def is_fine(artifact: AuditedArtifact) -> bool:
-    """Whether nothing about it is wrong or unchecked."""
-    checks = [*artifact.checks, *(check for edge in artifact.parents for check in edge.checks)]
-    return worst(checks) in ("ok", "note")

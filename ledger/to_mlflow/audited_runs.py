@@ -176,7 +176,10 @@ class AuditedServer:
         own = urlsplit(self._address).path.removeprefix("/") == str(self._workspace / "mlflow.db")
         if own and _ARTIFACTS in path.parts:
             after = path.parts[len(path.parts) - path.parts[::-1].index(_ARTIFACTS) :]
-            return self._workspace.joinpath(_ARTIFACTS, *after)
+            moved = self._workspace.joinpath(_ARTIFACTS, *after)
+            return (
+                moved if moved.is_dir() else path
+            )  # what was published after the move lies at the old place
         return path
 
     def _read(self, client: MlflowClient, run: entities.Run) -> MlflowRun:

@@ -458,7 +458,7 @@ CASES: dict[Callable[[Case], None], tuple[str, str]] = {
         "the gate of strict is closed: accuracy_gain 0.100 >= 0.9: CLOSED",
     ),
     version_tag: ("policy: version fake-strict/1", "which no run sent"),
-    version_digest: ("sft: version fake/1", "no run published it"),
+    version_digest: ("sft: version fake/1", "that of its logged model is"),
 }
 """What somebody does → where the audit of the run finds it, and what it says."""
 
