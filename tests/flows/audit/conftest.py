@@ -86,10 +86,7 @@ def write_recipe(folder: Path) -> Path:
 @pytest.fixture(scope="session")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a recipe, its data, and the workspace of a run of it; for reading only."""
-    import os  # DEVELOPMENT
 
-    if os.environ.get("AUDIT_ORIGINAL"):  # DEVELOPMENT
-        return Path(os.environ["AUDIT_ORIGINAL"])  # DEVELOPMENT
     folder = tmp_path_factory.mktemp("audited")
     with pytest.MonkeyPatch.context() as patched:
         patched.delenv("MLFLOW_TRACKING_URI", raising=False)

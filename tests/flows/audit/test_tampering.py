@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from flows.runs.record import RunRecord
+from tests.flows.audit.conftest import run_once
 from tests.flows.audit.tampering import Case, edit_json, edit_lines, flip_bit, found, sealed_again, write
 
 Lines = list[dict[str, Any]]
@@ -88,6 +89,10 @@ def ref_of_another_recipe(case: Case) -> None:
 
 def provenance_in_the_ref(case: Case) -> None:
     edit_json(case.ref("policy"), lambda ref: ref["provenance"].update(code="0" * 64))
+
+
+def attempt_in_the_ref(case: Case) -> None:
+    edit_json(case.ref("policy"), lambda ref: ref.update(attempt=7))
 
 
 def unreadable_ref(case: Case) -> None:
@@ -386,6 +391,10 @@ CASES: dict[Callable[[Case], None], tuple[str, str]] = {
     ref_of_another_artifact: ("policy: ref", "does not say it made"),
     ref_of_another_recipe: ("policy: ref", "holds the ref of another stage key"),
     provenance_in_the_ref: ("policy: run record", "provenance differs from the ref's"),
+    attempt_in_the_ref: (
+        "policy: outbox",
+        "the ref says that attempt 7 made the artifact, and it told of attempt 1",
+    ),
     unreadable_ref: ("value: ref", "cannot be read as a ref"),
     recorded_metric: ("evaluation: run record", "metrics.accuracy_gain is 0.9"),
     recorded_verdict: (
@@ -492,8 +501,6 @@ def test_an_alias_that_was_moved_back_by_hand_is_found(
     case: Case, again: Callable[[Case], RunRecord]
 ) -> None:
     """A later run moved it on; its first version passed its gates, and still nobody moved it back."""
-    from tests.flows.audit.conftest import run_once
-
     run_once(case.workspace, case.original / "fake.yaml", "stages.policy.seed=5")
     assert case.audit("fake@champion").exit_code == 0
     case.sql("UPDATE registered_model_aliases SET version = 1 WHERE alias = 'champion' AND name = 'fake'")
@@ -529,3 +536,29 @@ def test_an_exported_folder_is_compared_with_the_artifact(case: Case) -> None:
     shutil.copy(case.object("policy") / "model.safetensors", folder / "model.safetensors")
     (folder / "vantage.json").write_text(json.dumps(told | {"metrics": {"score": 9.0}}))
     assert "metric score is 9.0, the artifact's is 1.5" in found(case.audit(str(folder)))[0]
+
+
+def test_a_ref_that_names_a_run_which_only_found_the_artifact(
+    case: Case, again: Callable[[Case], RunRecord]
+) -> None:
+    second = again(case)
+    edit_json(case.ref("policy"), lambda ref: ref.update(run_id=second.run_id))
+    wrong = found(case.audit("latest/policy"))
+    assert any("and it told of having found it" in each for each in wrong), wrong
+
+
+def test_a_second_version_and_a_second_run_that_say_they_are_ours(case: Case) -> None:
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(tracking_uri=f"sqlite:///{case.workspace.root / 'mlflow.db'}")
+    first = client.get_model_version("fake", "1")
+    forged = client.create_model_version("fake", first.source, first.run_id, tags=first.tags)
+    client.set_registered_model_alias("fake", "champion", forged.version)
+    ours = client.get_run(case.mlflow_run("evaluation"))
+    tags = {name: value for name, value in ours.data.tags.items() if name.startswith("vantage.")}
+    double = client.create_run(ours.info.experiment_id, tags=tags)
+    client.log_metric(double.info.run_id, "accuracy_gain", 0.9)
+    wrong = found(case.audit("fake@champion"))
+    assert any("version 1 holds the artifact already" in each for each in wrong), wrong
+    assert any("evaluation: MLflow: a second run of MLflow" in each for each in wrong), wrong
+    assert case.audit(double.info.run_id).exit_code == 1
