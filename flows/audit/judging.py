@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from flows.attempts.jobs import gates_of
-from flows.audit.evidence import Broken, Evidence, Missing
+from flows.audit.evidence import Broken, Evidence, Missing, check_of
 from ledger.operations import Input
 from ledger.remarks import compared_with_itself
 from schemas.recipe.recipe import ResolvedRecipe
@@ -39,8 +39,7 @@ def gate_checks(
 ) -> Iterator[Check]:
     """One check for each gate; ``by``: who recorded the verdicts, for the message."""
     if isinstance(judged, Missing | Broken):
-        outcome = "wrong" if isinstance(judged, Broken) else "unchecked"
-        yield Check(subject="gates", outcome=outcome, detail=judged)
+        yield check_of("gates", judged)
         return
     if len(recorded) != len(judged):
         said = f"{by} has {len(recorded)} verdicts, the recipe has {len(judged)} gates"

@@ -30,7 +30,7 @@ def mlflow_check(evidence: Evidence, run_id: str, stage: str | None) -> Check:
     runs = evidence.mlflow_runs(replay.opened.experiment, run_id)
     if isinstance(runs, Missing):
         return check_of(_SUBJECT, runs)
-    sent = sent_to(evidence, run_id, replay, is_known=bool(runs))
+    sent = sent_to(evidence, run_id, replay)
     if isinstance(sent, Missing):
         return check_of(_SUBJECT, sent)
     from ledger.to_mlflow.expected_runs import ExpectedRun, expected_runs  # imports MLflow

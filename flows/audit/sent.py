@@ -23,25 +23,23 @@ class SentTo:
     """Why it may not have all; empty: it must."""
 
 
-def sent_to(evidence: Evidence, run_id: str, replay: Replay, *, is_known: bool) -> SentTo | Missing:
-    """What the server must have of the run; Missing: the run was never sent to it.
-
-    ``is_known``: whether it has anything of the run.
-    """
-    return evidence.once(
-        ("sent", run_id, is_known), lambda: _sent_to(evidence, run_id, replay, is_known=is_known)
-    )
+def sent_to(evidence: Evidence, run_id: str, replay: Replay) -> SentTo | Missing:
+    """What the server must have of the run; Missing: the run was never sent to it."""
+    return evidence.once(("sent", run_id), lambda: _sent_to(evidence, run_id, replay))
 
 
-def _sent_to(evidence: Evidence, run_id: str, replay: Replay, *, is_known: bool) -> SentTo | Missing:
-    destination = evidence.ask(lambda server: server.destination(replay.opened.experiment))
+def _sent_to(evidence: Evidence, run_id: str, replay: Replay) -> SentTo | Missing:
+    experiment = replay.opened.experiment
+    destination = evidence.ask(lambda server: server.destination(experiment))
     if isinstance(destination, Missing):
         return destination
     end = None if destination is None else _ends(evidence, run_id).get(destination)
-    if end is None and not is_known:
-        return Missing(
-            f"{evidence.server.address} was never sent run {run_id}; set MLFLOW_TRACKING_URI to the server that was"
-        )
+    if end is None:  # then it has nothing of the run, or the file that says so was lost
+        knows = evidence.ask(lambda server: server.knows(experiment, run_id))
+        if isinstance(knows, Missing) or not knows:
+            return Missing(
+                f"{evidence.server.address} was never sent run {run_id}; set MLFLOW_TRACKING_URI to the server that was"
+            )
     refused = _refused(evidence, run_id, str(destination))
     length = replay.end if end is None else end
     sent = [each for each in replay.told if each.end <= length]
@@ -61,7 +59,7 @@ def _sent_to(evidence: Evidence, run_id: str, replay: Replay, *, is_known: bool)
 
 def is_taken(evidence: Evidence, run_id: str, replay: Replay, told: Told) -> bool:
     """Whether the server must have applied this operation."""
-    sent = sent_to(evidence, run_id, replay, is_known=True)
+    sent = sent_to(evidence, run_id, replay)
     return isinstance(sent, SentTo) and any(each.end == told.end for each in sent.required)
 
 

@@ -276,7 +276,7 @@ class Walk:
                 yield from version_checks(self.evidence, version)
 
     def _edge(self, found: Found, role: str, parent: Found) -> Edge:
-        problems = []
+        problems: list[str] = []
         if found.run_id is not None:
             problems += edge_problems(
                 self.evidence, found.run_id, found.step, role, parent.digest, parent.ref

@@ -108,6 +108,13 @@ class AuditedServer:
                 found.setdefault(run.data.tags.get("vantage.stage"), []).append(self._read(client, run))
         return found
 
+    def knows(self, experiment: str, run_id: str) -> bool:
+        """Whether the server has anything of a run of ours."""
+        with self._answers() as client:
+            place = client.get_experiment_by_name(experiment)
+            found = () if place is None else search(client, [place.experiment_id], "vantage.run_id", run_id)
+            return next(iter(found), None) is not None
+
     def tags_of(self, mlflow_run_id: str) -> Mapping[str, str] | None:
         """Tags of one of MLflow's runs; None: there is none, or it is deleted."""
         with self._answers() as client:
