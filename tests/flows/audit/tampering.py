@@ -46,7 +46,7 @@ class Case:
     def outbox(self) -> Path:
         return self.workspace.folder(self.record.run_id) / "ledger" / "outbox.jsonl"
 
-    def sql(self, statement: str, *values: object) -> None:
+    def sql(self, statement: str, *values: str | float) -> None:
         """Change MLflow's database; at least one row must change."""
         with closing(sqlite3.connect(self.workspace.root / "mlflow.db")) as database:
             changed = database.execute(statement, values).rowcount
