@@ -15,6 +15,7 @@ _STYLES: dict[Outcome, str] = {"ok": "green", "wrong": "bold red", "unchecked": 
 WORDS: dict[Outcome, str] = {"ok": "", "wrong": "", "unchecked": "not checked: ", "note": "note: "}
 _GATES = "gate"
 _DIGEST = 12
+_WRONG_NAMED = 4
 
 
 def show_audit(console: Console, report: AuditReport) -> None:
@@ -37,7 +38,7 @@ def last_line(report: AuditReport) -> str:
     checks = [check for _, check in report.every_check()]
     counts = {outcome: sum(check.outcome == outcome for check in checks) for outcome in MARKS}
     said = {
-        "wrong": f"WRONG: {_plural(counts['wrong'], 'check')} failed",
+        "wrong": f"WRONG: {_plural(counts['wrong'], 'check')} failed: {_where(report)}",
         "unchecked": f"nothing is wrong, but {_plural(counts['unchecked'], 'check')} could not be made",
     }.get(report.outcome, "all agrees")
     others = []
@@ -112,6 +113,16 @@ def _line(name: str, outcome: Outcome, rest: str) -> Text:
 
 def _listed(checks: Iterable[Check]) -> str:
     return " · ".join(f"{check.subject}{f' ({check.detail})' if check.detail else ''}" for check in checks)
+
+
+def _where(report: AuditReport) -> str:
+    """The first of the checks that failed, by name."""
+    names = [
+        check.subject if where == report.target else f"{where} {check.subject}"
+        for where, check in report.every_check()
+        if check.outcome == "wrong"
+    ]
+    return ", ".join(names[:_WRONG_NAMED]) + (" …" if len(names) > _WRONG_NAMED else "")
 
 
 def _names(checks: Iterable[Check]) -> str:

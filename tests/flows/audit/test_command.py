@@ -42,7 +42,7 @@ def test_json_tree_and_page_tell_the_same(case: Case, tmp_path: Path) -> None:
     assert lines[0] == "fake version 1, which champion points to"
     assert sum("weights.txt: sha256 is" in line for line in lines) == 1, "once, however many edges lead there"
     assert sum("checked above" in line for line in lines) >= 2
-    assert lines[-1].startswith("✗ WRONG: 1 check failed. ")
+    assert lines[-1].startswith("✗ WRONG: 1 check failed: sft files. ")
 
 
 def test_what_is_not_there_is_refused_in_one_sentence(case: Case, tmp_path: Path) -> None:
