@@ -107,8 +107,16 @@ def resources_of(recipe: ResolvedRecipe, step: str) -> Resources:
     return recipe.stages[step].resources if step in recipe.stages else _ONE_CPU
 
 
-def key_parts_of(recipe: ResolvedRecipe, step: str, inputs: Mapping[str, str]) -> dict[str, Any]:
+def key_parts_of(
+    recipe: ResolvedRecipe,
+    step: str,
+    inputs: Mapping[str, str],
+    *,
+    source: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
     """The parts of the step's key, given the content digests of its inputs (role → digest).
+
+    ``source``: ``source_of`` the step's work, where it is known; None: it is read.
 
     Raises:
         OSError, ValueError: a source cannot be read, or does not match the recipe.
@@ -119,7 +127,7 @@ def key_parts_of(recipe: ResolvedRecipe, step: str, inputs: Mapping[str, str]) -
         generation=recipe.generation,
         rewards=rewards_of(recipe, step),
         seed=_seed_in_key(recipe, work),
-        inputs={**inputs, **_source_of(work)},
+        inputs={**inputs, **(source_of(work) if source is None else source)},
         extra=_extra(recipe, work),
     )
 
@@ -238,8 +246,12 @@ def _extra(recipe: ResolvedRecipe, work: Work) -> dict[str, Any]:
     return {"chat": recipe.model.chat} if isinstance(work, Stage) else {}
 
 
-def _source_of(work: Work) -> dict[str, str]:
-    """``source`` → sha256 of the source of an implicit step."""
+def source_of(work: Work) -> dict[str, str]:
+    """``source`` → sha256 of the source of an implicit step, as it is now; empty where its text says what it holds.
+
+    Raises:
+        OSError, ValueError: it cannot be read.
+    """
     if isinstance(work, ImportModel):
         return {"source": import_digest(work.model)}
     if isinstance(work, PrepareData) and isinstance(work.data.origin, LocalPath):

@@ -4,6 +4,7 @@ import sys
 
 from flows.commands.app import app
 from flows.commands.approve import approve, reject
+from flows.commands.audit import audit
 from flows.commands.cancel import cancel
 from flows.commands.critic import critic
 from flows.commands.data import data_app
@@ -49,6 +50,7 @@ for command in (
     export,
     sbom,
     sign,
+    audit,
     logs,
     cancel,
     gc,

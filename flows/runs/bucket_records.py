@@ -177,6 +177,10 @@ class BucketRecords:
         """The copy of the outbox."""
         return read_record(self._remote, f"{run_id}/files/{OUTBOX}")[0]
 
+    def read_ledger_file(self, run_id: str, name: str) -> bytes | None:
+        """The copy of a file beside the outbox."""
+        return read_record(self._remote, f"{run_id}/files/ledger/{name}")[0]
+
     @contextmanager
     def creation_lock(self) -> Iterator[None]:
         """Hold a lease of the workspace."""

@@ -160,6 +160,10 @@ class FolderRecords:
         """The outbox in the run's folder."""
         return _bytes_of(self._workspace.folder(run_id) / OUTBOX)
 
+    def read_ledger_file(self, run_id: str, name: str) -> bytes | None:
+        """A file beside the outbox."""
+        return _bytes_of(self._workspace.folder(run_id) / "ledger" / name)
+
     @contextmanager
     def creation_lock(self) -> Iterator[None]:
         """Hold a lock of the folder of all runs."""

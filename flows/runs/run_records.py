@@ -76,6 +76,9 @@ class RunRecords(Protocol):
     def read_outbox(self, run_id: str) -> bytes | None:
         """The run's ledger as it was told, one operation a line; None: there is none any longer."""
 
+    def read_ledger_file(self, run_id: str, name: str) -> bytes | None:
+        """Another file beside the outbox: ``sent.json``, ``refused.jsonl``; None: there is none."""
+
     def creation_lock(self) -> AbstractContextManager[object]:
         """Let one process at a time find or create a run."""
 

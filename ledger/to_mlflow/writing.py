@@ -23,7 +23,7 @@ def write(
     tags: Mapping[str, str] | None = None,
 ) -> None:
     """Write params and tags; values that are too long are truncated."""
-    all_params = [entities.Param(name, _fit_param(value)) for name, value in (params or {}).items()]
+    all_params = [entities.Param(name, fit_param(value)) for name, value in (params or {}).items()]
     all_tags = [entities.RunTag(name, fit_tag(value)) for name, value in (tags or {}).items()]
     while all_params or all_tags:
         some_params, all_params = (
@@ -71,7 +71,7 @@ def fit_tag(text: str) -> str:
     return (fits.rpartition("\n")[0] or fits) + end
 
 
-def _fit_param(value: str) -> str:
+def fit_param(value: str) -> str:
     """A param's value, or its truncation to MLflow's limit with the sha256 of the whole."""
     if len(value) <= _PARAM_LENGTH:
         return value

@@ -1,0 +1,184 @@
+"""A folder that is audited: an object of a store, a copy of one, an exported model, MLflow's copy of a version."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from flows.audit.evidence import Evidence
+from flows.audit.mlflow_copies import problems_of_folder
+from flows.audit.walk import Walk
+from flows.runs.named_models import PROVENANCE_FILE
+from flows.runs.workspace import RunError
+from ledger.published_copies import TOKENIZER, WEIGHTS
+from schemas.records.audit import Check
+from storage.hashed_files import FileToHash, chunks_of, hash_all
+from storage.read_only import hash_listed, list_folder
+from storage.refs import Ref
+from storage.sealed_folders import MANIFEST
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_WRITTEN_ANEW = (
+    "README.md",
+    "generation_config.json",
+    "MLmodel",
+    "requirements.txt",
+    "python_env.yaml",
+    PROVENANCE_FILE,
+)
+"""Files of an exported folder that are no artifact's own."""
+
+
+def add_folder(evidence: Evidence, walk: Walk, path: Path) -> tuple[str, list[Check]]:
+    """Check a folder's own files, and add the artifact that it is to the walk; what it is in words, and the checks.
+
+    Raises:
+        RunError: it is no folder that says what it must hold.
+    """
+    if not path.is_dir():
+        raise RunError(
+            f"{path} is no folder; name an artifact's folder, an exported one, a run, a digest or a registered model"
+        )
+    if (path / MANIFEST).is_file():
+        return _sealed(evidence, walk, path)
+    if (path / PROVENANCE_FILE).is_file():
+        return _exported(evidence, walk, path)
+    if (path / WEIGHTS / MANIFEST).is_file():
+        return _copy(evidence, walk, path)
+    if (path / "runs").is_dir() and (path / "store").is_dir():
+        raise RunError(
+            f"{path} is a workspace; name what to audit in it: vantage audit latest --workspace {path}"
+        )
+    raise RunError(
+        f"{path} has neither {MANIFEST} nor {PROVENANCE_FILE}, so nothing says what it must hold; name an artifact's folder, an "
+        "exported one, or a run"
+    )
+
+
+def _sealed(evidence: Evidence, walk: Walk, path: Path) -> tuple[str, list[Check]]:
+    """A folder with a manifest: its digest is the manifest's sha256, whatever the folder's name is."""
+    digest = _sha256(path / MANIFEST)
+    hashed = hash_listed({"folder": list_folder(path, digest=None)}, evidence.clock)["folder"]
+    problems = list(hashed.problems)
+    name = path.absolute().name
+    if _DIGEST.fullmatch(name) and name != digest:
+        problems.append(
+            f"the folder is named {name[:12]}, and its manifest's sha256 is {digest[:12]}: the manifest was rewritten"
+        )
+    detail = "; ".join(problems) or f"{hashed.num_files} files, {hashed.num_bytes:,} bytes"
+    checks = [Check(subject="folder", outcome="wrong" if problems else "ok", detail=detail)]
+    return f"folder {path}", [*checks, *_go_on(evidence, walk, name if _DIGEST.fullmatch(name) else digest)]
+
+
+def _copy(evidence: Evidence, walk: Walk, path: Path) -> tuple[str, list[Check]]:
+    """MLflow's copy of a version."""
+    digest = _sha256(path / WEIGHTS / MANIFEST)
+    hashed = problems_of_folder(evidence, path, digest, {"vantage.digest": digest})
+    detail = "; ".join(hashed.problems) or f"{WEIGHTS} and {TOKENIZER}, {hashed.num_bytes:,} bytes"
+    check = Check(subject="folder", outcome="wrong" if hashed.problems else "ok", detail=detail)
+    return f"folder {path}", [check, *_go_on(evidence, walk, digest)]
+
+
+def _exported(evidence: Evidence, walk: Walk, path: Path) -> tuple[str, list[Check]]:
+    """A folder that ``vantage export`` wrote: its files against its own list, and that against the artifact."""
+    try:
+        told: dict[str, Any] = json.loads((path / PROVENANCE_FILE).read_bytes())
+        files, digest, parents = dict(told["files"]), str(told["digest"]), dict(told["parents"])
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise RunError(
+            f"{path / PROVENANCE_FILE} cannot be read ({type(error).__name__}); export the model again"
+        ) from None
+    if not _DIGEST.fullmatch(digest):
+        raise RunError(f"{path / PROVENANCE_FILE}: digest {digest!r} is no digest; export the model again")
+    problems = list(_file_problems(evidence, path, files))
+    detail = "; ".join(problems) or f"{len(files)} files as {PROVENANCE_FILE} lists them"
+    checks = [Check(subject="folder", outcome="wrong" if problems else "ok", detail=detail)]
+    checks += _against_artifact(evidence, told, files, digest, parents)
+    return f"exported folder {path}", [*checks, *_go_on(evidence, walk, digest)]
+
+
+def _go_on(evidence: Evidence, walk: Walk, digest: str) -> Iterator[Check]:
+    """The walk goes on in the workspace, if that knows the artifact."""
+    known = digest in evidence.refs_of or evidence.has_object(digest) or _is_recorded(evidence, digest)
+    if known:
+        walk.add_digest(digest)
+        return
+    said = (
+        f"{evidence.workspace.address} knows no artifact {digest[:12]}: what it was made of, by which run and with which gates "
+        "is not checked; name the workspace that made it with --workspace"
+    )
+    yield Check(subject="lineage", outcome="unchecked", detail=said)
+
+
+def _is_recorded(evidence: Evidence, digest: str) -> bool:
+    records = (evidence.record(run_id) for run_id in evidence.run_ids)
+    return any(
+        stage.digest == digest for record in records for stage in getattr(record, "stages", {}).values()
+    )
+
+
+def _file_problems(evidence: Evidence, path: Path, files: Mapping[str, str]) -> Iterator[str]:
+    """The folder's files against the sha256 in ``vantage.json``."""
+    present = {
+        file.relative_to(path).as_posix(): file
+        for file in sorted(path.rglob("*"))
+        if file.is_symlink() or not file.is_dir()
+    }
+    for name in sorted(files.keys() - present.keys()):
+        yield f"{name}: is missing"
+    for name in sorted(present.keys() - files.keys()):
+        if name not in _WRITTEN_ANEW and not name.startswith(f"{TOKENIZER}/"):
+            yield f"{name}: is not in {PROVENANCE_FILE}"
+    listed = sorted(present.keys() & files.keys())
+    to_hash = [
+        FileToHash(name, present[name].lstat().st_size, lambda file=present[name]: chunks_of(file))  # type: ignore[misc]
+        for name in listed
+    ]
+    for name, sha in zip(listed, hash_all(to_hash, evidence.clock), strict=True):
+        if isinstance(sha, OSError):
+            yield f"{name}: cannot be read: {sha}"
+        elif sha != files[name]:
+            yield f"{name}: sha256 is {sha}, must be {files[name]}"
+
+
+def _against_artifact(
+    evidence: Evidence,
+    told: Mapping[str, Any],
+    files: Mapping[str, str],
+    digest: str,
+    parents: Mapping[str, Any],
+) -> Iterator[Check]:
+    """What ``vantage.json`` says, against the artifact in the workspace that it names."""
+    refs = evidence.refs_of.get(digest, [])
+    ref = next((each for each in refs if each.artifact.stage_key == told.get("stage_key")), None)
+    if ref is None or not evidence.has_object(digest):
+        return
+    problems = list(_told_problems(told, ref, parents))
+    assert evidence.store is not None, "it has the artifact"
+    listed = evidence.store.listed(digest).files
+    if "merged_into" not in told:
+        problems += [
+            f"{name}: {PROVENANCE_FILE} says sha256 {sha[:12]}, the artifact {str(listed.get(name, 'has no such file'))[:12]}"
+            for name, sha in files.items()
+            if listed.get(name) != sha
+        ]
+    said = "; ".join(problems) or "as the artifact in the workspace"
+    yield Check(subject=PROVENANCE_FILE, outcome="wrong" if problems else "ok", detail=said)
+
+
+def _told_problems(told: Mapping[str, Any], ref: Ref, parents: Mapping[str, Any]) -> Iterator[str]:
+    expected = dict(sorted(ref.artifact.parents.items()))
+    given = {role: each.get("digest") for role, each in parents.items() if isinstance(each, dict)}
+    for role in dict.fromkeys((*expected, *given)):
+        if expected.get(role) != given.get(role):
+            yield f"parent {role} is {str(given.get(role))[:12]}, the artifact's is {str(expected.get(role))[:12]}"
+    metrics = told.get("metrics") or {}
+    for name, value in metrics.items() if isinstance(metrics, dict) else ():
+        if ref.artifact.metrics.get(name) != value:
+            yield f"metric {name} is {value}, the artifact's is {ref.artifact.metrics.get(name)}"
+
+
+def _sha256(path: Path) -> str:
+    return sha256(path.read_bytes()).hexdigest()

@@ -1,0 +1,71 @@
+"""A run as a whole: its record, the recipe in it, and what it told of itself."""
+
+from collections.abc import Iterator
+
+from pydantic import ValidationError
+
+from flows.audit.evidence import Broken, Evidence, Missing, check_of
+from flows.audit.mlflow_claims import mlflow_check
+from flows.runs.record import REMOVED, RunRecord
+from flows.runs.run import recipe_digest
+from ledger.operations import OpenRun
+from ledger.replay import Replay
+from schemas.recipe.recipe import ResolvedRecipe
+from schemas.recipe.sources import Registered
+from schemas.records.audit import AuditedRun, Check
+from schemas.records.stage_key import differences
+
+
+def run_checks(evidence: Evidence, run_id: str) -> AuditedRun:
+    """Every check of a run that is of none of its steps."""
+    record, replay = evidence.record(run_id), evidence.replay(run_id)
+    checks = []
+    if isinstance(record, Missing | Broken):
+        checks.append(check_of("run record", record))
+    else:
+        problems = list(_record_problems(record))
+        checks.append(_check("run record", problems))
+    if isinstance(replay, Missing | Broken):
+        checks.append(check_of("outbox", replay))
+    elif isinstance(record, RunRecord):
+        checks.append(_check("outbox", list(_outbox_problems(record, replay))))
+        checks.append(mlflow_check(evidence, run_id, None))
+    return AuditedRun(run_id=run_id, checks=tuple(checks))
+
+
+def _check(subject: str, problems: list[str]) -> Check:
+    return Check(subject=subject, outcome="wrong" if problems else "ok", detail="; ".join(problems))
+
+
+def _record_problems(record: RunRecord) -> Iterator[str]:
+    pinned = any(isinstance(model.origin, Registered) for model in record.recipe.models.values())
+    if not pinned and recipe_digest(record.recipe) != record.recipe_digest:
+        yield (
+            f"its recipe hashes to {recipe_digest(record.recipe)[:12]}, recipe_digest is {record.recipe_digest[:12]}"
+        )
+    closed = sorted(step for step, stage in record.stages.items() if stage.status == "gate_closed")
+    if record.status == "completed" and closed:
+        yield f"it says completed, and the gate of {', '.join(closed)} is closed"
+    if record.status == "gate_closed" and not closed:
+        yield "it says gate closed, and no gate of it is"
+
+
+def _outbox_problems(record: RunRecord, replay: Replay) -> Iterator[str]:
+    for opening in (each.operation for each in replay.told if isinstance(each.operation, OpenRun)):
+        try:
+            told = ResolvedRecipe.model_validate(opening.recipe)
+        except ValidationError:
+            continue  # of another version of Vantage
+        if told != record.recipe:
+            changed = differences(record.recipe.model_dump(mode="json"), told.model_dump(mode="json"))
+            yield f"it told of another recipe than run.json has: {'; '.join(changed)}"
+            break
+    ended, told_end = ("completed", "gate_closed"), replay.entry.outcome
+    if record.status in ended and told_end in ended and record.status != told_end:
+        yield f"it told that the run is {told_end.replace('_', ' ')}, run.json says {record.status}"
+    if record.status == REMOVED:
+        return
+    told_copies = {(each.registered_model, each.artifact.digest) for each, _ in replay.publications()}
+    for name, copy in record.copies.items():
+        if (name, copy.digest) not in told_copies:
+            yield f"run.json says that {copy.digest[:12]} was published as {name}, of which it told nothing"

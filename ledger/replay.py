@@ -1,0 +1,108 @@
+"""An outbox that is read again: what a run recorded, operation by operation."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ledger.entries import RunEntry, apply_operation
+from ledger.operations import FinishStage, OpenRun, Operation, Publish, RecordReuse, RecordVerdicts, from_json
+from schemas.records.artifacts import Artifact
+
+
+class DamagedOutbox(ValueError):
+    """An outbox that cannot be read, or whose operations cannot have happened in this order."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """One operation, and the run after it."""
+
+    operation: Operation
+    entry: RunEntry
+    end: int
+    """Byte offset at which its line ends."""
+
+
+@dataclass(frozen=True)
+class Replay:
+    """All operations of a run."""
+
+    told: tuple[Told, ...]
+
+    @property
+    def opened(self) -> OpenRun:
+        """The first operation."""
+        opening = self.told[0].operation
+        assert isinstance(opening, OpenRun), "checked when it was read"
+        return opening
+
+    @property
+    def entry(self) -> RunEntry:
+        """The run after all operations."""
+        return self.told[-1].entry
+
+    @property
+    def end(self) -> int:
+        """Length of the outbox in bytes."""
+        return self.told[-1].end
+
+    def artifact_of(self, stage: str) -> Artifact | None:
+        """The artifact that was last recorded of a stage."""
+        entry = self.entry.stages.get(stage)
+        return None if entry is None else entry.artifact
+
+    def finished(self, stage: str) -> FinishStage | None:
+        """The end of the attempt that made the stage's artifact; None: the run did not make it, or died before this."""
+        ends = (each.operation for each in reversed(self.told))
+        return next(
+            (
+                each
+                for each in ends
+                if isinstance(each, FinishStage) and each.stage == stage and each.artifact
+            ),
+            None,
+        )
+
+    def recorded_verdicts(self, stage: str) -> RecordVerdicts | None:
+        """The newest verdicts of a stage."""
+        ends = (each.operation for each in reversed(self.told))
+        return next((each for each in ends if isinstance(each, RecordVerdicts) and each.stage == stage), None)
+
+    def is_reused(self, stage: str) -> bool:
+        """Whether the run has found the stage's artifact in the store."""
+        return any(
+            isinstance(each.operation, RecordReuse) and each.operation.stage == stage for each in self.told
+        )
+
+    def publications(self) -> Iterator[tuple[Publish, RunEntry]]:
+        """Each publication, with the run as it was then."""
+        for each in self.told:
+            if isinstance(each.operation, Publish):
+                yield each.operation, each.entry
+
+
+def read_replay(data: bytes, *, run_id: str) -> Replay:
+    """The operations of an outbox; an incomplete last line is left out, as its writer was killed.
+
+    Raises:
+        DamagedOutbox: a line is no operation, or it is another run's outbox.
+    """
+    told: list[Told] = []
+    entry: RunEntry | None = None
+    end = 0
+    for number, line in enumerate(data.splitlines(keepends=True), 1):
+        if not line.endswith(b"\n"):
+            break
+        end += len(line)
+        try:
+            operation = from_json(json.loads(line))
+            entry = apply_operation(entry, operation)
+        except (ValueError, RecursionError) as error:
+            first = (str(error).splitlines() or [type(error).__name__])[0]
+            raise DamagedOutbox(f"line {number} of the outbox is no operation ({first})") from error
+        told.append(Told(operation, entry, end))
+    if not told:
+        raise DamagedOutbox("the outbox is empty")
+    if told[-1].entry.run_id != run_id:
+        raise DamagedOutbox(f"the outbox is that of run {told[-1].entry.run_id}")
+    return Replay(tuple(told))
