@@ -5,7 +5,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ledger.entries import RunEntry, apply_operation
-from ledger.operations import FinishStage, OpenRun, Operation, Publish, RecordReuse, RecordVerdicts, from_json
+from ledger.operations import (
+    FinishStage,
+    MoveAlias,
+    OpenRun,
+    Operation,
+    Publish,
+    RecordReuse,
+    RecordVerdicts,
+    from_json,
+)
 from schemas.records.artifacts import Artifact
 
 
@@ -73,6 +82,12 @@ class Replay:
         return any(
             isinstance(each.operation, RecordReuse) and each.operation.stage == stage for each in self.told
         )
+
+    def movements(self) -> Iterator[Publish | MoveAlias]:
+        """Everything that moved an alias."""
+        for each in self.told:
+            if isinstance(each.operation, Publish | MoveAlias) and each.operation.alias:
+                yield each.operation
 
     def publications(self) -> Iterator[tuple[Publish, RunEntry]]:
         """Each publication, with the run as it was then."""

@@ -16,6 +16,7 @@ from storage.hashed_files import Chunks, FileToHash, HashClock, chunks_of, hash_
 from storage.measured_file import METRICS_FILE, Sealed, read_sealed
 from storage.refs import DamagedRef, Ref, check_ref
 from storage.sealed_folders import MANIFEST, find_problems, read_manifest, read_sealed_file
+from storage.storage import Readable
 from storage.store import checked_digest, is_digest
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class Listed:
     """The same files."""
 
 
-class ReadOnlyStore(Protocol):
+class ReadOnlyStore(Readable, Protocol):
     """What an audit reads of a store."""
 
     def stage_keys(self) -> list[str]:
@@ -57,9 +58,6 @@ class ReadOnlyStore(Protocol):
 
     def ref(self, stage_key: str) -> Ref | None:
         """The ref of a stage key; DamagedRef: it cannot be read, or is another key's."""
-
-    def has_object(self, digest: str) -> bool:
-        """Whether there is an object of this digest; its files are not checked."""
 
     def listed(self, digest: str) -> Listed:
         """Compare an object's names and sizes with its manifest."""
@@ -122,7 +120,13 @@ class FolderReader:
     """``ReadOnlyStore`` of a folder."""
 
     def __init__(self, root: Path) -> None:
-        self._objects, self._refs = root / "objects", root / "refs"
+        self._root, self._objects, self._refs = root, root / "objects", root / "refs"
+
+    @property
+    def remote(self) -> "Remote":
+        from obstore.store import LocalStore  # takes a moment to load
+
+        return LocalStore(self._root)
 
     def stage_keys(self) -> list[str]:
         return sorted(path.stem for path in self._refs.glob("*.json") if is_digest(path.stem))
@@ -165,6 +169,10 @@ class BucketReader:
 
         self._remote = remote
         self._objects = RemoteObjects(remote)
+
+    @property
+    def remote(self) -> "Remote":
+        return self._remote
 
     def stage_keys(self) -> list[str]:
         import obstore

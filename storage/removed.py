@@ -26,7 +26,7 @@ from storage.sealed_folders import MANIFEST, MAX_MANIFEST_BYTES, read_manifest, 
 from storage.store import checked_digest, is_digest
 
 if TYPE_CHECKING:
-    from storage.storage import Storage
+    from storage.storage import Readable
 
 REMOVED_FOLDER = "removed"
 CAUSE_FILE = "removal.json"
@@ -72,7 +72,7 @@ class Removal(Frozen):
     """Every ref that pointed to it and was removed, by stage key: parents, key parts, provenance, run."""
 
 
-def find_removed(storage: "Storage", digest: str) -> Removal | None:
+def find_removed(storage: "Readable", digest: str) -> Removal | None:
     """What is recorded of a removed artifact; None: it was never removed, or it is there (again).
 
     Raises:
@@ -136,7 +136,7 @@ class RemovedFolder:
             replace_file(target / name, data)
 
 
-def _fetch(storage: "Storage", digest: str, folder: Path) -> None:
+def _fetch(storage: "Readable", digest: str, folder: Path) -> None:
     """Copy the record of a digest, of known names only."""
     import obstore  # takes a moment to load
 

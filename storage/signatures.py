@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass
 
 from storage.durable_files import locked, make_folder, replace_file
-from storage.storage import Storage
+from storage.storage import Readable, Storage
 from storage.store import Store, checked_digest
 
 KEY_FILE = "key.pub"
@@ -41,7 +41,7 @@ class SignedStatement:
     """PEM, as it is stored beside them."""
 
 
-def read_signatures(storage: Storage, stage_key: str) -> list[SignedStatement]:
+def read_signatures(storage: Readable, stage_key: str) -> list[SignedStatement]:
     """All signed statements of a stage key, in the order of their names."""
     import obstore  # takes a moment to load, and most runs have no use for it
 
@@ -110,7 +110,7 @@ def _write(storage: Storage, stage_key: str, name: str, data: bytes) -> None:
         obstore.put(storage.remote, path, data)
 
 
-def read_stored_manifest(storage: Storage, digest: str) -> bytes | None:
+def read_stored_manifest(storage: Readable, digest: str) -> bytes | None:
     """The bytes of an object's manifest, unchecked; None: there is no such object."""
     import obstore
     from obstore.exceptions import NotFoundError

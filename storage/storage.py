@@ -23,6 +23,17 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore as Remote  # takes a moment to load
 
 
+class Readable(Protocol):
+    """What reads of a storage that is perhaps read only need: its files, and which objects are there."""
+
+    @property
+    def remote(self) -> "Remote":
+        """The storage's folder or bucket as object storage."""
+
+    def has_object(self, digest: str) -> bool:
+        """Whether there is an object of this digest; its files are not checked."""
+
+
 class Objects(Protocol):
     """Immutable folders of files, named by their content."""
 

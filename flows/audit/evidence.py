@@ -1,10 +1,11 @@
 """What there is to compare: the store, the runs' records and outboxes, and MLflow; each is read once."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
+from flows.runs.answers import with_answers
 from flows.runs.record import RunRecord
 from flows.runs.run import run_ids
 from flows.runs.workspace import RunError, Workspace
@@ -15,8 +16,10 @@ from storage.hashed_files import HashClock
 from storage.measured_file import Sealed
 from storage.read_only import Hashed, ReadOnlyStore, hash_objects, open_read_only, read_refs
 from storage.refs import DamagedRef, Ref
+from storage.removed import Removal, find_removed
 
 if TYPE_CHECKING:
+    from flows.signing.keys import PublicKey
     from ledger.to_mlflow.audited_runs import AuditedServer, MlflowRun
 
 _Found = TypeVar("_Found")
@@ -40,9 +43,21 @@ def check_of(subject: str, problem: Missing | Broken) -> Check:
 class Evidence:
     """Everything that an audit reads; use it in a ``with`` block."""
 
-    def __init__(self, workspace: Workspace, *, hashed: Callable[[int], None] = lambda count: None) -> None:
-        """``hashed``: called with the number of objects that are about to be hashed."""
+    def __init__(
+        self,
+        workspace: Workspace,
+        *,
+        required_keys: "Sequence[PublicKey]" = (),
+        hashed: Callable[[int], None] = lambda count: None,
+    ) -> None:
+        """
+        Args:
+            workspace: what is audited; nothing in it is written.
+            required_keys: keys by which every artifact must be signed.
+            hashed: called with the number of objects that are about to be hashed.
+        """
         self.workspace = workspace
+        self.required_keys = tuple(required_keys)
         self.clock = HashClock()
         self._report_hashing = hashed
         self._refs: dict[str, Ref | Broken | None] = {}
@@ -114,6 +129,16 @@ class Evidence:
         """What reading every byte of an object has shown; ``hash_objects`` comes first."""
         return self._hashed[digest]
 
+    def removal(self, digest: str) -> Removal | Broken | None:
+        """What is recorded of an artifact that was removed; None: nothing is."""
+        return self.once(("removal", digest), lambda: self._read_removal(digest))
+
+    def _read_removal(self, digest: str) -> Removal | Broken | None:
+        try:
+            return None if self.store is None else find_removed(self.store, digest)
+        except (ValueError, OSError) as error:
+            return Broken(error)
+
     def _read_sealed(self, digest: str) -> Sealed | Missing | Broken:
         if self.store is None or not self.store.has_object(digest):
             return Missing(f"the store has no artifact {digest[:12]}")
@@ -145,7 +170,7 @@ class Evidence:
         if run_id not in self.run_ids:
             return Missing(f"{self.workspace.address} has no run {run_id}")
         try:
-            return self.workspace.records.read(run_id)
+            return with_answers(self.workspace, self.workspace.records.read(run_id))
         except RunError as error:
             return Broken(error)
 

@@ -47,7 +47,7 @@ def gate_checks(
         return
     for told, again in zip(recorded, judged, strict=True):
         subject = f"gate {again.metric}"
-        if _differs(told, again):
+        if differs(told, again):
             said = f"{by} says “{told}”, judged again it is “{again}”{_hidden_difference(told, again)}"
             yield Check(subject=subject, outcome="wrong", detail=said)
         else:
@@ -64,7 +64,8 @@ def is_unchanged(evidence: Evidence, one: Input | None, other: Input | None) -> 
     return (first is not None and first == second) or is_same(one.artifact, other.artifact)
 
 
-def _differs(told: Verdict, again: Verdict) -> bool:
+def differs(told: Verdict, again: Verdict) -> bool:
+    """Whether two verdicts differ by more than rounding."""
     return any(getattr(told, field) != getattr(again, field) for field in _EXACT) or any(
         not _close(getattr(told, field), getattr(again, field)) for field in _ROUNDED
     )

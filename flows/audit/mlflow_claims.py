@@ -15,7 +15,14 @@ if TYPE_CHECKING:
 
 _SUBJECT = "MLflow"
 _SHOWN = 3
-_OURS = ("vantage.gate.", "vantage.provenance.", "vantage.source.", "vantage.parent.")
+_OURS = (
+    "vantage.gate.",
+    "vantage.provenance.",
+    "vantage.source.",
+    "vantage.parent.",
+    "vantage.approval",
+    "vantage.alias.",
+)
 _OURS_EXACTLY = frozenset({"vantage.verdict", "vantage.digest", "vantage.stage_key", "vantage.kind"})
 """Tags that nobody but the run itself has a reason to write."""
 

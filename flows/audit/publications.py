@@ -7,16 +7,18 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from flows.audit.evidence import Broken, Evidence, Missing, check_of
-from flows.audit.judging import is_unchanged, judge_again
+from flows.audit.judging import differs, is_unchanged, judge_again
 from flows.audit.sent import is_taken
 from flows.runs.record import REMOVED, RunRecord
 from ledger.entries import RunEntry
 from ledger.notes import model_tags
-from ledger.operations import Input, Publish
+from ledger.operations import Input, MoveAlias, Publish
 from ledger.replay import Replay
 from schemas.recipe.evaluations import PolicyEvaluation
-from schemas.recipe.recipe import ResolvedRecipe
+from schemas.recipe.recipe import Publication, ResolvedRecipe
+from schemas.records.approvals import PUBLISH_PREFIX
 from schemas.records.audit import Check
+from schemas.records.verdicts import Verdict
 
 if TYPE_CHECKING:
     from ledger.to_mlflow.audited_runs import MlflowVersion
@@ -26,28 +28,49 @@ _FACTS = ("vantage.gate.", "vantage.measured.")
 
 @dataclass(frozen=True)
 class Recorded:
-    """A publication that a run told of, and that MLflow was sent."""
+    """A publication, or a movement of an alias, that a run told of and that MLflow was sent."""
 
     run_id: str
-    operation: Publish
+    operation: Publish | MoveAlias
     entry: RunEntry
     """The run as it was then."""
     recipe: ResolvedRecipe | None
     """None: of another version of Vantage."""
 
+    @property
+    def digest(self) -> str:
+        """Content digest of the artifact that was published, or that the alias moved to."""
+        told = self.operation
+        return told.digest if isinstance(told, MoveAlias) else told.artifact.digest
+
+    @property
+    def by(self) -> str:
+        """Who moved the alias."""
+        person = self.operation.by
+        return f"run {self.run_id}" if person is None else f"{person} (ledger of run {self.run_id})"
+
 
 def publications(evidence: Evidence, name: str) -> list[Recorded]:
     """Every publication under a name by the runs of the workspace, in the order in which they happened."""
-    return evidence.once(("publications", name), lambda: _publications(evidence, name))
+    return [each for each in _recorded(evidence, name) if isinstance(each.operation, Publish)]
 
 
-def _publications(evidence: Evidence, name: str) -> list[Recorded]:
+def movements(evidence: Evidence, name: str, alias: str) -> list[Recorded]:
+    """Every movement of an alias: by the runs at their end, by ``vantage publish`` and by ``vantage rollback``."""
+    return [each for each in _recorded(evidence, name) if each.operation.alias == alias]
+
+
+def _recorded(evidence: Evidence, name: str) -> list[Recorded]:
+    return evidence.once(("recorded", name), lambda: _read_recorded(evidence, name))
+
+
+def _read_recorded(evidence: Evidence, name: str) -> list[Recorded]:
     found = []
     for run_id in evidence.run_ids:
         replay = evidence.replay(run_id)
         for told in replay.told if isinstance(replay, Replay) else ():
             operation = told.operation
-            if isinstance(operation, Publish) and operation.registered_model == name:
+            if isinstance(operation, Publish | MoveAlias) and operation.registered_model == name:
                 assert isinstance(replay, Replay)
                 if is_taken(evidence, run_id, replay, told):
                     found.append(Recorded(run_id, operation, told.entry, _recipe(replay)))
@@ -59,7 +82,7 @@ def version_checks(evidence: Evidence, version: "MlflowVersion") -> Iterator[Che
     told = publications(evidence, version.name)
     subject = f"version {version.name}/{version.version}"
     problems = list(_tag_problems(evidence, version, told))
-    ours = [each for each in told if each.operation.artifact.digest == version.tags["vantage.digest"]]
+    ours = [each for each in told if each.digest == version.tags["vantage.digest"]]
     if problems:
         yield Check(subject=subject, outcome="wrong", detail="; ".join(problems))
     elif not ours:
@@ -87,14 +110,14 @@ def copy_check(evidence: Evidence, version: "MlflowVersion") -> Check:
 def alias_check(evidence: Evidence, version: "MlflowVersion", alias: str) -> Check:
     """A recorded publication moved the alias to this version, and its gates had passed."""
     subject = f"alias {version.name}@{alias}"
-    moves = [each for each in publications(evidence, version.name) if each.operation.alias == alias]
+    moves = movements(evidence, version.name, alias)
     digest = version.tags.get("vantage.digest")
-    if not moves or moves[-1].operation.artifact.digest != digest:
+    if not moves or moves[-1].digest != digest:
         return _not_moved_here(evidence, version, alias, moves)
     why_not = list(_closed(evidence, moves[-1]))
     missing = [each for each in why_not if isinstance(each, Missing)]
     wrong = [each for each in why_not if not isinstance(each, Missing)]
-    by = f"moved by run {moves[-1].run_id}"
+    by = f"moved by {moves[-1].by}"
     if wrong:
         return Check(subject=subject, outcome="wrong", detail=f"{by}, and {'; '.join(wrong)}")
     if missing:
@@ -105,13 +128,13 @@ def alias_check(evidence: Evidence, version: "MlflowVersion", alias: str) -> Che
 def moved_away(evidence: Evidence, run_id: str) -> Iterator[Check]:
     """A check for each alias that the run was the last to move, and that points elsewhere now."""
     replay = evidence.replay(run_id)
-    moved = [each for each, _ in replay.publications()] if isinstance(replay, Replay) else []
+    moved = list(replay.movements()) if isinstance(replay, Replay) else []
     for name, alias in dict.fromkeys((each.registered_model, each.alias) for each in moved if each.alias):
         assert alias is not None
-        moves = [each for each in publications(evidence, name) if each.operation.alias == alias]
+        moves = movements(evidence, name, alias)
         if not moves or moves[-1].run_id != run_id:
             continue
-        subject, digest = f"alias {name}@{alias}", moves[-1].operation.artifact.digest
+        subject, digest = f"alias {name}@{alias}", moves[-1].digest
         present = evidence.ask(lambda server, name=name, alias=alias: server.version(name, None, alias))  # type: ignore[misc]
         if isinstance(present, Missing):
             yield check_of(subject, present)
@@ -128,17 +151,19 @@ def moved_away(evidence: Evidence, run_id: str) -> Iterator[Check]:
 def required_steps(recorded: Recorded) -> list[str]:
     """The steps whose gates hold the alias back: the published stage, and the one it waits for."""
     recipe, stage = recorded.recipe, recorded.operation.stage
-    after = [
-        each.after
-        for each in (recipe.publish if recipe is not None else ())
-        if _is_this(each.stage, each.registered_model, each.alias, recorded) and each.after
-    ]
-    return [stage, *after]
+    after = [each.after for each in _publications_of(recipe, recorded) if each.after]
+    return list(dict.fromkeys([stage, *after]))
 
 
-def _is_this(stage: str, name: str, alias: str | None, recorded: Recorded) -> bool:
+def _publications_of(recipe: ResolvedRecipe | None, recorded: Recorded) -> list[Publication]:
+    """What of the recipe it was. A run moves its recipe's aliases alone, a person any alias of what is published."""
     told = recorded.operation
-    return (stage, name) == (told.stage, told.registered_model) and told.alias in (alias, None)
+    return [
+        each
+        for each in (recipe.publish if recipe is not None else ())
+        if (each.stage, each.registered_model) == (told.stage, told.registered_model)
+        and (told.by is not None or told.alias in (each.alias, None))
+    ]
 
 
 def _recipe(replay: Replay) -> ResolvedRecipe | None:
@@ -174,11 +199,7 @@ def _tag_problems(evidence: Evidence, version: "MlflowVersion", told: list[Recor
     )
     if numbers and int(version.version) != min(numbers):
         yield f"version {min(numbers)} holds the artifact already, and no run makes a second one"
-    facts = [
-        model_tags(each.entry, each.operation.stage)
-        for each in told
-        if each.operation.artifact.digest == digest
-    ]
+    facts = [model_tags(each.entry, each.operation.stage) for each in told if each.digest == digest]
     if not facts:
         return
     for name, value in tags.items():
@@ -221,7 +242,7 @@ def _not_moved_here(evidence: Evidence, version: "MlflowVersion", alias: str, mo
     said = "no run moved it there"
     if moves:
         last = moves[-1]
-        said += f"; run {last.run_id} was the last to move it, to {last.operation.artifact.digest[:12]}"
+        said += f"; run {last.run_id} was the last to move it, to {last.digest[:12]}"
     closed = _closed_gates(evidence, version)
     return Check(subject=subject, outcome="wrong", detail=f"{said}{closed}")
 
@@ -230,7 +251,7 @@ def _closed_gates(evidence: Evidence, version: "MlflowVersion") -> str:
     """That the version's own gates were closed, where a run published it without the alias for that reason."""
     digest = version.tags.get("vantage.digest")
     for recorded in publications(evidence, version.name):
-        if recorded.operation.artifact.digest == digest:
+        if recorded.digest == digest:
             reasons = [str(each) for each in _closed(evidence, recorded) if not isinstance(each, Missing)]
             if reasons:
                 return f"; {'; '.join(reasons)}"
@@ -246,9 +267,7 @@ def _closed(evidence: Evidence, recorded: Recorded) -> Iterator[str]:
     if recipe is None:
         yield Missing("its recipe is of another version of Vantage, and its gates are not judged again")
         return
-    named = [
-        each for each in recipe.publish if _is_this(each.stage, each.registered_model, each.alias, recorded)
-    ]
+    named = _publications_of(recipe, recorded)
     if not named:
         yield f"its recipe publishes no {told.stage} as {told.registered_model}@{told.alias}"
     for step in required_steps(recorded):
@@ -265,14 +284,37 @@ def _closed(evidence: Evidence, recorded: Recorded) -> Iterator[str]:
             yield f"the gates of {step} cannot be judged: {judged}"
         else:
             yield from (
-                f"the gate of {step} is closed: {verdict}" for verdict in judged if not verdict.passed
+                f"the gate of {step} is closed: {verdict}"
+                for verdict in judged
+                if not verdict.passed and not _is_approved(recorded, step, entry.artifact.digest, verdict)
             )
+    if any(each.approve and each.alias == told.alias for each in named) and not _alias_is_approved(recorded):
+        yield "nobody has approved of it, as its recipe asks"
     for other in _must_differ(recipe, recorded):
         stage = recorded.entry.stages.get(told.stage)
         if stage is not None and stage.artifact is not None:
             own = Input(stage=told.stage, artifact=stage.artifact)
             if is_unchanged(evidence, own, other):
                 yield f"{told.stage} holds the weights of {other.stage}"
+
+
+def _is_approved(recorded: Recorded, step: str, digest: str, verdict: Verdict) -> bool:
+    """Whether a person let exactly this closed gate of this artifact pass, before the alias moved."""
+    return verdict.on_fail == "approve" and any(
+        answer.approved
+        and (answer.question.subject, answer.question.digest) == (step, digest)
+        and any(not differs(asked, verdict) for asked in answer.question.verdicts)
+        for answer in recorded.entry.approvals
+    )
+
+
+def _alias_is_approved(recorded: Recorded) -> bool:
+    told = recorded.operation
+    subject = f"{PUBLISH_PREFIX}{told.registered_model}@{told.alias}"
+    return any(
+        answer.approved and (answer.question.subject, answer.question.digest) == (subject, recorded.digest)
+        for answer in recorded.entry.approvals
+    )
 
 
 def _must_differ(recipe: ResolvedRecipe, recorded: Recorded) -> Iterator[Input]:

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping
 from flows.attempts.jobs import BASE_SUFFIX, key_parts_of, work_of
 from flows.audit.evidence import Broken, Evidence, Missing, check_of
 from flows.audit.judging import gate_checks, judge_again
-from flows.gates import are_closed
-from flows.runs.record import REMOVED, RunRecord, StageRecord
+from flows.gates import standing
+from flows.runs.record import REMOVED, SUCCEEDED, RunRecord, StageRecord
 from ledger.operations import Input
 from ledger.replay import Replay
 from schemas.kinds import KINDS
@@ -19,7 +19,7 @@ from schemas.steps import dependencies
 from storage.measured_file import differences
 from storage.refs import Ref
 
-ENDED = frozenset({"completed", "reused", "gate_closed"})
+ENDED = frozenset({"completed", "reused", "gate_closed", "waiting_approval"})
 """Status of a step that has an artifact."""
 
 
@@ -47,9 +47,19 @@ def record_checks(
     inputs = _inputs(evidence, record, step)
     judged = judge_again(evidence, record.recipe, step, digest, inputs)
     yield from gate_checks(stage.verdicts, judged, by="run.json")
-    if are_closed(stage.verdicts) != (stage.status == "gate_closed"):
-        said = f"run.json says {stage.status.replace('_', ' ')}, which its verdicts do not"
+    if ref is not None and (said := _wrong_status(record, step, stage, ref.artifact)):
         yield Check(subject="gates", outcome="wrong", detail=said)
+
+
+def _wrong_status(record: RunRecord, step: str, stage: StageRecord, artifact: Artifact) -> str:
+    """What the status of a step should be by its verdicts and by what people answered; empty: it is."""
+    stands = standing(step, artifact, stage.verdicts, record.approvals)
+    if stage.status == stands or (stands == "open" and stage.status in SUCCEEDED):
+        return ""
+    if stage.status == "waiting_approval" == standing(step, artifact, stage.verdicts, ()):
+        return ""  # answered, and not resumed since
+    must_be = "completed" if stands == "open" else stands.replace("_", " ")
+    return f"run.json says {stage.status.replace('_', ' ')}; by its verdicts and the answers to them it is {must_be}"
 
 
 def outbox_check(evidence: Evidence, run_id: str, step: str, digest: str, ref: Ref | None) -> Check:
@@ -92,8 +102,8 @@ def edge_problems(
             yield f"the recipe in run.json gives {step} no {role}"
         if stage is not None and stage.digest != digest:
             yield f"run.json says that {read} made {str(stage.digest)[:12]}"
-        if stage is not None and stage.status == "gate_closed":
-            yield f"the gate of {read} was closed, so nothing could be made of it"
+        if stage is not None and stage.status in ("gate_closed", "waiting_approval"):
+            yield f"{read} is {stage.status.replace('_', ' ')}, so nothing could be made of it"
     if isinstance(replay, Replay) and step in replay.entry.stages:
         given = replay.entry.stages[step].inputs.get(role)
         if given is None and not role.endswith(BASE_SUFFIX):

@@ -3,16 +3,17 @@
 Every artifact is found first, so that all files are hashed side by side and each once, by however many edges it is reached.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from flows.attempts.jobs import BASE_SUFFIX
 from flows.audit.artifact_claims import files_check, ref_check
-from flows.audit.evidence import Broken, Evidence, Missing
+from flows.audit.evidence import Broken, Evidence, Missing, check_of
 from flows.audit.mlflow_claims import check_without_outbox, mlflow_check
 from flows.audit.publications import version_checks
 from flows.audit.run_claims import ENDED, edge_problems, outbox_check, record_checks, steps_of
+from flows.audit.signatures import signature_checks, unsigned
 from flows.audit.sources import source_check
 from flows.runs.record import RunRecord
 from ledger.replay import Replay
@@ -20,14 +21,10 @@ from schemas.records.artifacts import Artifact
 from schemas.records.audit import AuditedArtifact, Check, Edge
 from schemas.steps import dependencies
 from storage.refs import Ref
+from storage.removed import Removal
 
 if TYPE_CHECKING:
     from ledger.to_mlflow.audited_runs import MlflowVersion
-
-ArtifactCheck = Callable[[Evidence, Ref], list[Check]]
-
-MORE_CHECKS: tuple[ArtifactCheck, ...] = ()
-"""Further checks of every artifact that has a ref; what one returns stands with the others. (Signatures belong here.)"""
 
 _PUBLISHED = ("policy", "reward_model")
 
@@ -113,8 +110,11 @@ class Walk:
     def _new(self, digest: str, stage_key: str | None, asked: tuple[str, str] | None) -> Found:
         ref = None if stage_key is None else self.evidence.ref(stage_key)
         found = Found(digest, stage_key, None)
+        kept = self._ref_of_removed(digest, stage_key) if ref is None else None
         if isinstance(ref, Broken):
             found.problem = Check(subject="ref", outcome="wrong", detail=ref)
+        elif kept is not None:
+            found.ref, found.run_id = kept, kept.run_id
         elif ref is None:
             said = (
                 "no ref names it"
@@ -130,6 +130,12 @@ class Walk:
             found.run_id = asked[0]
         found.step = asked[1] if asked is not None else self._step_of(found)
         return found
+
+    def _ref_of_removed(self, digest: str, stage_key: str | None) -> Ref | None:
+        """The ref that was kept when the artifact was removed."""
+        removal = self.evidence.removal(digest)
+        refs = removal.refs if isinstance(removal, Removal) else ()
+        return next((ref for ref in refs if stage_key in (None, ref.artifact.stage_key)), None)
 
     def _other_artifact(self, ref: Ref, digest: str) -> Check:
         """The ref of the key names another artifact: made again by a run that says so, or swapped."""
@@ -199,7 +205,11 @@ class Walk:
     def _audited(self, found: Found, *, is_there: bool) -> AuditedArtifact:
         artifact = self._artifact(found)
         hashed = self.evidence.hashed(found.digest) if is_there else None
-        checks = [files_check(self.evidence, found.digest) if is_there else missing_artifact(found.digest)]
+        checks = [
+            files_check(self.evidence, found.digest)
+            if is_there
+            else absent_check(self.evidence, found.digest)
+        ]
         if found.problem is not None:
             checks.append(found.problem)
         elif found.ref is not None and is_there:
@@ -208,7 +218,9 @@ class Walk:
             checks += self._claims(found, run_id, step, artifact)
         if found.ref is not None:
             checks += self._source(found, found.ref)
-            checks += [check for more in MORE_CHECKS for check in more(self.evidence, found.ref)]
+            checks += signature_checks(self.evidence, found.ref, found.step)
+        else:
+            checks += unsigned(self.evidence)
         checks += self._versions(found, artifact)
         return AuditedArtifact(
             id=found.id,
@@ -296,6 +308,17 @@ class Walk:
         )
 
 
-def missing_artifact(digest: str) -> Check:
-    """An artifact that is not in the store. (Of one that was removed on purpose, its tombstone would be read here.)"""
-    return Check(subject="files", outcome="wrong", detail=f"missing: the store has no artifact {digest[:12]}")
+def absent_check(evidence: Evidence, digest: str) -> Check:
+    """Of an artifact that is not in the store: when it was removed and what it was; else it is missing."""
+    removal = evidence.removal(digest)
+    if removal is None:
+        return Check(
+            subject="files", outcome="wrong", detail=f"missing: the store has no artifact {digest[:12]}"
+        )
+    if isinstance(removal, Broken):
+        return check_of("files", removal)
+    said = f"removed on {removal.when} by {removal.by}: {removal.why}"
+    if removal.files is not None:
+        size = sum(file.size for file in removal.files.values())
+        said += f"; it was {len(removal.files)} files, {size:,} bytes"
+    return Check(subject="files", outcome="unchecked", detail=said)

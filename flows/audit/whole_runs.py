@@ -8,7 +8,7 @@ from flows.audit.evidence import Broken, Evidence, Missing, check_of
 from flows.audit.mlflow_claims import mlflow_check
 from flows.runs.record import REMOVED, RunRecord
 from flows.runs.run import recipe_digest
-from ledger.operations import OpenRun
+from ledger.operations import OpenRun, RecordApproval
 from ledger.replay import Replay
 from schemas.recipe.recipe import ResolvedRecipe
 from schemas.recipe.sources import Registered
@@ -44,6 +44,9 @@ def _record_problems(record: RunRecord) -> Iterator[str]:
             f"its recipe hashes to {recipe_digest(record.recipe)[:12]}, recipe_digest is {record.recipe_digest[:12]}"
         )
     closed = sorted(step for step, stage in record.stages.items() if stage.status == "gate_closed")
+    waiting = [step for step, stage in record.stages.items() if stage.status == "waiting_approval"]
+    if record.status == "completed" and waiting:
+        yield f"it says completed, and {', '.join(waiting)} waits for approval"
     if record.status == "completed" and closed:
         yield f"it says completed, and the gate of {', '.join(closed)} is closed"
     if record.status == "gate_closed" and not closed:
@@ -60,11 +63,21 @@ def _outbox_problems(record: RunRecord, replay: Replay) -> Iterator[str]:
             changed = differences(record.recipe.model_dump(mode="json"), told.model_dump(mode="json"))
             yield f"it told of another recipe than run.json has: {'; '.join(changed)}"
             break
-    ended, told_end = ("completed", "gate_closed"), replay.entry.outcome
+    ended, told_end = ("completed", "gate_closed", "waiting_approval"), replay.entry.outcome
     if record.status in ended and told_end in ended and record.status != told_end:
         yield f"it told that the run is {told_end.replace('_', ' ')}, run.json says {record.status}"
     if record.status == REMOVED:
         return
+    told_answers = [
+        each.operation.approval for each in replay.told if isinstance(each.operation, RecordApproval)
+    ]
+    is_taken_up = record.status not in ("running", "waiting_approval")
+    for answer in record.approvals:
+        if is_taken_up and answer not in told_answers:
+            yield f"run.json has an answer about {answer.question.subject} ({answer}), of which it told nothing"
+    for answer in told_answers:
+        if answer not in record.approvals:
+            yield f"it told of an answer about {answer.question.subject} ({answer}), which run.json does not have"
     told_copies = {(each.registered_model, each.artifact.digest) for each, _ in replay.publications()}
     for name, copy in record.copies.items():
         if (name, copy.digest) not in told_copies:

@@ -21,6 +21,14 @@ def audit(
         ),
     ],
     workspace: Place = DEFAULT_WORKSPACE,
+    require_signature: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--require-signature",
+            metavar="KEY",
+            help="A public key's file, or its id, by which every artifact must be signed. Repeatable.",
+        ),
+    ] = None,
     as_json: AsJson = False,
     html: Annotated[
         Path | None,
@@ -47,7 +55,12 @@ def audit(
             if num_objects and not as_json and sys.stderr.isatty():
                 print(f"reading every byte of {num_objects} artifacts …", file=sys.stderr)
 
-        with Evidence(workspace_at(workspace), hashed=tell) as evidence:
+        keys = []
+        if require_signature:
+            from flows.signing.keys import required_key
+
+            keys = [required_key(named, Path.cwd()) for named in require_signature]
+        with Evidence(workspace_at(workspace), required_keys=keys, hashed=tell) as evidence:
             report = audit_target(evidence, target)
         if html is not None:
             from flows.commands.audit_page import audit_page

@@ -25,7 +25,7 @@ from flows.signing.statements import (
 )
 from storage.refs import Ref
 from storage.signatures import SignedStatement, read_signatures, read_stored_manifest
-from storage.storage import Storage
+from storage.storage import Readable
 
 Outcome = Literal["ok", "wrong", "unchecked"]
 
@@ -52,7 +52,7 @@ class _Found:
 
 
 def signature_checks(
-    storage: Storage, ref: Ref, *, required: Sequence[PublicKey] = (), judged: Judged | None = None
+    storage: Readable, ref: Ref, *, required: Sequence[PublicKey] = (), judged: Judged | None = None
 ) -> list[SignatureCheck]:
     """Check every signature of an artifact; empty: there is none, and none was required.
 
@@ -188,7 +188,7 @@ def _pem_of(stored: SignedStatement, required: PublicKey | None) -> bytes:
     return beside.pem
 
 
-def _files(storage: Storage, ref: Ref) -> dict[str, str] | None:
+def _files(storage: Readable, ref: Ref) -> dict[str, str] | None:
     """Path → sha256 of the artifact's files as its manifest lists them; None: the artifact was removed.
 
     Raises:

@@ -14,17 +14,21 @@ from ledger.operations import (
     FinishStage,
     Input,
     LogMetrics,
+    MoveAlias,
     OpenRun,
     OpenStage,
     Operation,
     Publish,
+    RecordApproval,
     RecordReuse,
     RecordVerdicts,
 )
 from ledger.remarks import remark_on
 from ledger.replay import Told
+from ledger.to_mlflow.answer_tags import alias_tags, answer_tags
 from ledger.to_mlflow.writing import fit_param, fit_tag, flatten
 from schemas.kinds import KINDS
+from schemas.records.approvals import Approval
 from schemas.records.artifacts import Artifact, Dataset
 from schemas.records.metric_warnings import warnings_of
 
@@ -106,6 +110,11 @@ class _Expected:
                 self._run(None).tags["vantage.status"] = operation.outcome
             case Publish():
                 self._run(operation.stage)
+            case RecordApproval():
+                self._answer(entry, operation.approval)
+            case MoveAlias():
+                tags = self._run(operation.stage).tags
+                tags |= {name: fit_tag(text) for name, text in alias_tags(operation).items()}
             case _:
                 pass
         if isinstance(operation, OpenStage | RecordVerdicts | FinishStage | RecordReuse):
@@ -140,6 +149,13 @@ class _Expected:
             tags[f"vantage.gate.{verdict.metric}"] = fit_tag(str(verdict))
             evidence = json.dumps(verdict.evidence, sort_keys=True)
             tags[f"vantage.gate.{verdict.metric}.evidence"] = fit_tag(evidence)
+
+    def _answer(self, entry: RunEntry, answer: Approval) -> None:
+        stage = answer.question.stage
+        tags = self._run(stage).tags
+        tags |= {name: fit_tag(text) for name, text in answer_tags(answer).items()}
+        if stage in entry.stages:
+            tags["vantage.status"] = entry.stages[stage].outcome
 
     def _reuse(self, entry: RunEntry, operation: RecordReuse) -> None:
         stage = self._run(operation.stage)

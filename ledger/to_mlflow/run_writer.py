@@ -35,6 +35,7 @@ from ledger.operations import (
 )
 from ledger.remarks import remark_on
 from ledger.to_mlflow.aliases import apply_movement
+from ledger.to_mlflow.answer_tags import alias_tags, answer_tags
 from ledger.to_mlflow.critic_pages import log_critic_page
 from ledger.to_mlflow.lineage import (
     Producer,
@@ -56,7 +57,6 @@ from ledger.to_mlflow.writing import (
 )
 from schemas.kind import MODELS
 from schemas.kinds import KINDS
-from schemas.records.approvals import PUBLISH_PREFIX
 from schemas.records.artifacts import Artifact
 from schemas.records.metric_warnings import warnings_of
 
@@ -277,12 +277,7 @@ class RunWriter:
     def _record_approval(self, entry: RunEntry, operation: RecordApproval) -> None:
         """Tags of the stage's run: the answer in words, and all of it as JSON."""
         answer = operation.approval
-        question, name = answer.question, "vantage.approval"
-        if question.subject.startswith(PUBLISH_PREFIX):  # MLflow's names have neither ":" nor "@"
-            name += f".publish.{question.subject.removeprefix(PUBLISH_PREFIX).replace('@', '.')}"
-        # The evidence of a verdict is in a tag of its own, and may be long.
-        record = answer.model_dump_json(exclude={"question": {"verdicts": {"__all__": {"evidence"}}}})
-        tags = {name: str(answer), f"{name}.record": record}
+        question, tags = answer.question, answer_tags(answer)
         self.runs.stage_run(question.stage, answer.time)
         if question.stage in entry.stages:
             tags["vantage.status"] = entry.stages[question.stage].outcome
@@ -293,9 +288,8 @@ class RunWriter:
     def _move_alias(self, operation: MoveAlias) -> None:
         target = (operation.registered_model, operation.alias)
         self.moves[target] = apply_movement(self._client, operation, our_run_id=self._run_id)
-        text = f"version {operation.from_version or 'none'} → {operation.to_version}, by {operation.by}: {operation.reason}"
-        tags = {f"vantage.alias.{'.'.join(target)}": text}
-        write(self._client, self.runs.stage_run(operation.stage, operation.time), tags=tags)
+        run_id = self.runs.stage_run(operation.stage, operation.time)
+        write(self._client, run_id, tags=alias_tags(operation))
 
     # Parts of them
 

@@ -1,0 +1,24 @@
+"""Tags of a stage's run for what people decided: their answers, and the aliases that they moved."""
+
+from ledger.operations import MoveAlias
+from schemas.records.approvals import PUBLISH_PREFIX, Approval
+
+ANSWER, ALIAS = "vantage.approval", "vantage.alias."
+"""How the names of these tags begin."""
+
+
+def answer_tags(answer: Approval) -> dict[str, str]:
+    """An answer in words, and whole as JSON."""
+    name, subject = ANSWER, answer.question.subject
+    if subject.startswith(PUBLISH_PREFIX):  # MLflow's names have neither ":" nor "@"
+        name += f".publish.{subject.removeprefix(PUBLISH_PREFIX).replace('@', '.')}"
+    # The evidence of a verdict is in a tag of its own, and may be long.
+    record = answer.model_dump_json(exclude={"question": {"verdicts": {"__all__": {"evidence"}}}})
+    return {name: str(answer), f"{name}.record": record}
+
+
+def alias_tags(operation: MoveAlias) -> dict[str, str]:
+    """From where to where an alias was moved, by whom and why."""
+    name = f"{ALIAS}{operation.registered_model}.{operation.alias}"
+    from_version = operation.from_version or "none"
+    return {name: f"version {from_version} → {operation.to_version}, by {operation.by}: {operation.reason}"}
