@@ -1,8 +1,8 @@
 """The Prefect flow: each step starts when its inputs are ready; each attempt is one task run."""
 
 import asyncio
-from collections.abc import Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import AsyncIterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -95,41 +95,48 @@ async def pipeline(
         restarts: how often it was started again after a crash; Prefect starts none with more than the most allowed.
     """
     flow_run_id = str(runtime.flow_run.id)
-    if orchestrator := orchestrator_of(run_id):  # `vantage run`
-        return await _go_through(flow_run_id, orchestrator, started_by_prefect=False)
-    await tell_that_it_was_scheduled(flow_run_id)
+    given = orchestrator_of(run_id)  # `vantage run` has opened it
+    if given is None:
+        await tell_that_it_was_scheduled(flow_run_id)
     changes = [*(overrides or []), *([] if seed is None else [f"seed={seed}"])]
     state: State[None] | None = None
     while True:
         with ExitStack() as held:
-            try:
-                run_id = run_id or await asyncio.to_thread(run_of, flow_run_id, workspace)
-                # A person answers while the run's lock is free, so that whoever resumes the flow run can take it.
-                if run_id and not await _is_answered(run_id, workspace) and state is not None:
-                    return state
-                orchestrator = await asyncio.to_thread(
-                    open_run, held, recipe, changes, workspace, run_id, strict=strict
-                )
-            except ValueError as error:  # the recipe, the run or the machine; the message says what to do
-                return state_of("failed", without_secrets(str(error)))
-            run_id = orchestrator.run.record.run_id
-            await _name_flow_run(flow_run_id, orchestrator)
-            state = await _go_through(flow_run_id, orchestrator, started_by_prefect=True)
-        if state.name != WAITING_APPROVAL:
+            orchestrator = given
+            if orchestrator is None:
+                try:
+                    run_id = run_id or await asyncio.to_thread(run_of, flow_run_id, workspace)
+                    # A person answers while the run's lock is free, so that whoever resumes the flow run can take it.
+                    if run_id and not await _is_answered(run_id, workspace) and state is not None:
+                        return state
+                    orchestrator = await asyncio.to_thread(
+                        open_run, held, recipe, changes, workspace, run_id, strict=strict
+                    )
+                except ValueError as error:  # the recipe, the run or the machine; the message says what to do
+                    return state_of("failed", without_secrets(str(error)))
+                run_id = orchestrator.run.record.run_id
+                await _name_flow_run(flow_run_id, orchestrator)
+            left = list(orchestrator.inputs)
+            async with _begun(flow_run_id, orchestrator, started_by_prefect=given is None):
+                while left:
+                    steps: dict[str, asyncio.Task[State[None] | None]] = {}
+                    async with asyncio.TaskGroup() as side_by_side:
+                        for step in left:
+                            before = [steps[other] for other in _before(step, orchestrator) if other in steps]
+                            steps[step] = side_by_side.create_task(when_ready(step, before, orchestrator))
+                            steps[step].add_done_callback(partial(_ended, orchestrator, step))
+                    left = await _allowed_meanwhile(orchestrator)
+            state = await _finish(flow_run_id, orchestrator)
+        if given is not None or state.name != WAITING_APPROVAL:
             return state
 
 
-async def _is_answered(run_id: str, workspace: str) -> bool:
-    """Whether a person has answered everything that the run asks; a flow run of a deployment is suspended for it."""
-    return bool(runtime.deployment.id) and await answer_in_form(run_id, workspace)
-
-
-async def _go_through(
+@asynccontextmanager
+async def _begun(
     flow_run_id: str, orchestrator: Orchestrator, *, started_by_prefect: bool
-) -> State[None]:
-    """Attempt all steps of an open run, publish, and attempt what a person has allowed meanwhile."""
+) -> AsyncIterator[None]:
+    """While an open run is executed by this flow run: recorded as such, and stopped as Prefect or the system asks."""
     await _begin(flow_run_id, orchestrator)
-    left = list(orchestrator.inputs)
     # Task runs get no tags: for tagged ones Prefect asks its server for a slot, and fails the run if the server is busy.
     drained = orchestrator.drain if started_by_prefect else None
     with (
@@ -138,24 +145,25 @@ async def _go_through(
         first_error(),
     ):
         async with watch_cancellation(flow_run_id, orchestrator.run.is_cancel_requested, orchestrator.cancel):
-            while True:
-                await _attempt_all(left, orchestrator)
-                if orchestrator.stop.is_set() or not await asyncio.to_thread(orchestrator.take_up_answers):
-                    break
-                left = orchestrator.blocked()
-    return await _finish(flow_run_id, orchestrator)
+            yield
 
 
-async def _attempt_all(left: Sequence[str], orchestrator: Orchestrator) -> None:
-    """Attempt these steps, each when its inputs are ready; the others are over."""
-    steps: dict[str, asyncio.Task[State[None] | None]] = {}
-    async with asyncio.TaskGroup() as side_by_side:
-        for step in left:
-            first = orchestrator.before_any_stage() if step in orchestrator.recipe.stages else []
-            reads = orchestrator.inputs[step].values()
-            before = [steps[other] for other in dict.fromkeys([*first, *reads]) if other in steps]
-            steps[step] = side_by_side.create_task(when_ready(step, before, orchestrator))
-            steps[step].add_done_callback(partial(_ended, orchestrator, step))
+def _before(step: str, orchestrator: Orchestrator) -> list[str]:
+    """The steps that must be over before it."""
+    first = orchestrator.before_any_stage() if step in orchestrator.recipe.stages else []
+    return list(dict.fromkeys([*first, *orchestrator.inputs[step].values()]))
+
+
+async def _allowed_meanwhile(orchestrator: Orchestrator) -> list[str]:
+    """Steps that were blocked, and that a person has let go on while the others ran."""
+    if orchestrator.stop.is_set() or not await asyncio.to_thread(orchestrator.take_up_answers):
+        return []
+    return orchestrator.blocked()
+
+
+async def _is_answered(run_id: str, workspace: str) -> bool:
+    """Whether a person has answered everything that the run asks; a flow run of a deployment is suspended for it."""
+    return bool(runtime.deployment.id) and await answer_in_form(run_id, workspace)
 
 
 async def _name_flow_run(flow_run_id: str, orchestrator: Orchestrator) -> None:
