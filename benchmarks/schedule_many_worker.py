@@ -126,7 +126,7 @@ class UnsentLedger(Ledger):
 
     def __init__(self, workspace: Path, experiment: str) -> None:
         super().__init__(None, workspace, experiment)
-        self._sender.notify = lambda outbox: None  # type: ignore[method-assign]
+        self._sender.notify = lambda outbox, *, can_wait=False: None  # type: ignore[method-assign]
         self._sender.flush = lambda timeout_seconds: True  # type: ignore[method-assign]
 
 

@@ -15,7 +15,7 @@ from flows.launchers.launcher import Launcher
 from flows.launchers.stage_process import explain
 from flows.machine import Machine, this_machine
 from flows.recording import Recording
-from flows.reports.at_end import ReportProcess
+from flows.reports.at_end import ReportProcess, is_wanted
 from flows.retry import Retries
 from flows.runs.origin import origin
 from flows.runs.record import SUCCEEDED, StageRecord
@@ -119,12 +119,12 @@ class Orchestrator:
     def end(self, *, report: bool = False) -> None:
         """Record the run's outcome, and wait a limited time until MLflow has received it.
 
-        ``report``: start making the run's report meanwhile; ``send_report`` waits for it.
+        ``report``: start making the run's report meanwhile, if it is wanted; ``send_report`` waits for it.
         """
         outcome = self.run.outcome()
         self.run.update(status=outcome)
         self.ledger.finish_run(outcome)
-        self._report = ReportProcess(self.run) if report else None
+        self._report = ReportProcess(self.run) if report and is_wanted() else None
         self.ledger.flush()
         self.run.update(mlflow_run_id=self.ledger.mlflow_run_id())
 

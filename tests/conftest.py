@@ -1,6 +1,7 @@
 """The order of the files, and an S3 server on loopback with buckets on it."""
 
 import logging
+import os
 import secrets
 import threading
 from collections.abc import Iterator
@@ -19,6 +20,11 @@ LONGEST = (
 )
 """Files of a minute and more, which come first, the longest before the others: a process that began with one of them
 when all others were done would work alone for minutes (Makefile)."""
+
+
+def pytest_configure() -> None:
+    """Runs of tests end without a report, which takes seconds each; those that are about it ask for one."""
+    os.environ["VANTAGE_REPORT"] = "0"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

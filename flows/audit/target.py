@@ -175,7 +175,7 @@ def _registered(
 def _add_what_held_it_back(evidence: Evidence, walk: Walk, name: str, digest: str) -> None:
     """The evaluations whose gates decided on the alias; they are no parents of the model, but of its publication."""
     for recorded in publications(evidence, name):
-        if recorded.operation.artifact.digest != digest:
+        if recorded.digest != digest:
             continue
         for step in required_steps(recorded):
             entry = recorded.entry.stages.get(step)

@@ -20,6 +20,15 @@ LONGEST_SECONDS = 120.0
 """After that the run goes without. It takes 3 s of a free core; of a machine that computes other things too, its share."""
 
 
+VARIABLE = "VANTAGE_REPORT"
+"""Environment variable: ``0`` for runs without a report at their end; ``vantage report`` makes it all the same."""
+
+
+def is_wanted() -> bool:
+    """Whether a run makes its report at its end."""
+    return os.environ.get(VARIABLE) != "0"
+
+
 class ReportProcess:
     """The process that makes the report of one run."""
 

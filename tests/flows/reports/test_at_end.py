@@ -22,6 +22,22 @@ def nothing_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
 
 
+@pytest.fixture(autouse=True)
+def _wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(at_end.VARIABLE)
+
+
+@pytest.mark.usefixtures("nothing_sent")
+def test_a_run_without_one_makes_none(
+    tmp_path: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VANTAGE_REPORT", "0")
+    with orchestrated(Workspace(tmp_path / "workspace"), recipe_file) as orchestrator:
+        orchestrator.end(report=True)
+        assert orchestrator.send_report() is None
+        assert not (orchestrator.run.folder / REPORT).exists()
+
+
 @pytest.mark.usefixtures("nothing_sent")
 def test_it_is_that_of_the_command_and_waits_for_mlflow(tmp_path: Path, recipe_file: Path) -> None:
     workspace = Workspace(tmp_path / "workspace")
