@@ -306,11 +306,6 @@ def next_run(workspace: Workspace, recipe: ResolvedRecipe) -> tuple[ResolvedReci
     return pinned(recipe, workspace), ()
 
 
-def recipe_of_next_run(workspace: Workspace, recipe: ResolvedRecipe) -> ResolvedRecipe:
-    """The recipe as ``acquire_run`` would run it; writes nothing."""
-    return next_run(workspace, recipe)[0]
-
-
 def _acquire_unfinished(workspace: Workspace, digest: str) -> Run | None:
     for record in read_runs(workspace):
         if record.recipe_digest == digest and record.status in UNFINISHED:

@@ -23,7 +23,7 @@ from flows.runs.publishing import publish
 from flows.runs.record import RunRecord
 from flows.runs.registered_models import fetch_registered, pinned
 from flows.runs.resolving import load_resolved
-from flows.runs.run import read_runs, recipe_of_next_run
+from flows.runs.run import next_run, read_runs
 from flows.runs.workspace import RunError, Workspace
 from ledger.run_ledger import Ledger
 from ledger.to_mlflow.published_models import RegistryUnavailable, find_version
@@ -85,13 +85,13 @@ class Life:
         self.recipe.write_text(RECIPE)
         self.address = f"sqlite:///{self.workspace.root / 'mlflow.db'}"
         plain, _ = load_resolved(self.recipe)
-        self.planned_first = recipe_of_next_run(self.workspace, plain)
+        self.planned_first = next_run(self.workspace, plain)[0]
         self.made_a_database = (self.workspace.root / "mlflow.db").exists()
         self.first = run_it(self.workspace, self.recipe)
         self.interrupted = run_it(self.workspace, self.recipe, "seed=4", until="evaluation")
         self.third = run_it(self.workspace, self.recipe, "seed=5")
         plain, _ = load_resolved(self.recipe, ["seed=4"])
-        self.planned_again = recipe_of_next_run(self.workspace, plain)
+        self.planned_again = next_run(self.workspace, plain)[0]
         self.resumed = run_it(self.workspace, self.recipe, "seed=4")
 
     @property
@@ -180,7 +180,7 @@ def test_a_plan_says_with_which_version_it_compares_and_writes_nothing(life: Lif
     assert before == (database.read_bytes(), [each.run_id for each in read_runs(life.workspace)])
     plain, _ = load_resolved(life.recipe, ["seed=6"])
     printed = io.StringIO()
-    steps = plan(recipe_of_next_run(life.workspace, plain), life.workspace.storage, [])
+    steps = plan(next_run(life.workspace, plain)[0], life.workspace.storage, [])
     show_plan(Console(file=printed, width=160), steps, heading="", warnings=[])
     assert "judged version 3" in printed.getvalue()
 
@@ -259,7 +259,7 @@ def refused(life: Life, *overrides: str) -> str:
         pass
     assert len(read_runs(life.workspace)) == before, "no run has begun"
     with pytest.raises(type(error.value), match=re.escape(str(error.value))):
-        recipe_of_next_run(life.workspace, recipe)
+        next_run(life.workspace, recipe)
     return str(error.value)
 
 
