@@ -23,10 +23,11 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup
 	$(BIN)/vantage run quickstart
 
-# Two processes of one thread each: on two cores, two processes of two threads slow each other down severalfold. A file's
-# tests stay together, for what they share, and the longest files come first (tests/conftest.py): so no reordering.
+# One thread each: on two cores, two processes of two threads slow each other down severalfold. Three processes, since tests that
+# start servers wait for them a third of the time. A file's tests stay together, for what they share, and the longest files come
+# first (tests/conftest.py): so no reordering.
 test: setup
-	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 check: setup
 	$(BIN)/ruff check .
