@@ -184,7 +184,14 @@ class Registry:
         self.asked: list[tuple[str, str | None]] = []
 
     def publish(
-        self, stage: str, artifact: Any, folder: Path, registered_model: str, *, alias: str | None
+        self,
+        stage: str,
+        artifact: Any,
+        folder: Path,
+        registered_model: str,
+        *,
+        alias: str | None,
+        by: str | None = None,
     ) -> str:
         self.asked.append((registered_model, alias))
         return "1"

@@ -24,6 +24,7 @@ from flows.signing.verification import signature_checks
 from ledger import tracking
 from ledger.to_mlflow import published_models
 from schemas.recipe.inputs import Generation
+from storage.removed import Cause
 from storage.signatures import SIGNATURE, STATEMENT, read_signatures
 from storage.store_garbage import StoreGarbage
 from tests.flows.orchestrated import attempt_all, orchestrated
@@ -186,7 +187,7 @@ def test_what_was_cut_off_or_damaged_is_signed_again(copied: Ended, keys: Keys, 
 def test_a_removed_artifact_leaves_its_signed_statement(copied: Ended, keys: Keys) -> None:
     stage, storage = copied.record.stages["reward"], copied.workspace.storage
     ref = refs_of(storage, copied.record, ["reward"])["reward"]
-    garbage = StoreGarbage(storage)  # type: ignore[arg-type]
+    garbage = StoreGarbage(storage, Cause(when="now", why="a test", by="a test"))  # type: ignore[arg-type]
     assert garbage.remove_object(str(stage.digest), needed=lambda: ())
     [check] = signature_checks(storage, ref, required=[keys.own.public])
     assert (check.outcome, "what it was is signed" in check.detail) == ("ok", True)
