@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from flows.audit.evidence import Broken, Evidence, Missing, check_of
 from flows.audit.sent import SentTo, sent_to
 from flows.runs.record import RunRecord
+from ledger import tracking
 from schemas.records.artifacts import Artifact
 from schemas.records.audit import Check
 
@@ -40,6 +41,7 @@ def mlflow_check(evidence: Evidence, run_id: str, stage: str | None) -> Check:
     sent = sent_to(evidence, run_id, replay)
     if isinstance(sent, Missing):
         return check_of(_SUBJECT, sent)
+    tracking.set_up_client()
     from ledger.to_mlflow.expected_runs import ExpectedRun, expected_runs  # imports MLflow
 
     required = expected_runs(sent.required).get(stage, ExpectedRun())
@@ -79,6 +81,7 @@ def check_without_outbox(evidence: Evidence, record: RunRecord, step: str, artif
             outcome="unchecked",
             detail=f"MLflow has no run of {step} of run {record.run_id}",
         )
+    tracking.set_up_client()
     from ledger.to_mlflow.expected_runs import ExpectedRun  # imports MLflow
 
     found = runs[step][0]

@@ -6,6 +6,7 @@ import pytest
 
 from schemas.records.environment import Environment, Installed
 from storage.environments import DamagedEnvironment, keep_environment, read_environment
+from storage.removed import Cause
 from storage.storage import garbage_of
 from tests.storage.places import Place
 
@@ -58,7 +59,7 @@ def test_a_name_that_is_no_digest_is_refused(place: Place) -> None:
 
 def test_it_is_nothing_to_be_collected(place: Place) -> None:
     keep_environment(place.open(), ONE)
-    garbage = garbage_of(place.open())
+    garbage = garbage_of(place.open(), Cause(when="now", why="a test", by="a test"))
     assert not list(garbage.leftovers())
     assert not garbage.objects()
 
