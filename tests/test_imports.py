@@ -16,6 +16,8 @@ SERVERS = {"prefect", "mlflow"}
 TO_MLFLOW = (
     "run_writer",
     "aliases",
+    "audited_runs",
+    "expected_runs",
     "copies",
     "critic_pages",
     "delivery",
