@@ -1,4 +1,4 @@
-"""What the README shows works as it is shown."""
+"""What the README and its pages show works as it is shown."""
 
 import ast
 import re
@@ -21,7 +21,14 @@ from tests.schemas.critic_samples import diagnosis
 
 README_FILE = Path(__file__).parents[1] / "README.md"
 README = README_FILE.read_text(encoding="utf-8")
-SECTION = README.partition("### A rule of your own")[2].partition("\n## ")[0]
+
+
+def page(name: str) -> str:
+    """The text of a page of docs/."""
+    return (README_FILE.parent / "docs" / f"{name}.md").read_text(encoding="utf-8")
+
+
+SECTION = page("own_model_and_data").partition("## A rule of your own")[2].partition("\n## ")[0]
 STAGES = """
 recipe: rule
 model: {source: "builtin:tiny"}
@@ -58,6 +65,10 @@ def test_the_recipe_as_shown_loads_and_extracts(folder: Path) -> None:
     assert not exact_match("so it is 1,000.", "1000.0", extract=extract)
 
 
+def test_the_readme_shows_the_same_rule() -> None:
+    assert f"```python\n{block('python')}```" in README
+
+
 def functions_to_an_optimiser_step() -> list[tuple[str, ast.AST]]:
     """(name, syntax tree) of each function that the README lists, in its order."""
     [listed] = re.findall(r"```\n(flows/commands/run.py .*?)```", README, re.DOTALL)
@@ -88,12 +99,18 @@ def test_the_functions_on_the_way_to_an_optimiser_step_call_each_other_as_listed
     assert "step" in names_in(functions[-1][1])
 
 
-CRITIC = README.partition("### Is the critic any good?")[2].partition("\n## ")[0]
+CRITIC = page("critic")
+GATES_ON_A_CRITIC = re.findall(r"```yaml\n(gate:.*?)```", README + CRITIC, re.DOTALL)
+
+
+def test_both_pages_show_the_same_gates_on_a_critic() -> None:
+    assert len(GATES_ON_A_CRITIC) == 2
+    assert len(set(GATES_ON_A_CRITIC)) == 1
 
 
 def test_the_gates_on_a_critic_as_shown_are_gates_of_the_quickstart() -> None:
     quickstart = (README_FILE.parent / "recipes" / "quickstart.yaml").read_text(encoding="utf-8")
-    shown = re.findall(r"```yaml\n(.*?)```", CRITIC, re.DOTALL)[0]
+    shown = GATES_ON_A_CRITIC[0]
     own = "    gate: {metric: explained_variance, at_least: 0.3, on_fail: stop}\n"
     assert own in quickstart
     recipe = parse_recipe(quickstart.replace(own, indent(shown, "    ")), folder=README_FILE.parent)
@@ -109,9 +126,9 @@ def test_the_table_of_a_critic_as_shown_is_one_that_is_printed() -> None:
 
 # -- collected responses
 
-BASELINES = (README_FILE.parent / "docs" / "baselines.md").read_text(encoding="utf-8")
 COLLECTED_STAGES = [
-    re.findall(r"```yaml\nstages:\n(  collected:.*?)```", page, re.DOTALL)[0] for page in (README, BASELINES)
+    re.findall(r"```yaml\nstages:\n(  collected:.*?)```", page(name), re.DOTALL)[0]
+    for name in ("algorithms", "baselines")
 ]
 
 
@@ -127,10 +144,9 @@ def test_the_stages_that_read_collected_responses_load_as_shown(shown: str) -> N
         assert dependencies(recipe)[name]["rollouts"] == "collected"
 
 
-EVALUATION_PAGE = (README_FILE.parent / "docs" / "evaluation.md").read_text(encoding="utf-8")
 EVALUATIONS = [
-    re.findall(r"```yaml\nstages:\n(  checked:.*?)```", README, re.DOTALL)[0],
-    *re.findall(r"```yaml\n(evaluation:.*?|checked:.*?)```", EVALUATION_PAGE, re.DOTALL),
+    *re.findall(r"```yaml\nstages:\n(  checked:.*?)```", page("evaluation"), re.DOTALL),
+    *re.findall(r"```yaml\n(evaluation:.*?|checked:.*?)```", page("evaluation"), re.DOTALL),
 ]
 
 

@@ -1,0 +1,38 @@
+"""Links between the README and the pages of docs/ and deploy/ lead to files and headings that are there."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"\]\((?!\w+://|mailto:)([^)#\s]*)(?:#([^)\s]+))?\)")
+
+
+def pages() -> list[Path]:
+    return [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "deploy").rglob("*.md")]
+
+
+def anchors(page: Path) -> set[str]:
+    """Of each heading, as GitHub names it."""
+    text = FENCED.sub("", page.read_text(encoding="utf-8"))
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings}
+
+
+def broken_links(page: Path) -> Iterator[str]:
+    for target, anchor in LINK.findall(FENCED.sub("", page.read_text(encoding="utf-8"))):
+        file = page.parent / target if target else page
+        if not file.exists() or (anchor and anchor not in anchors(file)):
+            yield f"{page.name}: {target}#{anchor}"
+
+
+def test_every_link_leads_somewhere() -> None:
+    assert len(pages()) > 50
+    assert [link for page in pages() for link in broken_links(page)] == []
+
+
+def test_a_broken_link_is_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# Two words, and more\n[a](page.md#two-words-and-more) [b](#none) [c](gone.md)\n")
+    assert list(broken_links(page)) == ["page.md: #none", "page.md: gone.md#"]
