@@ -108,9 +108,10 @@ def test_an_artifact_of_an_earlier_version_is_no_drift(
 
 def test_it_is_read_once_in_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
     identity()
+    before = package_digest.cache_info().misses, revision.cache_info().misses
     began = time.process_time()
     for _ in range(20):
         identity()
     assert (time.process_time() - began) / 20 < 0.1, "seconds of this process's CPU"
-    assert package_digest.cache_info().misses == 1
-    assert revision.cache_info().misses >= 1
+    assert (package_digest.cache_info().misses, revision.cache_info().misses) == before
+    assert min(before) >= 1
