@@ -51,7 +51,7 @@ class AheadEngine:
         engine = models.engine
         assert isinstance(engine, LocalEngine), "another kind of engine samples beside the training by itself"
         self._now = engine
-        self._copy = replace(engine, policy=_copied(engine.policy))
+        self._copy = replace(engine, policy=_copied(engine.policy), is_beside_training=True)
         self._begun: _Begun | None = None
         self._is_stopped = threading.Event()
         self.took_begun = False
