@@ -1,6 +1,7 @@
 """Capturing a step as a CUDA graph, which a GPU replays without Python starting its kernels one by one."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Protocol
 
 import torch
@@ -44,13 +45,16 @@ class CudaGraphs:
         torch.cuda.synchronize()
         torch.cuda.empty_cache()  # the graph's memory is its own: what is cached for others is of no use to it
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.stream(self._stream):
+        with torch.cuda.stream(self._stream), _spare_generator():
             # other threads, such as NCCL's, go on calling CUDA meanwhile
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 step()
-            finally:
-                graph.capture_end()
+            except Exception:
+                with suppress(RuntimeError):  # which says less than what went before
+                    graph.capture_end()
+                raise
+            graph.capture_end()
 
         def replay(held: Step = step) -> None:  # with the tensors that the graph reads and writes
             graph.replay()
@@ -60,6 +64,21 @@ class CudaGraphs:
     def wait(self) -> None:
         """See ``Capture``."""
         torch.cuda.synchronize()
+
+
+@contextmanager
+def _spare_generator() -> Iterator[None]:
+    """Within, the device's generator has another state.
+
+    A capture takes hold of it, though a step draws no random number from it, and one that fails does not let go.
+    """
+    generator = torch.cuda.default_generators[torch.cuda.current_device()]
+    own = generator.graphsafe_get_state()
+    generator.graphsafe_set_state(generator.clone_state())
+    try:
+        yield
+    finally:
+        generator.graphsafe_set_state(own)
 
 
 class Uncaptured:

@@ -90,9 +90,9 @@ def draw_one_token(
     tokens = tokens_of(distribution, uniform)
     chosen = distribution.gather(1, tokens[:, None])
     ends = (tokens[:, None] == eos).any(dim=1) & slots.active
-    slots.ids.index_copy_(1, slots.drawn, torch.where(slots.active, tokens, pad_token_id)[:, None])
+    slots.ids.index_copy_(1, slots.drawn, tokens.masked_fill(~slots.active, pad_token_id)[:, None])
     slots.logprobs.index_copy_(1, slots.drawn, chosen)
-    slots.spoken.copy_(torch.where(slots.active, tokens, NO_TOKEN))
+    slots.spoken.copy_(tokens.masked_fill(~slots.active, NO_TOKEN))
     slots.lengths.copy_(torch.where(ends, slots.drawn + 1, slots.lengths))
     slots.ended.logical_or_(ends)
     slots.active.logical_and_(~ends)

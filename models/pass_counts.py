@@ -36,7 +36,7 @@ class PassCounts:
     graph_replays: int = 0
     """Tokens for whole batches that captured steps drew."""
     graph_fallbacks: int = 0
-    """Batches that the plain loop sampled, or went on with, where captured steps were to be used."""
+    """How often the plain loop sampled, or went on with a batch, where captured steps were to be used."""
 
 
 class _Counting(threading.local):
@@ -88,7 +88,7 @@ def count_replayed() -> None:
 
 
 def count_fallback() -> None:
-    """Count a batch that captured steps did not sample to its end."""
+    """Count responses that captured steps did not sample to their end."""
     _counting.now.graph_fallbacks += 1
 
 

@@ -9,7 +9,6 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from functools import cache as once
-from functools import partial
 from typing import Any
 
 import torch
@@ -17,25 +16,16 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from models.cuda_graphs import Capture, CudaGraphs, Step
+from models.captured_steps import CapturedSteps, Unusable
+from models.cuda_graphs import Capture, CudaGraphs
 from models.kv_cache import make_room
-from models.late_counts import LATE, LateReads, Unfinished
-from models.one_token import (
-    NO_TOKEN,
-    SDPA,
-    CastWeights,
-    Slots,
-    attention_of,
-    configs_of,
-    draw_one_token,
-    one_token_attention,
-)
+from models.late_counts import LateReads, Unfinished
+from models.one_token import NO_TOKEN, SDPA, Slots, attention_of, configs_of
 from models.packing import takes_positions
-from models.partial_responses import Endings, PartialResponses, log_distribution
-from models.pass_counts import count_captured, count_fallback, count_replayed, count_sampled
+from models.partial_responses import Endings, PartialResponses
+from models.pass_counts import count_fallback, count_sampled
 from models.row_lengths import on_device
 from models.static_cache import Bucket, StaticCache, holds_all_tokens, length_for
-from models.value_reads import NoValueReads
 
 CAPTURES: Mapping[str, Callable[[], Capture]] = {"cuda": CudaGraphs}
 """Kind of device → what captures steps there."""
@@ -45,18 +35,8 @@ FEWEST_TOKENS = 16
 """Responses that may have no more are sampled by the plain loop: a capture takes about as long as five of its tokens."""
 FEWEST_ROWS = 8
 """Below, rows that have ended stay: a step of fewer takes as long, since it reads all weights."""
-MOST_GRAPHS = 64
-"""Of more, all are dropped."""
-CHECKED_ROWS = 8
-"""Whose first token is computed by the plain loop too."""
-MAX_GAP = {torch.float32: 1e-3, torch.bfloat16: 0.1}
-"""Nats by which its log-probability may differ, on average, by rounding; as `tasks.rollout.sampler_check` has it."""
 
 _log = logging.getLogger(__name__)
-
-
-class _Unusable(Exception):
-    """Steps cannot be captured, or do not compute what the plain loop does."""
 
 
 def replayed_steps(
@@ -65,29 +45,30 @@ def replayed_steps(
     most: int,
     temperature: float,
     pad_token_id: int,
-    is_beside_training: bool,
+    is_beside_another: bool,
 ) -> "ReplayedSteps | None":
     """For all batches of one call of `sample`, whose weights stay as they are; None where the plain loop has to do.
 
     Args:
         most: tokens of a response.
-        is_beside_training: another thread trains meanwhile.
+        is_beside_another: another thread uses the device meanwhile.
     """
     capture = CAPTURES.get(model.device.type)
     if capture is None or os.environ.get(SWITCH) == "0" or most < FEWEST_TOKENS:
         return None
-    reason = _unfit(model, is_beside_training=is_beside_training)
+    reason = _unfit(model, is_beside_another=is_beside_another)
     if reason:
         _fall_back(reason)
         return None
-    return ReplayedSteps(model, capture(), most=most, temperature=temperature, pad_token_id=pad_token_id)
+    steps = CapturedSteps(model, capture(), most=most, temperature=temperature, pad_token_id=pad_token_id)
+    return ReplayedSteps(steps, type(model).__name__)
 
 
-def _unfit(model: PreTrainedModel, *, is_beside_training: bool) -> str | None:
+def _unfit(model: PreTrainedModel, *, is_beside_another: bool) -> str | None:
     """Why this model's steps are not captured, as far as that can be seen before one is tried."""
     name = type(model).__name__
-    if is_beside_training:
-        return "responses are sampled beside the training, whose random numbers a capture would disturb"
+    if is_beside_another:
+        return "another thread uses the GPU meanwhile (rollout.ahead), and a capture would disturb it"
     if not getattr(model, "_can_compile_fullgraph", False):
         return f"transformers says of {name} that its forward pass cannot be compiled as a whole"
     if not takes_positions(model):
@@ -110,26 +91,18 @@ def _tell(reason: str) -> None:
 class ReplayedSteps:
     """Draws the tokens of batches, after their first ones, by captured steps."""
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        capture: Capture,
-        *,
-        most: int,
-        temperature: float,
-        pad_token_id: int,
-    ) -> None:
-        cast = CastWeights(model)
-        self.forward: Callable[..., Any] = cast
-        """The model, for prompts."""
-        self.late = LATE.get(model.device.type, 0)
-        self._dtype, self._configs = cast.dtype, configs_of(model)
-        self._model, self._capture, self._most = model, capture, most
-        self._temperature, self._pad_token_id = temperature, pad_token_id
-        self._static: StaticCache | None = None
-        self._slots: dict[int, Slots] = {}
-        self._steps: dict[Bucket, Step] = {}
+    def __init__(self, steps: CapturedSteps, model_name: str) -> None:
+        self._steps, self._model_name = steps, model_name
         self._gave_up = False
+
+    @property
+    def forward(self) -> Callable[..., Any]:
+        """The model, for prompts."""
+        return self._steps.forward
+
+    def close(self) -> None:
+        """Give back the memory of the device."""
+        self._steps.close()
 
     def go_on(
         self,
@@ -151,132 +124,31 @@ class ReplayedSteps:
             count_fallback()
             return False
         if not holds_all_tokens(prompts):
-            self._give_up(f"{type(self._model).__name__} keeps keys and values of a window, or other states")
+            self._give_up(f"{self._model_name} keeps keys and values of a window, or other states")
             return False
-        run, reason = _Run(self, batch, endings), None
+        run, reason = _Run(self._steps, batch, endings), None
         try:
             run.begin(prompts, prompt_of)
             run.draw_all(on_token)
-        except _Unusable as error:
+        except Unusable as error:
             reason = str(error)
         if reason is not None:  # here, where the error holds no tensors any more
+            has_drawn = run.hand_back(prompts)
             self._give_up(reason)
-            return run.hand_back(prompts)
+            return has_drawn
         batch.is_done = True
         return True
 
     def _give_up(self, reason: str) -> None:
-        self._gave_up, self.forward = True, self._model
+        self._gave_up = True
+        self._steps.close()
         _fall_back(reason)
-
-    def cache_for(self, prompts: Cache) -> StaticCache:
-        """The cache, which all batches share."""
-        if self._static is None:
-            self._static = StaticCache(prompts, dtype=self._dtype)
-        return self._static
-
-    def make_way(self, bucket: Bucket) -> None:
-        """Drop the captured steps whose addresses this bucket would not keep."""
-        assert self._static is not None
-        if self._steps and not self._static.fits(bucket):
-            self.drop_steps()
-
-    def drop_steps(self) -> None:
-        """Forget all captured steps."""
-        self._capture.wait()
-        self._steps.clear()
-
-    def slots(self, rows: int, endings: Endings, *, greedy: bool) -> Slots:
-        """Those of so many rows: always the same."""
-        if rows not in self._slots:
-            assert self._static is not None
-            self._slots[rows] = _empty_slots(
-                rows, self._most, column=self._static.column, greedy=greedy, device=endings.eos.device
-            )
-        return self._slots[rows]
-
-    def step(self, slots: Slots, endings: Endings) -> None:
-        """Draw the next token of each row.
-
-        Raises:
-            _Unusable: nothing was drawn, and nothing is changed.
-        """
-        assert self._static is not None
-        bucket = self._static.bucket
-        known = self._steps.get(bucket)
-        if known is not None:
-            known()
-        else:
-            self._first_step(bucket, slots, endings)
-        count_replayed()
-
-    def _first_step(self, bucket: Bucket, slots: Slots, endings: Endings) -> None:
-        """Capture the step, and draw its first token under the plain loop's eyes."""
-        assert self._static is not None
-        if len(self._steps) >= MOST_GRAPHS:
-            self.drop_steps()
-        cache, saved = self._static.layers(), slots.saved()
-
-        def step() -> None:
-            with one_token_attention(self._configs):
-                draw_one_token(
-                    self.forward,
-                    cache,
-                    slots,
-                    length=bucket.length,
-                    temperature=self._temperature,
-                    eos=endings.eos,
-                    pad_token_id=self._pad_token_id,
-                )
-
-        try:
-            expected = self._plain(slots)
-            with NoValueReads():
-                step()
-            slots.restore(saved)
-            replay = self._capture(step, restore=partial(slots.restore, saved))
-            replay()
-            self._compare(expected, slots)
-        except Exception as error:  # whatever it is that stands against it, the plain loop needs none of it
-            slots.restore(saved)
-            told = str(error).strip().partition("\n")[0]
-            raise _Unusable(
-                told if isinstance(error, _Unusable) else f"{type(error).__name__}: {told}"
-            ) from error
-        self._steps[bucket] = replay
-        count_captured()
-
-    def _plain(self, slots: Slots) -> Tensor:
-        """Log-probabilities (n, V) of the next token of some rows, as the plain loop has them."""
-        assert self._static is not None
-        rows, tokens = min(CHECKED_ROWS, len(slots.tokens)), int(slots.column)
-        starts = slots.starts[:rows, None]
-        output = self.forward(
-            input_ids=slots.tokens[:rows, None],
-            attention_mask=(torch.arange(tokens + 1, device=starts.device) >= starts).long(),
-            position_ids=tokens - starts,
-            past_key_values=Cache(layers=list(self._static.plain_layers(tokens=tokens, rows=rows))),
-            use_cache=True,
-            logits_to_keep=1,
-        )
-        return log_distribution(output.logits[:, -1], self._temperature)
-
-    def _compare(self, expected: Tensor, slots: Slots) -> None:
-        """Refuse a first token whose log-probability is not what the plain loop found."""
-        rows = len(expected)
-        found = slots.logprobs[:rows].index_select(1, slots.drawn - 1)
-        gap = float((expected.gather(1, slots.tokens[:rows, None]) - found).abs().mean())
-        bound = MAX_GAP.get(self._dtype or self._model.dtype, MAX_GAP[torch.bfloat16])
-        if not gap <= bound:  # NaN is refused too
-            raise _Unusable(
-                f"a captured step of {type(self._model).__name__} is {gap:.3g} nats off the plain one, above {bound:g}"
-            )
 
 
 class _Run:
     """One batch, from its second token on."""
 
-    def __init__(self, steps: ReplayedSteps, batch: PartialResponses, endings: Endings) -> None:
+    def __init__(self, steps: CapturedSteps, batch: PartialResponses, endings: Endings) -> None:
         self._steps, self._batch, self._endings = steps, batch, endings
         self._widths = _widths(len(batch.rows))
         self._spoken = LateReads(late=steps.late)
@@ -428,23 +300,3 @@ def _widths(rows: int) -> list[int]:
     while found[-1] > FEWEST_ROWS:
         found.append(-(-found[-1] // 2))
     return found
-
-
-def _empty_slots(rows: int, most: int, *, column: Tensor, greedy: bool, device: torch.device) -> Slots:
-    def numbers(*shape: int) -> Tensor:
-        return torch.zeros(shape, dtype=torch.long, device=device)
-
-    flags = torch.zeros(2, rows, dtype=torch.bool, device=device)
-    return Slots(
-        tokens=numbers(rows),
-        starts=numbers(rows),
-        active=flags[0],
-        ended=flags[1],
-        lengths=numbers(rows),
-        spoken=numbers(rows),
-        drawn=numbers(1),
-        column=column,
-        uniform=torch.zeros(rows, 0 if greedy else most, dtype=torch.float64, device=device),
-        ids=numbers(rows, most),
-        logprobs=torch.zeros(rows, most, device=device),
-    )

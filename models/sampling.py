@@ -63,7 +63,7 @@ def sample(
     limits: PassLimits = UNLIMITED,
     rows: slice = slice(None),
     in_step: InStep | None = None,
-    is_beside_training: bool = False,
+    is_beside_another: bool = False,
     on_token: Callable[[int, int], None] | None = None,
 ) -> Samples:
     """Sample one response to each prompt at `rows` from softmax(logits / temperature), the whole vocabulary.
@@ -77,7 +77,7 @@ def sample(
         limits: of one batch, see `batches`.
         rows: which of the prompts; their responses are the same whatever else is sampled here.
         in_step: of a sharded model, all of whose ranks make every pass together; None: a whole model.
-        is_beside_training: another thread trains meanwhile.
+        is_beside_another: another thread uses the device meanwhile.
         on_token: called before each token with the number of responses that have ended, and the token's number (from 1).
 
     Raises:
@@ -95,15 +95,15 @@ def sample(
     responses: dict[int, Response] = {}
     was_training = model.training
     model.eval()
+    replayed = None
     try:
-        replayed = None
         if in_step is None:
             replayed = replayed_steps(
                 model,
                 most=max_new_tokens,
                 temperature=temperature,
                 pad_token_id=pad_token_id,
-                is_beside_training=is_beside_training,
+                is_beside_another=is_beside_another,
             )
         started = 0
         for number in range(len(of_batches) if in_step is None else in_step.num_batches):
@@ -125,6 +125,8 @@ def sample(
                 responses.setdefault(place, response)
             started += len(batch)
     finally:
+        if replayed is not None:
+            replayed.close()
         model.train(was_training)
     found = [responses[i] for i in wanted]
     if not all(math.isfinite(value) for *_, logprobs in found for value in logprobs):

@@ -105,7 +105,7 @@ def graphs_line(counts: PassCounts, plain: Timed | None, *, sampling: Row) -> st
     """What the sampler captured and replayed (docs/decisions/0037), and what sampling takes without it."""
     told = (
         f"CUDA graphs while sampling: {counts.graphs_captured} captured, {counts.graph_replays} replays, "
-        f"{counts.graph_fallbacks} batches without"
+        f"{counts.graph_fallbacks} times without"
     )
     if plain is None:
         return told

@@ -100,9 +100,9 @@ METRICS: tuple[Metric, ...] = (
         "Tokens of whole batches that the sampler drew by replaying a CUDA graph. Only on a GPU.",
     ),
     Metric(
-        "graph_fallbacks", "batches",
-        "Batches that the sampler drew, or went on with, without CUDA graphs where these were to be used; the log says why. "
-        "Only on a GPU.",
+        "graph_fallbacks", "times",
+        "How often the sampler drew responses, or went on with a batch, without CUDA graphs where these were to be used; the "
+        "log says why. Only on a GPU.",
     ),
     Metric(
         "grad_norm", "1",

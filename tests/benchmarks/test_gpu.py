@@ -250,7 +250,7 @@ def test_the_whole_script_runs_with_torch_and_transformers_alone(tmp_path: Path)
     assert all(row["seconds"] > 0 and row["mfu"] > 0 and row["waits"] is None for row in found["rows"])
     assert found["trl_seconds"] is None
     assert found["graphs"] == {"graphs_captured": 0, "graph_replays": 0, "graph_fallbacks": 0}
-    assert "CUDA graphs while sampling: 0 captured, 0 replays, 0 batches without\n" in done.stdout
+    assert "CUDA graphs while sampling: 0 captured, 0 replays, 0 times without\n" in done.stdout
 
 
 def test_what_graphs_gained_is_told_beside_what_sampling_takes_without_them(
@@ -268,7 +268,7 @@ def test_what_graphs_gained_is_told_beside_what_sampling_takes_without_them(
     replayed = iteration.sequences.response_ids
     row = rows({"sampling": Timed(2.0, 1.0, 3.0, 5e9)}, {"sampling": Work(60.0, read=40.0)}, FACTS)[0]
     assert graphs_line(counts, Timed(3.0, 3.0, 3.0, 5e9), sampling=row) == (
-        "CUDA graphs while sampling: 1 captured, 4 replays, 0 batches without; switched off: 3 s, 1.50 times as long"
+        "CUDA graphs while sampling: 1 captured, 4 replays, 0 times without; switched off: 3 s, 1.50 times as long"
     )
     iteration._seed = 0
     iteration.sample_plainly()

@@ -1,6 +1,8 @@
 """Steps that a GPU replays, on a CPU: the same code without the capture, against the plain loop."""
 
+import gc
 import logging
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -34,15 +36,16 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from models import replayed_steps, static_cache
+from models import captured_steps, one_token, replayed_steps, static_cache
 from models.adapters import Adaptation, add_adapters
 from models.cuda_graphs import Step, Uncaptured
 from models.late_counts import LATE
 from models.logprobs import response_logprobs
+from models.one_token import CastWeights
 from models.pass_counts import PassCounts, taken_counts
 from models.sampling import Samples, sample
 from models.sequences import collate
-from models.static_cache import Bucket, StaticCache, length_for
+from models.static_cache import StaticCache, length_for
 from models.stop_strings import StopStrings
 from schemas.recipe.lora import Lora
 from schemas.recipe.pass_limits import PassLimits
@@ -167,7 +170,8 @@ def test_in_bfloat16_log_probabilities_are_those_of_the_trainer(
     weights: torch.dtype, name: str, replays: None
 ) -> None:
     """Which reads whole texts, so that it shares neither the cache nor the mask; by autocast, and with such weights."""
-    model = built(REPLAYED[name]).to(weights)
+    model = built(REPLAYED[name])
+    model.to(dtype=weights)  # type: ignore[call-arg]
     context: AbstractContextManager[object] = (
         nullcontext() if weights is torch.bfloat16 else torch.autocast("cpu", dtype=torch.bfloat16)
     )
@@ -248,7 +252,11 @@ def test_stop_strings_end_responses_where_they_did(
     model = built(lambda: LlamaForCausalLM(LlamaConfig(**sizes)))
     stop = StopStrings(byte_tokenizer, strings)
     prompts = [[70 + place] for place in range(12)] * 4
-    options = {"stop_strings": stop, "eos_token_ids": range(0, len(byte_tokenizer), 23), "max_new_tokens": 40}
+    options: dict[str, Any] = {
+        "stop_strings": stop,
+        "eos_token_ids": range(0, len(byte_tokenizer), 23),
+        "max_new_tokens": 40,
+    }
     plain, replayed, _ = both(model, monkeypatch, prompts, **options)
     assert_alike(replayed, plain)
     if strings != ["xyzzy"]:
@@ -307,7 +315,7 @@ def test_what_cannot_be_replayed_is_sampled_by_the_plain_loop_and_a_line_says_wh
     assert "\n" not in said.getMessage()
 
 
-def breaks(at: int, error: Exception) -> type:
+def breaks(at: int) -> type[Uncaptured]:
     """A capture that fails at the n-th step."""
 
     class Breaks(Uncaptured):
@@ -317,7 +325,7 @@ def breaks(at: int, error: Exception) -> type:
             Breaks.captured += 1
             if Breaks.captured == at:
                 step()
-                raise error
+                raise RuntimeError("no\nmore")
             return super().__call__(step, restore=restore)
 
     return Breaks
@@ -335,14 +343,14 @@ def test_the_plain_loop_goes_on_from_where_a_capture_fails(
     sizes = {**SIZES, "vocab_size": len(byte_tokenizer), "initializer_range": 0.05}
     model = built(lambda: LlamaForCausalLM(LlamaConfig(**sizes)))
     stop = None if strings is None else StopStrings(byte_tokenizer, strings)
-    options = {
+    options: dict[str, Any] = {
         "stop_strings": stop,
         "eos_token_ids": range(0, len(byte_tokenizer), 30),
         "limits": PassLimits(8),
     }
     monkeypatch.setattr(replayed_steps, "CAPTURES", {})
     plain = draw(model, **options)
-    monkeypatch.setattr(replayed_steps, "CAPTURES", {"cpu": breaks(at, RuntimeError("no\nmore"))})
+    monkeypatch.setattr(replayed_steps, "CAPTURES", {"cpu": breaks(at)})
     taken_counts()
     replayed = draw(model, **options)
     counts = taken_counts()
@@ -365,14 +373,14 @@ def test_a_step_that_is_wrong_is_found_at_its_first_token(
 
     model = built(REPLAYED["gpt2"])
     with torch.no_grad():
-        model.transformer.wpe.weight.mul_(5)
+        model.get_parameter("transformer.wpe.weight").mul_(5)
     monkeypatch.setattr(replayed_steps, "CAPTURES", {})
     plain = draw(model)
     monkeypatch.setattr(replayed_steps, "CAPTURES", {"cpu": Nothing})
     assert_alike(draw(model), plain)
     assert "a captured step of GPT2LMHeadModel is" in caplog.text
 
-    whole = replayed_steps.draw_one_token
+    whole = one_token.draw_one_token
 
     def misplaced(forward: Any, *args: Any, **options: Any) -> None:
         whole(
@@ -381,7 +389,7 @@ def test_a_step_that_is_wrong_is_found_at_its_first_token(
             **options,
         )
 
-    monkeypatch.setattr(replayed_steps, "draw_one_token", misplaced)
+    monkeypatch.setattr(captured_steps, "draw_one_token", misplaced)
     monkeypatch.setattr(replayed_steps, "CAPTURES", {"cpu": Uncaptured})
     taken_counts()
     assert_alike(draw(model), plain)
@@ -393,7 +401,7 @@ def test_a_model_that_looks_at_values_is_not_captured(
 ) -> None:
     model = built(REPLAYED["llama"])
     plain = draw(model)
-    norm = type(model.model.norm)
+    norm = type(model.get_submodule("model.norm"))
     forward = norm.forward
     monkeypatch.setattr(norm, "forward", lambda self, x: forward(self, x) * max(1, int(x.isnan().any())))
     monkeypatch.setattr(replayed_steps, "CAPTURES", {"cpu": Uncaptured})
@@ -401,14 +409,14 @@ def test_a_model_that_looks_at_values_is_not_captured(
     assert "LooksAtValues: its forward pass looks at the values of tensors" in caplog.text
 
 
-def test_it_can_be_switched_off_and_is_not_used_beside_training_or_for_few_tokens(
+def test_it_can_be_switched_off_and_is_not_used_beside_another_thread_or_for_few_tokens(
     monkeypatch: pytest.MonkeyPatch, replays: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = built(REPLAYED["llama"])
-    draw(model, is_beside_training=True)
+    draw(model, is_beside_another=True)
     counts = taken_counts()
     assert (counts.graph_replays, counts.graph_fallbacks) == (0, 1)
-    assert "sampled beside the training" in caplog.text
+    assert "another thread uses the GPU meanwhile (rollout.ahead)" in caplog.text
     monkeypatch.setattr(replayed_steps, "FEWEST_TOKENS", 31)
     draw(model)
     monkeypatch.setattr(replayed_steps, "FEWEST_TOKENS", 2)
@@ -421,12 +429,40 @@ def test_it_can_be_switched_off_and_is_not_used_beside_training_or_for_few_token
 def test_weights_that_are_not_numbers_are_found(replays: None) -> None:
     model = built(REPLAYED["llama"])
     with torch.no_grad():
-        model.model.norm.weight[0] = torch.nan
+        model.get_parameter("model.norm.weight")[0] = torch.nan
     with pytest.raises(FloatingPointError, match="logits are not finite"):
         draw(model)
 
 
 # what a step is
+
+
+@pytest.mark.parametrize("fails_at", [None, 1, 2])
+def test_a_call_leaves_nothing_behind(fails_at: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the cache nor copies of the weights, without waiting for Python's garbage collector."""
+    held: list[weakref.ref[torch.Tensor]] = []
+    fill, cast = StaticCache._fill, CastWeights.__init__
+
+    def filled(self: StaticCache, *args: Any) -> None:
+        fill(self, *args)
+        held.extend(weakref.ref(each) for each in self._held[0])
+
+    def copied(self: CastWeights, model: PreTrainedModel) -> None:
+        cast(self, model)
+        held.extend(weakref.ref(each) for each in self._weights.values())
+
+    monkeypatch.setattr(StaticCache, "_fill", filled)
+    monkeypatch.setattr(CastWeights, "__init__", copied)
+    capture = Uncaptured if fails_at is None else breaks(fails_at)
+    monkeypatch.setattr(replayed_steps, "CAPTURES", {"cpu": capture})
+    gc.disable()
+    try:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            draw(built(REPLAYED["llama"]), limits=PassLimits(8))
+        assert len(held) > 10
+        assert not [each for each in held if each() is not None]
+    finally:
+        gc.enable()
 
 
 def test_a_replayed_token_waits_once_and_changes_no_address(
@@ -435,14 +471,14 @@ def test_a_replayed_token_waits_once_and_changes_no_address(
     """For the number of responses that have not ended, which on a GPU is that of the token before."""
     monkeypatch.setattr(static_cache, "STEP", 64)
     model, addresses = built(REPLAYED["llama"]), set()
-    whole = replayed_steps.draw_one_token
+    whole = one_token.draw_one_token
 
     def noted(forward: Any, cache: Any, slots: Any, **options: Any) -> None:
         whole(forward, cache, slots, **options)
         tensors = [*vars(slots).values(), *(layer.keys for layer in cache.layers)]
         addresses.add(tuple(tensor.data_ptr() for tensor in tensors))
 
-    monkeypatch.setattr(replayed_steps, "draw_one_token", noted)
+    monkeypatch.setattr(captured_steps, "draw_one_token", noted)
     found = []
     for tokens in (10, 20):
         with HostWaits() as waits:
@@ -451,49 +487,3 @@ def test_a_replayed_token_waits_once_and_changes_no_address(
     assert found[1].own - found[0].own == 10
     assert found[1].where["transformers"] == found[0].where["transformers"]
     assert len(addresses) == 2, "one for each call"
-
-
-def test_lengths_are_few_and_no_longer_than_a_quarter_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(static_cache, "STEP", 128)
-    lengths = [length_for(tokens, most=10**6) for tokens in range(1, 32_769)]
-    assert all(length >= tokens for tokens, length in enumerate(lengths, start=1))
-    assert all(length <= max(1.25 * tokens, tokens + 127) for tokens, length in enumerate(lengths, start=1))
-    assert lengths == sorted(lengths)
-    assert sorted(set(lengths))[:8] == [128, 256, 384, 512, 640, 768, 896, 1024]
-    assert len(set(lengths)) == 28
-    assert length_for(1500, most=1510) == 1536, "and no longer than the last token needs, but for a multiple"
-
-
-def test_rows_move_between_buckets_as_they_are() -> None:
-    """Against plain indexing; what comes behind the tokens is 0, whatever stood there."""
-    from transformers.cache_utils import DynamicCache
-
-    torch.manual_seed(2)
-    prompts = DynamicCache()
-    for layer in range(2):
-        prompts.update(torch.randn(3, 2, 5, 4), torch.randn(3, 2, 5, 6), layer)
-    held = StaticCache(prompts, dtype=None)
-    rows = torch.tensor([2, 0, 0, 1, 2, 1])
-    expected = [(layer.keys[rows], layer.values[rows]) for layer in prompts.layers]
-    held.load(prompts, rows, Bucket(6, 9))
-    first = held.layers().layers[0].keys.data_ptr()
-
-    def check() -> None:
-        for layer, (keys, values) in zip(held.layers().layers, expected, strict=True):
-            assert torch.equal(layer.keys[:, :, :5], keys)
-            assert torch.equal(layer.values[:, :, :5], values)
-            assert not layer.keys[:, :, 5:].any()
-            assert not layer.values[:, :, 5:].any()
-
-    check()
-    for kept, length in (([0, 2, 3, 5], 12), ([1, 0, 3], 8), ([2, 0, 0, 1], 30)):
-        for layer in held.layers().layers:
-            layer.keys[:, :, 5:] = torch.nan
-        bucket = Bucket(len(kept), length)
-        fits = held.fits(bucket)
-        assert fits == (length < 30)
-        held.move(torch.tensor(kept), bucket, tokens=5)
-        expected = [(keys[kept], values[kept]) for keys, values in expected]
-        check()
-        if fits:
-            assert held.layers().layers[0].keys.data_ptr() == first
