@@ -123,7 +123,7 @@ class CapturedSteps:
         )
         try:
             expected = self._plain(slots)
-            with NoValueReads():
+            with NoValueReads():  # type: ignore[no-untyped-call]
                 step()
             slots.restore(saved)
             replay = self._capture(step, restore=partial(slots.restore, saved))

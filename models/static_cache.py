@@ -47,8 +47,9 @@ class FixedLayer(StaticLayer):
 
     def __init__(self, keys: Tensor, values: Tensor, column: Tensor) -> None:
         """``column`` (1,) belongs to all layers, and whoever made it moves it on."""
-        super().__init__(max_cache_len=keys.shape[-2])  # type: ignore[no-untyped-call]
-        self.keys, self.values, self.cumulative_length = keys, values, column
+        super().__init__(max_cache_len=keys.shape[-2])
+        self.keys, self.values, self.column = keys, values, column
+        self.cumulative_length = column  # type: ignore[assignment]  # which transformers' own class makes a tensor, too
         self.dtype, self.device, self.is_initialized = keys.dtype, keys.device, True
 
     def update(
@@ -59,8 +60,8 @@ class FixedLayer(StaticLayer):
         assert self.values is not None
         if key_states.shape[-2] != 1:
             raise ValueError(f"{key_states.shape[-2]} tokens at once, and a step has one")
-        self.keys.index_copy_(2, self.cumulative_length, key_states.to(self.keys.dtype))
-        self.values.index_copy_(2, self.cumulative_length, value_states.to(self.values.dtype))
+        self.keys.index_copy_(2, self.column, key_states.to(self.keys.dtype))
+        self.values.index_copy_(2, self.column, value_states.to(self.values.dtype))
         return self.keys, self.values
 
 
@@ -107,7 +108,7 @@ class StaticCache:
         """The first tokens of the first rows (None: of all) as transformers' own layers, which read the same addresses."""
         found = []
         for keys, values in self._views():
-            layer = DynamicLayer()  # type: ignore[no-untyped-call]
+            layer = DynamicLayer()
             layer.lazy_initialization(keys, values)
             layer.keys, layer.values = keys[:rows, :, :tokens], values[:rows, :, :tokens]
             found.append(layer)
@@ -129,11 +130,12 @@ class StaticCache:
         positions = bucket.rows * bucket.length
         for number, (part, kinds) in enumerate(zip(parts, self._kinds, strict=True)):
             if grows:
-                made = tuple(_storage(kind, positions, self.device) for kind in kinds)
+                keys, values = (_storage(kind, positions, self.device) for kind in kinds)
                 if number < len(self._held):
-                    self._held[number] = made
+                    self._held[number] = keys, values
                 else:
-                    self._held.append(made)
+                    self._held.append((keys, values))
+                del keys, values
             for held, kind, new in zip(self._held[number], kinds, part, strict=True):
                 view, tokens = _view(held, kind, bucket), new.shape[-2]
                 view[:, :, :tokens] = new

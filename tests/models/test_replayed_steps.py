@@ -124,7 +124,9 @@ def replays(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def built(build: Callable[[], PreTrainedModel]) -> PreTrainedModel:
     torch.manual_seed(0)
-    return build().eval()
+    model = build()
+    model.eval()
+    return model
 
 
 def draw(model: PreTrainedModel, prompts: list[list[int]] = PROMPTS, **options: Any) -> Samples:
