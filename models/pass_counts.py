@@ -31,6 +31,12 @@ class PassCounts:
     """Rows that the sampler computed, token by token, after the prompts."""
     ended_rows: int = 0
     """Of these, rows of responses that had ended."""
+    graphs_captured: int = 0
+    """Steps of the sampler that were captured (`models.replayed_steps`)."""
+    graph_replays: int = 0
+    """Tokens for whole batches that captured steps drew."""
+    graph_fallbacks: int = 0
+    """How often the plain loop sampled, or went on with a batch, where captured steps were to be used."""
 
 
 class _Counting(threading.local):
@@ -69,6 +75,21 @@ def count_sampled(rows: int, *, ended: int) -> None:
     """Count the rows that the sampler computes for one more token."""
     _counting.now.sampled_rows += rows
     _counting.now.ended_rows += ended
+
+
+def count_captured() -> None:
+    """Count a step that was captured."""
+    _counting.now.graphs_captured += 1
+
+
+def count_replayed() -> None:
+    """Count a step that was replayed."""
+    _counting.now.graph_replays += 1
+
+
+def count_fallback() -> None:
+    """Count responses that captured steps did not sample to their end."""
+    _counting.now.graph_fallbacks += 1
 
 
 def taken_counts() -> PassCounts:

@@ -1,8 +1,6 @@
 """Sampling responses: left-padded batches with a key-value cache, rows leaving the batch as they end."""
 
-import inspect
 import math
-from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,22 +9,20 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.cache_utils import Cache
 
 from models.kv_cache import make_room, needs_mask
+from models.late_counts import LATE, Unfinished
+from models.packing import takes_positions
+from models.partial_responses import Endings, PartialResponses, Response
 from models.pass_counts import count_prompts, count_sampled
+from models.replayed_steps import ReplayedSteps, replayed_steps
 from models.row_lengths import on_device
 from models.stop_strings import StopStrings
 from schemas.recipe.pass_limits import UNLIMITED, PassLimits
 
 SHRINK_AT = 0.9
 """The batch is cut to its unfinished rows when they are no more than this share of it (a cut copies the cache)."""
-LATE = {"cpu": 0, "cuda": 1}
-"""By how many tokens the number of unfinished rows is known late: a GPU that is asked at each token has nothing to do until
-Python has started the next one. A response that has ended is computed for so many tokens more, which changes none."""
-
-
-_Response = tuple[list[int], bool, list[float]]
-"""Ids, whether it ended, and the log-probability of each id."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +63,7 @@ def sample(
     limits: PassLimits = UNLIMITED,
     rows: slice = slice(None),
     in_step: InStep | None = None,
+    is_beside_another: bool = False,
     on_token: Callable[[int, int], None] | None = None,
 ) -> Samples:
     """Sample one response to each prompt at `rows` from softmax(logits / temperature), the whole vocabulary.
@@ -80,6 +77,7 @@ def sample(
         limits: of one batch, see `batches`.
         rows: which of the prompts; their responses are the same whatever else is sampled here.
         in_step: of a sharded model, all of whose ranks make every pass together; None: a whole model.
+        is_beside_another: another thread uses the device meanwhile.
         on_token: called before each token with the number of responses that have ended, and the token's number (from 1).
 
     Raises:
@@ -94,10 +92,19 @@ def sample(
         [wanted[place] for place in batch]
         for batch in batches([len(prompts[i]) for i in wanted], limits, max_new_tokens=max_new_tokens)
     ]
-    responses: dict[int, _Response] = {}
+    responses: dict[int, Response] = {}
     was_training = model.training
     model.eval()
+    replayed = None
     try:
+        if in_step is None:
+            replayed = replayed_steps(
+                model,
+                most=max_new_tokens,
+                temperature=temperature,
+                pad_token_id=pad_token_id,
+                is_beside_another=is_beside_another,
+            )
         started = 0
         for number in range(len(of_batches) if in_step is None else in_step.num_batches):
             # where none is left, the first prompt keeps step with the other ranks: sampled, and left out
@@ -109,14 +116,17 @@ def sample(
                 in_step=in_step,
                 max_new_tokens=max_new_tokens,
                 temperature=temperature,
-                endings=_Endings(eos_token_ids, stop_strings, len(batch), model.device),
+                endings=Endings(eos_token_ids, stop_strings, len(batch), model.device),
                 pad_token_id=pad_token_id,
                 on_token=None if on_token is None else partial(_shift, on_token, started),
+                replayed=replayed,
             )
             for place, response in zip(batch, sampled, strict=True):
                 responses.setdefault(place, response)
             started += len(batch)
     finally:
+        if replayed is not None:
+            replayed.close()
         model.train(was_training)
     found = [responses[i] for i in wanted]
     if not all(math.isfinite(value) for *_, logprobs in found for value in logprobs):
@@ -146,55 +156,6 @@ def batches(lengths: Sequence[int], limits: PassLimits, *, max_new_tokens: int) 
     return found
 
 
-class _Endings:
-    """Which rows of a batch end, token by token."""
-
-    def __init__(
-        self, eos_token_ids: Collection[int], strings: StopStrings | None, count: int, device: torch.device
-    ) -> None:
-        self._eos = torch.tensor(sorted(eos_token_ids), dtype=torch.long, device=device)
-        self._strings = strings
-        self._said: list[list[int]] = [[] for _ in range(count)]
-
-    def after(self, tokens: Tensor, rows: Tensor, active: Tensor) -> Tensor:
-        """Which of the active rows end with these tokens; all (b,), ``rows`` as the batch counts them."""
-        ends = torch.isin(tokens, self._eos)
-        if self._strings is not None:
-            ends = ends | torch.tensor(
-                list(map(self._completes, tokens.tolist(), rows.tolist(), active.tolist())),
-                device=ends.device,
-            )
-        return ends & active
-
-    def _completes(self, token: int, row: int, is_active: bool) -> bool:
-        assert self._strings is not None
-        if is_active:
-            self._said[row].append(token)
-        return is_active and self._strings.complete(self._said[row])
-
-
-class _Unfinished:
-    """How many rows of a batch have not ended."""
-
-    def __init__(self, count: int, *, late: int) -> None:
-        """``late``: tokens; see `LATE`."""
-        self._count, self._late = count, late
-        self._coming: deque[tuple[Tensor, torch.cuda.Event | None]] = deque()
-
-    def after(self, active: Tensor) -> int:
-        """After a token by which ``active`` (b,) rows have not ended: their number, or that of an earlier token."""
-        event = torch.cuda.Event() if active.device.type == "cuda" else None
-        self._coming.append((active.sum().to("cpu", non_blocking=True), event))
-        if event is not None:
-            event.record()
-        if len(self._coming) > self._late:
-            count, event = self._coming.popleft()
-            if event is not None:
-                event.synchronize()
-            self._count = int(count)
-        return self._count
-
-
 @torch.no_grad()
 def _sample_batch(
     model: PreTrainedModel,
@@ -204,91 +165,110 @@ def _sample_batch(
     in_step: InStep | None,
     max_new_tokens: int,
     temperature: float,
-    endings: _Endings,
+    endings: Endings,
     pad_token_id: int,
     on_token: Callable[[int, int], None] | None,
-) -> list[_Response]:
+    replayed: ReplayedSteps | None = None,
+) -> list[Response]:
     """The response to each prompt; `uniform` (B, max_new_tokens) in [0, 1), None: greedy."""
     device = model.device
+    batch = PartialResponses.of(
+        prompts, uniform, most=max_new_tokens, pad_token_id=pad_token_id, device=device
+    )
+    forward = (model if replayed is None else replayed.forward) if in_step is None else in_step.forward
     # a prompt is read once, whatever number of responses it has
     distinct = {prompt: place for place, prompt in enumerate(dict.fromkeys(map(tuple, prompts)))}
     prompt_of = torch.tensor([distinct[tuple(prompt)] for prompt in prompts], device=device)
     input_ids, attention_mask = _left_pad(list(distinct), pad_token_id, device)
-    uniform = None if uniform is None else uniform.to(device)
-    ids = torch.full((len(prompts), max_new_tokens), pad_token_id, device=device)
-    logprobs = torch.zeros(len(prompts), max_new_tokens, device=device)
-    lengths = torch.full((len(prompts),), max_new_tokens, device=device)
-    ended = torch.zeros(len(prompts), dtype=torch.bool, device=device)
-    rows = torch.arange(len(prompts), device=device)  # of the batch that is still in the cache
-    active = torch.ones_like(rows, dtype=torch.bool)
-    takes_positions = "position_ids" in inspect.signature(model.forward).parameters  # not where ALiBi does it
-    cache, num_active = None, len(prompts)
-    unfinished = _Unfinished(num_active, late=0 if in_step else LATE.get(device.type, 0))
-    prompt_lengths = [len(prompt) for prompt in prompts]
-    width, is_padded = max(prompt_lengths), True
     count_prompts(input_ids.numel(), sum(map(len, distinct)))
-    for step in range(max_new_tokens):
-        if on_token is not None:
-            on_token(len(prompts) - num_active, step + 1)
-        if step:
-            count_sampled(len(rows), ended=len(rows) - num_active)
-        positions = (attention_mask.cumsum(dim=1) - 1).clamp(min=0)[:, -input_ids.shape[1] :]
+    on_token = on_token or _nothing
+    on_token(0, 1)
+    output = forward(
+        input_ids=input_ids,
+        attention_mask=attention_mask,
+        **_positions(takes_positions(model), attention_mask, input_ids.shape[1]),
+        past_key_values=None,
+        use_cache=True,
+        logits_to_keep=1,
+    )
+    cache = output.past_key_values
+    batch.draw(output.logits[:, -1][prompt_of], temperature=temperature, endings=endings)
+    del output
+    taken = replayed is not None and replayed.go_on(batch, cache, prompt_of, endings, on_token)
+    if not taken:
+        make_room(cache, prompt_of, most=max_new_tokens - 1)
+    if not taken or not batch.is_done:
+        _go_on(
+            model,
+            batch,
+            cache,
+            in_step=in_step,
+            temperature=temperature,
+            endings=endings,
+            on_token=on_token,
+        )
+    return batch.responses()
+
+
+def _go_on(
+    model: PreTrainedModel,
+    batch: PartialResponses,
+    cache: Cache,
+    *,
+    in_step: InStep | None,
+    temperature: float,
+    endings: Endings,
+    on_token: Callable[[int, int], None],
+) -> None:
+    """Draw token after token until all responses have ended, or have all their tokens."""
+    device, count = model.device, len(batch.ids)
+    starts = on_device([batch.width - length for length in batch.prompt_lengths], device)
+    columns = torch.arange(batch.width + batch.drawn - 1, device=device)
+    attention_mask = (columns >= starts[:, None]).long()
+    is_told = takes_positions(model)
+    unfinished = Unfinished(len(batch.rows), late=0 if in_step else LATE.get(device.type, 0))
+    is_padded = needs_mask(cache, batch.prompt_lengths, batch.width)
+    while True:
+        num_active = min(unfinished.after(batch.active), len(batch.rows))
+        if num_active == 0 if in_step is None else in_step.all_ended(num_active == 0):
+            return
+        if batch.drawn == batch.most:
+            return
+        attention_mask = torch.cat([attention_mask, attention_mask.new_ones(len(batch.rows), 1)], dim=1)
+        if 0 < num_active <= SHRINK_AT * len(batch.rows):
+            kept = [place for place, is_active in enumerate(batch.active.tolist()) if is_active]
+            if not kept:
+                return
+            num_active, places = len(kept), on_device(kept, device)
+            cache.batch_select_indices(places)
+            batch.keep(kept, places)
+            attention_mask = attention_mask[places]
+            is_padded = needs_mask(cache, batch.prompt_lengths, batch.width)
+        on_token(count - num_active, batch.drawn + 1)
+        count_sampled(len(batch.rows), ended=len(batch.rows) - num_active)
         output = (model if in_step is None else in_step.forward)(
-            input_ids=input_ids,
+            input_ids=batch.tokens[:, None],
             attention_mask=attention_mask if is_padded else None,
-            **({"position_ids": positions} if takes_positions else {}),
+            **_positions(is_told, attention_mask, 1),
             past_key_values=cache,
             use_cache=True,
             logits_to_keep=1,
         )
-        cache, logits = output.past_key_values, output.logits[:, -1]
-        if step == 0:
-            make_room(cache, prompt_of, most=max_new_tokens - 1)
-            is_padded = needs_mask(cache, prompt_lengths, width)
-            logits, attention_mask = logits[prompt_of], attention_mask[prompt_of]
-        distribution = (logits.float() / temperature).log_softmax(dim=-1)
-        tokens = distribution.argmax(dim=-1) if uniform is None else _draw(distribution, uniform[rows, step])
-        ids[rows, step] = torch.where(active, tokens, ids[rows, step])
-        logprobs[rows, step] = distribution.gather(1, tokens[:, None])[:, 0]
-        ends = endings.after(tokens, rows, active)
-        lengths[rows] = torch.where(ends, step + 1, lengths[rows])
-        ended[rows] |= ends
-        active &= ~ends
-        num_active = min(unfinished.after(active), len(rows))
-        if num_active == 0 if in_step is None else in_step.all_ended(num_active == 0):
-            break
-        attention_mask = torch.cat([attention_mask, attention_mask.new_ones(len(rows), 1)], dim=1)
-        if 0 < num_active <= SHRINK_AT * len(rows):
-            kept = [place for place, is_active in enumerate(active.tolist()) if is_active]
-            if not kept:
-                break
-            num_active, places = len(kept), on_device(kept, device)
-            cache.batch_select_indices(places)
-            prompt_lengths = [prompt_lengths[place] for place in kept]
-            is_padded = needs_mask(cache, prompt_lengths, width)
-            rows, tokens, attention_mask = rows[places], tokens[places], attention_mask[places]
-            active = active[places]
-        input_ids = tokens[:, None]
-    return [
-        (row[:length], is_ended, chosen[:length])
-        for row, is_ended, chosen, length in zip(
-            *(each.tolist() for each in (ids, ended, logprobs, lengths)), strict=True
-        )
-    ]
+        cache = output.past_key_values
+        batch.draw(output.logits[:, -1], temperature=temperature, endings=endings)
+
+
+def _positions(is_told: bool, attention_mask: Tensor, width: int) -> dict[str, Tensor]:
+    """Where the last ``width`` tokens stand, for a model that is told; not where ALiBi does it."""
+    return {"position_ids": (attention_mask.cumsum(dim=1) - 1).clamp(min=0)[:, -width:]} if is_told else {}
+
+
+def _nothing(ended: int, token: int) -> None:
+    """Nobody is told."""
 
 
 def _shift(on_token: Callable[[int, int], None], before: int, ended: int, token: int) -> None:
     on_token(before + ended, token)
-
-
-def _draw(distribution: Tensor, uniform: Tensor) -> Tensor:
-    """Tokens (B,) by inversion: the first whose cumulative probability exceeds the row's uniform number (B,).
-
-    In float64, since a sum over a large vocabulary in float32 would lose the rare tokens.
-    """
-    cumulative = distribution.double().exp().cumsum(dim=-1)
-    threshold = uniform[:, None] * cumulative[:, -1:]
-    return torch.searchsorted(cumulative, threshold, right=True)[:, 0].clamp(max=distribution.shape[-1] - 1)
 
 
 def _left_pad(

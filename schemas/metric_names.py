@@ -7,7 +7,9 @@ RESPONSES_READ = ("responses_cut", "responses_cut_share")
 ROWS = ("train_rows", "validation_rows", "test_rows")
 PAIRS = ("pair_accuracy", "preference_loss", "validation_pair_accuracy", "validation_preference_loss")
 PASSES = ("forward_passes", "padding_share", "logits_again_share")
-SAMPLING = ("prompt_reads", "ended_rows_share")
+GRAPHS = ("graphs_captured", "graph_replays", "graph_fallbacks")
+"""Of the sampler on a GPU."""
+SAMPLING = ("prompt_reads", "ended_rows_share", *GRAPHS)
 SPEED = ("tokens_per_second", "peak_memory")
 """What depends on the machine, and differs between runs that are the same otherwise."""
 STEP = ("learning_rate", *SPEED, *PASSES, "grad_norm")

@@ -21,7 +21,7 @@ import torch
 from benchmarks.gpu.devices import Facts, facts
 from benchmarks.gpu.floor import Rates, works
 from benchmarks.gpu.parts import Iteration
-from benchmarks.gpu.report import HEADER, as_json, heading, line, rows
+from benchmarks.gpu.report import HEADER, as_json, graphs_line, heading, line, rows
 from benchmarks.gpu.sizes import SIZES, Rollout, Size, TooLarge, fit
 from benchmarks.gpu.timing import time_parts
 from benchmarks.gpu.trl import SideFailed, seconds_of_trl
@@ -72,8 +72,13 @@ def measure(
     iteration = Iteration(size, rollout, fits, device=device, precision=options.precision)
     timed = time_parts(iteration.parts(), device, warmup=options.warmup, measured=options.measured)
     found = rows(timed, works(size, rollout, sampled_rows=fits.sampled_rows), known)
-    print("\n".join([HEADER, *map(line, found)]), flush=True)
-    told = as_json(size.name, found, known, fits)
+    counts, plain = iteration.counts, None
+    if device.type == "cuda":
+        without = {"sampling": iteration.sample_plainly}
+        plain = time_parts(without, device, warmup=options.warmup, measured=options.measured)["sampling"]
+    told_of_graphs = graphs_line(counts, plain, sampling=found[0])
+    print("\n".join([HEADER, *map(line, found), told_of_graphs]), flush=True)
+    told = as_json(size.name, found, known, fits, counts, plain)
     del iteration
     if device.type == "cuda":
         torch.cuda.empty_cache()

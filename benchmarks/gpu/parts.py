@@ -1,5 +1,6 @@
 """The parts of one PPO iteration, by the code that stages run, on networks with random weights."""
 
+import os
 from collections.abc import Callable, Mapping
 from functools import partial
 
@@ -11,7 +12,9 @@ from algorithms.policy_loss import clipped_surrogate
 from algorithms.value_loss import value_loss
 from benchmarks.gpu.sizes import Fit, Rollout, Size
 from models.heads import ScalarModel, scores, values
+from models.pass_counts import PassCounts, taken_counts
 from models.policy import PolicyModel
+from models.replayed_steps import SWITCH
 from models.sampling import sample
 from models.scalar_head import fresh_head
 from models.sequences import Sequences, collate
@@ -52,6 +55,8 @@ class Iteration:
         sizes = (rollout.prompts, rollout.prompt_tokens)
         self._prompts = torch.randint(1, size.vocab_size, sizes, generator=draw).tolist()
         self._seed = 0
+        self.counts = PassCounts()
+        """Of the newest sampling."""
         self.sequences: Sequences
         self.rewards: Tensor
         self.old_logprobs: Tensor
@@ -73,6 +78,7 @@ class Iteration:
     def sample(self) -> None:
         """A response to each prompt, ``samples`` times."""
         self._seed += 1
+        taken_counts()
         prompts = [prompt for prompt in self._prompts for _ in range(self.rollout.samples)]
         with autocast(self.precision, self.device):
             samples = sample(
@@ -85,7 +91,20 @@ class Iteration:
                 seed=self._seed,
                 limits=self._sampling,
             )
+        self.counts = taken_counts()
         self.sequences = collate(prompts, samples.responses, pad_token_id=PAD).to(self.device)
+
+    def sample_plainly(self) -> None:
+        """The same without CUDA graphs."""
+        before = os.environ.get(SWITCH)
+        os.environ[SWITCH] = "0"
+        try:
+            self.sample()
+        finally:
+            if before is None:
+                del os.environ[SWITCH]
+            else:
+                os.environ[SWITCH] = before
 
     @torch.no_grad()
     def score(self) -> None:

@@ -8,6 +8,8 @@ from benchmarks.gpu.devices import Facts
 from benchmarks.gpu.floor import Rates, Work
 from benchmarks.gpu.sizes import Fit, Rollout
 from benchmarks.gpu.timing import Timed
+from models.pass_counts import PassCounts
+from schemas.metric_names import GRAPHS
 
 HEADER = (
     "| part | seconds | tokens/s | MFU | share of the bandwidth bound | floor, s | times the floor | peak memory, GB | waits |\n"
@@ -99,6 +101,19 @@ def line(row: Row) -> str:
     return f"| {' | '.join(cells)} |"
 
 
+def graphs_line(counts: PassCounts, plain: Timed | None, *, sampling: Row) -> str:
+    """What the sampler captured and replayed (docs/decisions/0037), and what sampling takes without it."""
+    told = (
+        f"CUDA graphs while sampling: {counts.graphs_captured} captured, {counts.graph_replays} replays, "
+        f"{counts.graph_fallbacks} times without"
+    )
+    if plain is None:
+        return told
+    return (
+        f"{told}; switched off: {plain.seconds:.3g} s, {plain.seconds / sampling.seconds:.2f} times as long"
+    )
+
+
 def heading(size: str, rollout: Rollout, fit: Fit, facts: Facts, *, precision: str) -> str:
     """What was measured, on what."""
     peak = "" if facts.peak is None else f", data sheet {_told(facts.peak)}"
@@ -113,6 +128,15 @@ def _told(rates: Rates) -> str:
     return f"{rates.flops / 1e12:.3g} TFLOP/s, {rates.bandwidth / 1e9:.4g} GB/s"
 
 
-def as_json(size: str, found: list[Row], facts: Facts, fit: Fit) -> dict[str, Any]:
+def as_json(
+    size: str, found: list[Row], facts: Facts, fit: Fit, counts: PassCounts, plain: Timed | None
+) -> dict[str, Any]:
     """All of it."""
-    return {"size": size, "device": asdict(facts), "fit": asdict(fit), "rows": [asdict(row) for row in found]}
+    return {
+        "size": size,
+        "device": asdict(facts),
+        "fit": asdict(fit),
+        "rows": [asdict(row) for row in found],
+        "graphs": {name: getattr(counts, name) for name in GRAPHS},
+        "sampling_without_graphs": None if plain is None else asdict(plain),
+    }

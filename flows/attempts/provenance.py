@@ -29,6 +29,8 @@ LOADED_BY_NAME = {"tasks.rewards.scoring": [kind.module for kind in TERMS]}
 """Module → modules that it imports by the names in a table."""
 
 NVIDIA = Path("/proc/driver/nvidia")
+GRAPHS = "VANTAGE_CUDA_GRAPHS"
+"""Environment variable; 0: the sampler captures none, so that what it draws is rounded otherwise."""
 
 # CPython 3.11 has one depth counter of syntax trees for all threads: if a garbage collection lets another thread parse
 # at the same time, either fails with a SystemError (python/cpython#106905).
@@ -144,12 +146,13 @@ def _is_text(statement: ast.stmt) -> bool:
 
 
 def _device() -> str:
-    """The name of the first GPU from its driver, or ``cpu``; read from /proc, so that no library is loaded."""
+    """The name of the first GPU from its driver, and whether it may replay what it computes (docs/decisions/0037), or ``cpu``;
+    read from /proc, so that no library is loaded."""
     if os.environ.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1"):
         return "cpu"
     for information in sorted(NVIDIA.glob("gpus/*/information")):
         if model := re.search(r"^Model:\s*(.+)$", information.read_text(), re.MULTILINE):
-            return model[1].strip()
+            return model[1].strip() + (" without CUDA graphs" if os.environ.get(GRAPHS) == "0" else "")
     return "cpu"
 
 

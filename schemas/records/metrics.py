@@ -92,6 +92,19 @@ METRICS: tuple[Metric, ...] = (
         "Of the rows that the sampler computed token by token, those of responses that had ended.",
     ),
     Metric(
+        "graphs_captured", "graphs",
+        "CUDA graphs that the sampler captured: one for each number of rows and length of the cache. Only on a GPU.",
+    ),
+    Metric(
+        "graph_replays", "passes",
+        "Tokens of whole batches that the sampler drew by replaying a CUDA graph. Only on a GPU.",
+    ),
+    Metric(
+        "graph_fallbacks", "times",
+        "How often the sampler drew responses, or went on with a batch, without CUDA graphs where these were to be used; the "
+        "log says why. Only on a GPU.",
+    ),
+    Metric(
         "grad_norm", "1",
         "L2 norm of the whole gradient before clipping, at the last optimiser step; best_of_n: the mean over the "
         "iteration's steps.",

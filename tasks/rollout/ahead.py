@@ -50,8 +50,8 @@ class AheadEngine:
         """Beside the engine of these models, which samples from the policy itself."""
         engine = models.engine
         assert isinstance(engine, LocalEngine), "another kind of engine samples beside the training by itself"
-        self._now = engine
-        self._copy = replace(engine, policy=_copied(engine.policy))
+        self._now = replace(engine, is_beside_another=True)
+        self._copy = replace(self._now, policy=_copied(engine.policy))
         self._begun: _Begun | None = None
         self._is_stopped = threading.Event()
         self.took_begun = False

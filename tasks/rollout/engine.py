@@ -40,6 +40,8 @@ class LocalEngine:
     """Of the responses that are sampled side by side."""
     precision: Precision
     """Of the arithmetic: that of training, where the policy learns from what is sampled."""
+    is_beside_another: bool = False
+    """Whether another thread uses the device while this one samples."""
 
     def generate(
         self, prompts: Sequence[list[int]], *, count: int, seed: int, greedy: bool = False
@@ -80,6 +82,7 @@ class LocalEngine:
                 limits=self.limits,
                 rows=mine,
                 in_step=self._in_step(repeated),
+                is_beside_another=self.is_beside_another,
                 on_token=on_token,
             )
 

@@ -8,6 +8,7 @@ from collections import deque
 import torch
 
 from models.pass_counts import taken_counts
+from schemas.metric_names import GRAPHS
 from tasks.training import ranks
 
 SECONDS_OF_SPEED = 5.0
@@ -63,4 +64,6 @@ def pass_metrics() -> dict[str, float]:
             "prompt_reads": of["prompt_positions"] / of["prompt_tokens"],
             "ended_rows_share": of["ended_rows"] / max(of["sampled_rows"], 1.0),
         }
+    if of["graph_replays"] or of["graph_fallbacks"]:
+        metrics |= {name: of[name] for name in GRAPHS}
     return metrics

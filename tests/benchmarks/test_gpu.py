@@ -1,6 +1,7 @@
 """The benchmark for GPUs on a CPU: its counts by hand and by torch's own counter, its table, and the whole script."""
 
 import json
+import os
 import subprocess
 import sys
 import warnings
@@ -16,10 +17,12 @@ from benchmarks.gpu import devices
 from benchmarks.gpu.__main__ import main
 from benchmarks.gpu.devices import Facts, data_sheet
 from benchmarks.gpu.floor import Rates, Work, head_flops, read_cache, read_weights, trunk_flops, works
-from benchmarks.gpu.parts import config_of
-from benchmarks.gpu.report import line, rows
+from benchmarks.gpu.parts import Iteration, config_of
+from benchmarks.gpu.report import graphs_line, line, rows
 from benchmarks.gpu.sizes import SIZES, Rollout, Size, TooLarge, fit, network_bytes
 from benchmarks.gpu.timing import Timed, count_waits
+from models import replayed_steps
+from models.cuda_graphs import Uncaptured
 
 HAND = Size(
     "hand",
@@ -32,6 +35,7 @@ HAND = Size(
     vocab_size=10,
 )
 """A layer has 4·4 + 2·(4·2) + 4·4 + 3·(4·8) = 144 weights in matrices, the head 10·4 = 40."""
+FACTS = Facts("X", memory=1e9, peak=Rates(100.0, 50.0), measured=Rates(80.0, 40.0))
 SHORT = Rollout(prompts=2, samples=3, prompt_tokens=2, response_tokens=3, minibatches=2)
 
 
@@ -147,7 +151,7 @@ def test_rates_are_measured_where_there_is_no_data_sheet(monkeypatch: pytest.Mon
 def test_rows_by_hand() -> None:
     """Sampling: 60 FLOPs in 2 s at a peak of 100/s, so 30 %; 40 bytes at 50/s are 0.8 s of the 2. Its floor is 60 at the 80/s that
     were measured and these 0.8 s: 1.55 s."""
-    facts = Facts("X", memory=1e9, peak=Rates(100.0, 50.0), measured=Rates(80.0, 40.0))
+    facts = FACTS
     parts = {"sampling": Work(60.0, read=40.0, tokens=10), "reward": Work(40.0, tokens=20)}
     timed = {"sampling": Timed(2.0, 1.0, 3.0, 5e9, waits=7), "reward": Timed(0.5, 0.5, 0.5, 6e9, waits=1)}
     sampling, reward, whole = rows(timed, parts, facts)
@@ -245,3 +249,29 @@ def test_the_whole_script_runs_with_torch_and_transformers_alone(tmp_path: Path)
     assert names == [*works(SIZES["tiny"], SHORT, sampled_rows=1), "iteration"]
     assert all(row["seconds"] > 0 and row["mfu"] > 0 and row["waits"] is None for row in found["rows"])
     assert found["trl_seconds"] is None
+    assert found["graphs"] == {"graphs_captured": 0, "graph_replays": 0, "graph_fallbacks": 0}
+    assert "CUDA graphs while sampling: 0 captured, 0 replays, 0 times without\n" in done.stdout
+
+
+def test_what_graphs_gained_is_told_beside_what_sampling_takes_without_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two batches of two tokens after the first, on a CPU by steps that are called as they are; 3 s against 2 s."""
+    size, rollout = SIZES["tiny"], replace(SHORT, prompt_tokens=4)
+    fits = replace(fit(size, rollout, memory=8e9), sampled_rows=3)
+    iteration = Iteration(size, rollout, fits, device=torch.device("cpu"), precision="float32")
+    monkeypatch.setattr(replayed_steps, "CAPTURES", {"cpu": Uncaptured})
+    monkeypatch.setattr(replayed_steps, "FEWEST_TOKENS", 2)
+    iteration.sample()
+    counts = iteration.counts
+    assert (counts.graphs_captured, counts.graph_replays, counts.graph_fallbacks) == (1, 4, 0)
+    replayed = iteration.sequences.response_ids
+    row = rows({"sampling": Timed(2.0, 1.0, 3.0, 5e9)}, {"sampling": Work(60.0, read=40.0)}, FACTS)[0]
+    assert graphs_line(counts, Timed(3.0, 3.0, 3.0, 5e9), sampling=row) == (
+        "CUDA graphs while sampling: 1 captured, 4 replays, 0 times without; switched off: 3 s, 1.50 times as long"
+    )
+    iteration._seed = 0
+    iteration.sample_plainly()
+    assert iteration.counts.graph_replays == 0
+    assert torch.equal(iteration.sequences.response_ids, replayed)
+    assert replayed_steps.SWITCH not in os.environ

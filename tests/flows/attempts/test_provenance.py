@@ -122,6 +122,8 @@ def test_the_gpu_is_the_one_that_the_driver_names(tmp_path: Path, monkeypatch: p
     (folder / "information").write_text("Model: \t\t NVIDIA H200\nIRQ:   7\n")
     monkeypatch.setattr(subject, "NVIDIA", tmp_path)
     assert provenance("sft", threads=1, world_size=1)["device"] == "NVIDIA H200"
+    monkeypatch.setenv("VANTAGE_CUDA_GRAPHS", "0")
+    assert provenance("sft", threads=1, world_size=1)["device"] == "NVIDIA H200 without CUDA graphs"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert provenance("sft", threads=1, world_size=1)["device"] == "cpu"
 

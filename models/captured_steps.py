@@ -1,0 +1,190 @@
+"""The captured steps of one call of `sample`: one for each number of rows and length of the cache; docs/decisions/0037."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.cache_utils import Cache
+
+from models.cuda_graphs import Capture, Step
+from models.late_counts import LATE
+from models.one_token import CastWeights, Slots, configs_of, draw_one_token, one_token_attention
+from models.partial_responses import Endings, log_distribution
+from models.pass_counts import count_captured, count_replayed
+from models.static_cache import Bucket, StaticCache
+from models.value_reads import NoValueReads
+
+MOST_GRAPHS = 64
+"""Of more, all are dropped."""
+CHECKED_ROWS = 8
+"""Whose first token of each capture is computed by the plain loop too."""
+MAX_GAP = {torch.float32: 1e-3, torch.bfloat16: 0.1}
+"""Nats by which its log-probability may differ, on average, by rounding; as `tasks.rollout.sampler_check` has it."""
+
+
+class Unusable(Exception):
+    """Steps cannot be captured, or do not compute what the plain loop does."""
+
+
+class CapturedSteps:
+    """Captures steps as they are needed, with what they read and write."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        capture: Capture,
+        *,
+        most: int,
+        temperature: float,
+        pad_token_id: int,
+    ) -> None:
+        """``most``: tokens of a response."""
+        cast = CastWeights(model)
+        self.forward: Callable[..., Any] = cast
+        """The model, for prompts."""
+        self.late = LATE.get(model.device.type, 0)
+        self._dtype, self._configs = cast.dtype, configs_of(model)
+        self._model, self._capture, self._most = model, capture, most
+        self._temperature, self._pad_token_id = temperature, pad_token_id
+        self._static: StaticCache | None = None
+        self._slots: dict[int, Slots] = {}
+        self._steps: dict[Bucket, Step] = {}
+
+    def cache_for(self, prompts: Cache) -> StaticCache:
+        """The cache, which all batches share."""
+        if self._static is None:
+            self._static = StaticCache(prompts, dtype=self._dtype)
+        return self._static
+
+    def make_way(self, bucket: Bucket) -> None:
+        """Drop the captured steps whose addresses this bucket would not keep."""
+        assert self._static is not None
+        if self._steps and not self._static.fits(bucket):
+            self.drop_steps()
+
+    def close(self) -> None:
+        """Give back the memory of the device."""
+        self.drop_steps()
+        self._slots.clear()
+        self._static = None
+        self.forward = self._model
+
+    def drop_steps(self) -> None:
+        """Forget all captured steps."""
+        self._capture.wait()
+        self._steps.clear()
+
+    def slots(self, rows: int, endings: Endings, *, greedy: bool) -> Slots:
+        """Those of so many rows: always the same."""
+        if rows not in self._slots:
+            assert self._static is not None
+            self._slots[rows] = _empty_slots(
+                rows, self._most, column=self._static.column, greedy=greedy, device=endings.eos.device
+            )
+        return self._slots[rows]
+
+    def step(self, slots: Slots, endings: Endings) -> None:
+        """Draw the next token of each row.
+
+        Raises:
+            Unusable: nothing was drawn, and nothing is changed.
+        """
+        assert self._static is not None
+        bucket = self._static.bucket
+        known = self._steps.get(bucket)
+        if known is not None:
+            known()
+        else:
+            self._first_step(bucket, slots, endings)
+        count_replayed()
+
+    def _first_step(self, bucket: Bucket, slots: Slots, endings: Endings) -> None:
+        """Capture the step, and draw its first token under the plain loop's eyes."""
+        assert self._static is not None
+        if len(self._steps) >= MOST_GRAPHS:
+            self.drop_steps()
+        saved = slots.saved()
+        step = partial(
+            _attending,
+            self._configs,
+            partial(
+                draw_one_token,
+                self.forward,
+                self._static.layers(),
+                slots,
+                length=bucket.length,
+                temperature=self._temperature,
+                eos=endings.eos,
+                pad_token_id=self._pad_token_id,
+            ),
+        )
+        try:
+            expected = self._plain(slots)
+            with NoValueReads():  # type: ignore[no-untyped-call]
+                step()
+            slots.restore(saved)
+            replay = self._capture(step, restore=partial(slots.restore, saved))
+            replay()
+            self._compare(expected, slots)
+        except Exception as error:  # whatever it is that stands against it, the plain loop needs none of it
+            slots.restore(saved)
+            told = str(error).strip().partition("\n")[0]
+            raise Unusable(
+                told if isinstance(error, Unusable) else f"{type(error).__name__}: {told}"
+            ) from error
+        self._steps[bucket] = replay
+        count_captured()
+
+    def _plain(self, slots: Slots) -> Tensor:
+        """Log-probabilities (n, V) of the next token of some rows, as the plain loop has them."""
+        assert self._static is not None
+        rows, tokens = min(CHECKED_ROWS, len(slots.tokens)), int(slots.column)
+        starts = slots.starts[:rows, None]
+        output = self.forward(
+            input_ids=slots.tokens[:rows, None],
+            attention_mask=(torch.arange(tokens + 1, device=starts.device) >= starts).long(),
+            position_ids=tokens - starts,
+            past_key_values=Cache(layers=list(self._static.plain_layers(tokens=tokens, rows=rows))),
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        return log_distribution(output.logits[:, -1], self._temperature)
+
+    def _compare(self, expected: Tensor, slots: Slots) -> None:
+        """Refuse a first token whose log-probability is not what the plain loop found."""
+        rows = len(expected)
+        found = slots.logprobs[:rows].index_select(1, slots.drawn - 1)
+        gap = float((expected.gather(1, slots.tokens[:rows, None]) - found).abs().mean())
+        bound = MAX_GAP.get(self._dtype or self._model.dtype, MAX_GAP[torch.bfloat16])
+        if not gap <= bound:  # NaN is refused too
+            raise Unusable(
+                f"a captured step of {type(self._model).__name__} is {gap:.3g} nats off the plain one, above {bound:g}"
+            )
+
+
+def _attending(configs: Sequence[PreTrainedConfig], step: Step) -> None:
+    with one_token_attention(configs):
+        step()
+
+
+def _empty_slots(rows: int, most: int, *, column: Tensor, greedy: bool, device: torch.device) -> Slots:
+    def numbers(*shape: int) -> Tensor:
+        return torch.zeros(shape, dtype=torch.long, device=device)
+
+    flags = torch.zeros(2, rows, dtype=torch.bool, device=device)
+    return Slots(
+        tokens=numbers(rows),
+        starts=numbers(rows),
+        active=flags[0],
+        ended=flags[1],
+        lengths=numbers(rows),
+        spoken=numbers(rows),
+        drawn=numbers(1),
+        column=column,
+        uniform=torch.zeros(rows, 0 if greedy else most, dtype=torch.float64, device=device),
+        ids=numbers(rows, most),
+        logprobs=torch.zeros(rows, most, device=device),
+    )

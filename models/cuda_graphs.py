@@ -1,0 +1,94 @@
+"""Capturing a step as a CUDA graph, which a GPU replays without Python starting its kernels one by one."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Protocol
+
+import torch
+
+Step = Callable[[], None]
+
+
+class Capture(Protocol):
+    """Makes of a step what does the same."""
+
+    def __call__(self, step: Step, *, restore: Step) -> Step:
+        """What does the same as ``step``.
+
+        Args:
+            restore: puts back what a step has changed; a capture may make some before it captures one.
+        """
+
+    def wait(self) -> None:
+        """Until all that was replayed is done: afterwards steps may be dropped."""
+
+
+class CudaGraphs:
+    """Captures steps of one device, which are never replayed side by side and share their memory."""
+
+    def __init__(self) -> None:
+        self._stream = torch.cuda.Stream()
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, step: Step, *, restore: Step) -> Step:
+        """See ``Capture``.
+
+        Raises:
+            Exception: the step does what cannot be captured, or memory is short; nothing is captured then.
+        """
+        current = torch.cuda.current_stream()
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            step()  # so that kernels are loaded, and libraries have their work space on this stream
+            restore()
+        current.wait_stream(self._stream)
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()  # the graph's memory is its own: what is cached for others is of no use to it
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(self._stream), _spare_generator():
+            # other threads, such as NCCL's, go on calling CUDA meanwhile
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                step()
+            except Exception:
+                with suppress(RuntimeError):  # which says less than what went before
+                    graph.capture_end()
+                raise
+            graph.capture_end()
+
+        def replay(held: Step = step) -> None:  # with the tensors that the graph reads and writes
+            graph.replay()
+
+        return replay
+
+    def wait(self) -> None:
+        """See ``Capture``."""
+        torch.cuda.synchronize()
+
+
+@contextmanager
+def _spare_generator() -> Iterator[None]:
+    """Within, the device's generator has another state.
+
+    A capture takes hold of it, though a step draws no random number from it, and one that fails does not let go.
+    """
+    generator = torch.cuda.default_generators[torch.cuda.current_device()]
+    own = generator.graphsafe_get_state()
+    generator.graphsafe_set_state(generator.clone_state())
+    try:
+        yield
+    finally:
+        generator.graphsafe_set_state(own)
+
+
+class Uncaptured:
+    """Calls the step itself: the same code without a GPU, for tests."""
+
+    def __call__(self, step: Step, *, restore: Step) -> Step:
+        """See ``Capture``."""
+        step()
+        restore()
+        return step
+
+    def wait(self) -> None:
+        """See ``Capture``."""

@@ -1,0 +1,189 @@
+"""One token for each row of a batch, as a function of tensors alone: no decision of Python's, no wait for the device.
+
+Everything that it reads and writes stands at fixed addresses (`Slots`, `models.static_cache`), so that it can be captured.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
+from transformers.cache_utils import Cache
+from transformers.pytorch_utils import Conv1D
+
+from models.partial_responses import log_distribution, tokens_of
+
+SDPA, GROUPED = "sdpa", "one_token_sdpa"
+"""transformers' names of attention: its own, and `grouped_attention`."""
+UNKNOWN = ("softcap", "s_aux", "sliding_window", "position_bias")
+"""What some layers ask of attention, and `grouped_attention` does not do."""
+NO_TOKEN = -1
+"""What `Slots.spoken` holds of a row that had ended."""
+
+
+@dataclass(frozen=True, eq=False)
+class Slots:
+    """What one step after the other reads and writes of b rows."""
+
+    tokens: Tensor
+    """(b,): the last of each row, which are not in the cache yet."""
+    starts: Tensor
+    """(b,): the column of each prompt's first token."""
+    active: Tensor
+    """(b,): rows that have not ended."""
+    ended: Tensor
+    """(b,)."""
+    lengths: Tensor
+    """(b,)."""
+    spoken: Tensor
+    """(b,): the token of each row that had not ended before it, else `NO_TOKEN`."""
+    drawn: Tensor
+    """(1,): tokens of each row so far."""
+    column: Tensor
+    """(1,): where the cache takes the next token."""
+    uniform: Tensor
+    """(b, most) in [0, 1); (b, 0): the likeliest tokens are taken."""
+    ids: Tensor
+    """(b, most)."""
+    logprobs: Tensor
+    """(b, most)."""
+
+    def saved(self) -> dict[str, Tensor]:
+        """Copies of what a step changes, but for what the next one writes over."""
+        kept = ("tokens", "active", "ended", "lengths", "drawn", "column")
+        return {each.name: getattr(self, each.name).clone() for each in fields(self) if each.name in kept}
+
+    def restore(self, saved: Mapping[str, Tensor]) -> None:
+        """Put back what `saved` gave."""
+        for name, tensor in saved.items():
+            getattr(self, name).copy_(tensor)
+
+
+def draw_one_token(
+    forward: Callable[..., Any],
+    cache: Cache,
+    slots: Slots,
+    *,
+    length: int,
+    temperature: float,
+    eos: Tensor,
+    pad_token_id: int,
+) -> None:
+    """Draw the next token of each row, and write all that changes into the slots and the cache of ``length`` columns."""
+    columns = torch.arange(length, device=slots.tokens.device)
+    visible = (columns >= slots.starts[:, None]) & (columns <= slots.column)
+    output = forward(
+        input_ids=slots.tokens[:, None],
+        attention_mask=visible[:, None, None, :],
+        position_ids=slots.column - slots.starts[:, None],
+        past_key_values=cache,
+        use_cache=True,
+        logits_to_keep=1,
+    )
+    distribution = log_distribution(output.logits[:, -1], temperature)
+    uniform = slots.uniform.index_select(1, slots.drawn)[:, 0] if slots.uniform.shape[1] else None
+    tokens = tokens_of(distribution, uniform)
+    chosen = distribution.gather(1, tokens[:, None])
+    ends = (tokens[:, None] == eos).any(dim=1) & slots.active
+    slots.ids.index_copy_(1, slots.drawn, tokens.masked_fill(~slots.active, pad_token_id)[:, None])
+    slots.logprobs.index_copy_(1, slots.drawn, chosen)
+    slots.spoken.copy_(tokens.masked_fill(~slots.active, NO_TOKEN))
+    slots.lengths.copy_(torch.where(ends, slots.drawn + 1, slots.lengths))
+    slots.ended.logical_or_(ends)
+    slots.active.logical_and_(~ends)
+    slots.tokens.copy_(tokens)
+    slots.drawn.add_(1)
+    slots.column.add_(1)
+
+
+def grouped_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """Attention of one token (B, heads, 1, D) over all columns that the mask (B, 1, 1, L) shows.
+
+    Heads that share keys stand beside each other as if they were tokens, so no key is copied for them, as transformers
+    copies each where there is a mask.
+    """
+    asked = sorted(name for name in UNKNOWN if options.get(name) is not None)
+    if asked or attention_mask is None or query.shape[2] != 1:
+        raise NotImplementedError(f"attention with {', '.join(asked) or 'more than one token'}")
+    rows, heads, _, _ = query.shape
+    groups = key.shape[1]
+    found = scaled_dot_product_attention(
+        query.reshape(rows, groups, heads // groups, -1), key, value, attn_mask=attention_mask, scale=scaling
+    )
+    return found.reshape(rows, 1, heads, -1), None
+
+
+AttentionInterface.register(GROUPED, grouped_attention)
+
+
+@contextmanager
+def one_token_attention(configs: Sequence[PreTrainedConfig]) -> Iterator[None]:
+    """Within, layers that read these configurations attend by `grouped_attention`, and otherwise by `SDPA`."""
+    try:
+        for config in configs:
+            config._attn_implementation = GROUPED
+        yield
+    finally:
+        for config in configs:
+            config._attn_implementation = SDPA
+
+
+def attention_of(configs: Sequence[PreTrainedConfig]) -> str:
+    """transformers' name of the attention of layers that read these configurations; several, if they differ."""
+    return ", ".join(sorted({str(config._attn_implementation) for config in configs}))
+
+
+def configs_of(model: PreTrainedModel) -> list[PreTrainedConfig]:
+    """Those that the model's layers read."""
+    found = {id(config): config for module in model.modules() if (config := getattr(module, "config", None))}
+    return [config for config in found.values() if isinstance(config, PreTrainedConfig)]
+
+
+class CastWeights:
+    """A model whose matrices are cast once to the type in which autocast would multiply by them, again at each pass or when
+    another thread leaves autocast.
+
+    Autocast keeps what it has cast in a cache that all threads share and empty. A captured step would go on reading where
+    such a copy had been.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        """Of the weights as they are now."""
+        self._model = model
+        device = model.device.type
+        self._dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+        self._weights: dict[str, Tensor] = {}
+        if self._dtype is not None:
+            self._weights = {
+                f"{name}.{part}": weight.detach().to(self._dtype)
+                for name, module in model.named_modules()
+                if isinstance(module, (nn.Linear, Conv1D))
+                for part, weight in module.named_parameters(recurse=False)
+                if weight.dtype == torch.float32
+            }
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """Of products; None: that of the weights."""
+        return self._dtype
+
+    def __call__(self, **inputs: Any) -> Any:
+        """What the model makes of its inputs."""
+        if not self._weights:
+            return self._model(**inputs)
+        return functional_call(self._model, self._weights, (), inputs, tie_weights=False)
