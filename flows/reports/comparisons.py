@@ -26,9 +26,8 @@ MOST_BINS = 24
 FEW_VALUES = 6
 """Judgements with so few values are shown value by value."""
 
-NO_VALUES = (
-    "The values of the tokens are not shown: an evaluation reads two policies and no critic, so it has none."
-)
+NO_LOGPROBS = "Log-probabilities of the tokens are not shown: the run's record has none (a version before this one made it)."
+NO_VALUES = "Values of the tokens are not shown: no critic read them. `critic:` in an evaluation stage names one (docs/report.md)."
 
 
 def compared(step: str, stage: PolicyEvaluation, done: StageRecord, read: Read) -> Comparison:
@@ -44,7 +43,7 @@ def compared(step: str, stage: PolicyEvaluation, done: StageRecord, read: Read) 
         problem, missing = "", ["Responses are not shown: the two models have different numbers of them."]
     samples = _samples(rows, done.samples) if problem is None else ()
     if samples:
-        missing += _missing_of(samples)
+        missing += _missing_of(samples, stage)
     return Comparison(
         step=step,
         candidate=names["candidate"],
@@ -53,6 +52,7 @@ def compared(step: str, stage: PolicyEvaluation, done: StageRecord, read: Read) 
         responses=len(rows["candidate"]),
         distributions=_distributions(stage, rows) if problem is None else (),
         samples=samples,
+        critic=stage.critic,
         missing=tuple(missing),
     )
 
@@ -159,7 +159,7 @@ def _samples(rows: Mapping[str, Rows], recorded: Sequence[Mapping[str, Any]]) ->
 def _answer(row: Mapping[str, Any], recorded: Mapping[str, Any], role: str) -> Answer:
     """A response, with its tokens if the record of the run has those of this text."""
     tokens = recorded.get(f"{role}_tokens") if recorded.get(role) == row["response"] else None
-    shown = tuple(Token(str(text), float(logprob)) for text, logprob in tokens or ())
+    shown = tuple(Token(str(text), *map(float, numbers)) for text, *numbers in tokens or ())
     return Answer(
         text=row["response"],
         judgements=tuple((name, float(row[name])) for name in JUDGEMENTS if name in row),
@@ -169,12 +169,8 @@ def _answer(row: Mapping[str, Any], recorded: Mapping[str, Any], role: str) -> A
     )
 
 
-def _missing_of(samples: Sequence[Sample]) -> list[str]:
+def _missing_of(samples: Sequence[Sample], stage: PolicyEvaluation) -> list[str]:
     """What the samples have not, in words."""
-    have = any(answer.tokens for sample in samples for answer in (sample.baseline, sample.candidate))
-    if not have:
-        return [
-            "Log-probabilities of the tokens are not shown: the run's record has none (a version before this one made it).",
-            NO_VALUES,
-        ]
-    return [NO_VALUES]
+    if not any(answer.tokens for sample in samples for answer in (sample.baseline, sample.candidate)):
+        return [NO_LOGPROBS]
+    return [] if stage.critic is not None else [NO_VALUES]

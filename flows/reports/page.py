@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from flows.reports.gathered import Report
 from flows.reports.graph import lineage
 from flows.reports.plots import curve_plots, distribution_plots
-from flows.reports.samples import sample_parts
+from flows.reports.samples import SAMPLES_STYLE, sample_parts
 from flows.reports.sections import (
     attempts_and_cost,
     environment,
@@ -37,11 +37,12 @@ dl.facts dt { color: var(--soft); } dl.facts dd { margin: 0; overflow-wrap: anyw
 .gate h3 { margin: 0; } .gate p { margin: .25rem 0; max-width: none; }
 .commands { background: var(--card); padding: .6rem 1rem; overflow-wrap: anywhere; white-space: pre-wrap;
   font-family: ui-monospace, monospace; font-size: .85rem; }
-.tokens { display: flex; flex-wrap: wrap; gap: .35rem .15rem; font-family: ui-monospace, monospace; font-size: .8rem; }
-.tokens span { border: 1px solid var(--line); border-radius: .2rem; padding: 0 .2rem; text-align: center; white-space: pre-wrap;
-  max-width: 100%; overflow-wrap: anywhere; }
-.tokens small { display: block; color: var(--soft); font-size: .7rem; }
-.tokens .rare { border-color: var(--bad); border-width: 2px; }
+@media print {
+  body { max-width: none; padding: 0; } nav { display: none; }
+  details::details-content { content-visibility: visible; block-size: auto; }
+  figure, .gate, .advice, .side, .token { break-inside: avoid; } h2, h3, h4 { break-after: avoid; }
+  .scroll { overflow: visible; } .lineage { max-width: 100%; height: auto !important; }
+}
 """
 
 
@@ -68,7 +69,7 @@ def report_page(report: Report) -> str:
             for name, title, content in shown
         ),
     ]
-    return page(f"{report.recipe} · run {report.run_id}", "\n".join(body), style=_STYLE)
+    return page(f"{report.recipe} · run {report.run_id}", "\n".join(body), style=_STYLE + SAMPLES_STYLE)
 
 
 def _lineage(report: Report) -> str:

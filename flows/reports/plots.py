@@ -39,6 +39,43 @@ def distribution_plots(comparison: Comparison) -> list[Plot]:
     return [_distribution(comparison, each) for each in comparison.distributions]
 
 
+def value_plot(comparison: Comparison, place: int) -> Plot | None:
+    """What the critic expects while both responses of a sample grow; None: it read neither."""
+    sample = comparison.samples[place]
+    lines = [
+        (colour, style, name, values)
+        for colour, style, name, answer in (
+            (TWO, "--", f"{comparison.baseline} (baseline)", sample.baseline),
+            (ONE, "-", f"{comparison.candidate} (candidate)", sample.candidate),
+        )
+        if (values := [token.value for token in answer.tokens if token.value is not None])
+    ]
+    if not lines:
+        return None
+
+    def draw(axes: "Axes") -> None:
+        for colour, style, name, values in lines:
+            axes.plot(
+                range(1, len(values) + 1), values, color=colour, linestyle=style, linewidth=1.5, label=name
+            )
+        axes.set_xlabel("token", labelpad=2)
+        axes.locator_params(axis="x", integer=True, nbins=6)
+        axes.locator_params(axis="y", nbins=6)
+        axes.legend(frameon=False, fontsize=8, loc="best")
+
+    ends = "; ".join(f"{name} {number(values[0])} → {number(values[-1])}" for _, _, name, values in lines)
+    return Plot(
+        title="Value: the reward that the critic expects before each token",
+        note=ends,
+        svg=svg(
+            draw,
+            label=f"{comparison.step}, prompt {place + 1}: value by token; {ends}",
+            size=LOW,
+            fitted=False,
+        ),
+    )
+
+
 def _curve(stage: StageCurves, curve: Curve) -> Plot:
     steps, values = [step for step, _ in curve.points], [value for _, value in curve.points]
 

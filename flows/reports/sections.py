@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from itertools import groupby
 
-from flows.reports.gathered import Gate, Remark, Report
+from flows.reports.gathered import Cost, Gate, Remark, Report
 from flows.reports.words import (
     about,
     consequence,
     duration,
+    energy,
     interval_text,
     mark_of,
     number,
@@ -127,6 +128,8 @@ def attempts_and_cost(report: Report) -> str:
     headings = ["step", "device", "attempts", "last attempt", "all attempts"]
     headings += ["GPUs", "GPU-seconds"] if has_gpus else []
     headings += ["tokens, about", "padding"] if has_tokens else []
+    kinds = [kind for kind in _ENERGY if any(_joules(cost, kind) is not None for cost in report.costs)]
+    headings += [_ENERGY[kind] for kind in kinds]
     body = []
     for cost in report.costs:
         cells = [
@@ -140,6 +143,7 @@ def attempts_and_cost(report: Report) -> str:
         if has_tokens:
             cells += [about(cost.tokens) if cost.tokens else "–"]
             cells += [f"{100 * cost.padding:.0f} %" if cost.padding is not None else "–"]
+        cells += [_energy_of(cost, kind) for kind in kinds]
         body.append(tuple(cells))
     tokens = sum(cost.tokens or 0 for cost in report.costs)
     total = ["together", "", f"{sum(cost.attempts for cost in report.costs)}"]
@@ -149,11 +153,46 @@ def attempts_and_cost(report: Report) -> str:
     if has_gpus:
         total += ["", f"{sum(cost.gpus * cost.all_seconds for cost in report.costs):,.0f}"]
     total += [about(tokens), ""] if has_tokens else []
+    for kind in kinds:
+        joules = sum(_joules(cost, kind) or 0.0 for cost in report.costs)
+        total.append(f"at most {energy(joules)}" if kind == "cpu_joules" else energy(joules))
     said = (
         "Wall time of this run's own attempts; what was reused cost nothing here. GPU-seconds are seconds × GPUs, on a CPU "
-        "none. Tokens are worked out from the speed at each step. Energy is not measured, so none is shown."
+        f"none. Tokens are worked out from the speed at each step. {_on_energy(kinds)}"
     )
     return f"<p>{said}</p>{rows(Table('Cost', '', tuple(headings), (*body, tuple(total)), left=2, whole=(0, 1)))}"
+
+
+_ENERGY = {"gpu_joules": "energy of GPUs", "cpu_joules": "energy of the processor"}
+
+
+def _joules(cost: Cost, kind: str) -> float | None:
+    joules: float | None = getattr(cost.energy, kind, None)
+    return joules
+
+
+def _energy_of(cost: Cost, kind: str) -> str:
+    """With the number of attempts that it is of, where others died before they could tell."""
+    joules = _joules(cost, kind)
+    if joules is None:
+        return "not measured"
+    part = f" ({cost.measured_attempts} of {cost.attempts} attempts)"
+    return energy(joules) + (part if cost.measured_attempts < cost.attempts else "")
+
+
+def _on_energy(kinds: Sequence[str]) -> str:
+    """What the numbers of energy mean, or why there are none."""
+    said = []
+    if "gpu_joules" in kinds:
+        said.append("Energy of GPUs is what their own counters (NVML) counted while the step had them.")
+    if "cpu_joules" in kinds:
+        said.append(
+            "Energy of the processor is that of whole packages (RAPL) while the step ran, whatever else the machine computed; of "
+            "steps side by side each has all of it, so that the sum may count it several times."
+        )
+    return " ".join(said) or (
+        "Energy was not measured: the machine has no counter that could be read (NVML of a GPU, or RAPL of a processor)."
+    )
 
 
 def environment(report: Report) -> str:

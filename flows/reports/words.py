@@ -59,6 +59,14 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600:,} h {whole % 3600 // 60} min"
 
 
+def energy(joules: float) -> str:
+    """``850 J``, ``12.3 Wh`` or ``4.56 kWh``."""
+    if joules < 3600:
+        return f"{joules:.3g} J" if joules < 999.5 else f"{joules:.0f} J"
+    watt_hours = joules / 3600
+    return f"{watt_hours:.3g} Wh" if watt_hours < 999.5 else f"{watt_hours / 1000:.3g} kWh"
+
+
 def about(count: float) -> str:
     """A count of which two digits are known: ``1.3 million``."""
     for size, name in ((1e12, "trillion"), (1e9, "billion"), (1e6, "million"), (1e3, "thousand")):

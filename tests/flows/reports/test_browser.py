@@ -12,6 +12,11 @@ from tests.flows.reports.samples import report
 pytestmark = pytest.mark.skipif(binary() is None, reason="no Chromium: set VANTAGE_CHROMIUM to its binary")
 
 PHONE, DESK = 390, 1280
+SIZES = (
+    "[...document.querySelectorAll('svg')].filter(e => !e.closest('details:not([open])'))"
+    ".map(e => [e.getBoundingClientRect().width, e.getBoundingClientRect().height])"
+)
+"""Of every drawing that is not in a closed section."""
 
 
 @pytest.fixture(scope="module")
@@ -34,10 +39,8 @@ def test_all_is_seen_and_nothing_is_fetched(tab: Tab, page: Path, width: int, da
     assert tab.complaints() == []
     assert tab.requests() == [page.as_uri()]
     assert tab.value("document.documentElement.scrollWidth") <= width, "nothing is wider than the screen"
-    sizes = tab.value(
-        "[...document.querySelectorAll('svg')].map(e => [e.getBoundingClientRect().width, e.getBoundingClientRect().height])"
-    )
-    assert len(sizes) == 1 + 6 * 5 + 2
+    sizes = tab.value(SIZES)
+    assert len(sizes) == 1 + 6 * 5 + 2 + 1, "the tokens of the first sample are open, those of others are not"
     assert all(across > 100 and down > 60 for across, down in sizes)
     assert tab.value("getComputedStyle(document.body).backgroundColor") == (
         "rgb(17, 21, 26)" if dark else "rgb(255, 255, 255)"
@@ -49,6 +52,9 @@ def test_also_with_everything_opened(tab: Tab, page: Path, width: int) -> None:
     tab.show(page, width=width)
     tab.value("document.querySelectorAll('details').forEach(each => { each.open = true })")
     assert tab.value("document.documentElement.scrollWidth") <= width
+    sizes = tab.value(SIZES)
+    assert len(sizes) == 1 + 6 * 5 + 2 + 2
+    assert all(across > 100 and down > 60 for across, down in sizes)
     smallest = tab.value(
         "Math.min(...[...document.querySelectorAll('p, td, th, li, dd, summary, pre')].map(e => parseFloat(getComputedStyle(e).fontSize)))"
     )

@@ -21,7 +21,7 @@ def text() -> str:
 
 def test_it_is_whole_and_deterministic(text: str) -> None:
     page = Page(text)
-    assert page.tags.count("svg") == 1 + 2 * 5 + 2
+    assert page.tags.count("svg") == 1 + 2 * 5 + 2 + 2
     assert report_page(report(2)) == text
     headings = [int(tag[1]) for tag in page.tags if re.fullmatch("h[1-6]", tag)]
     assert headings[0] == 1 and headings.count(1) == 1
