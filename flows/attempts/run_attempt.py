@@ -9,7 +9,7 @@ import json
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -106,8 +106,17 @@ def run_attempt(
             outcome = attempt.reuse()
             if outcome is None:
                 begun, job = attempt.begin()
-                with attempt.storage.keep_copy(request.stage_key, {*RESUMED_FROM, *REPORTS}):
-                    result = attempt.compute(job)
+                reported = {*RESUMED_FROM, *REPORTS}
+                with attempt.storage.keep_copy(request.stage_key, reported), attempt.measured() as polled:
+                    result = attempt.launcher.launch(
+                        job,
+                        log=request.log,
+                        share=request.share,
+                        stop=attempt.stop,
+                        on_poll=polled,
+                        function=request.function,
+                        hang_seconds=request.resources.hang_seconds,
+                    )
                 outcome = attempt.commit(begun, job, result)
     except _Stopped:
         outcome = AttemptOutcome(status="stopped")
@@ -202,8 +211,9 @@ class _Attempt:
         self.observer.begun(begun)
         return begun, self._job(number, scratch)
 
-    def compute(self, job: StageJob) -> StageResult:
-        """Launch the computation, and measure its energy, however it ends."""
+    @contextmanager
+    def measured(self) -> Iterator[Callable[[], None]]:
+        """Measure the energy of a computation, however it ends; what is yielded is called while it runs."""
         request = self.request
         is_here = num_nodes(request.work) == 1  # else others compute, whose counters are theirs
         meter = EnergyMeter(request.share.gpus if request.share else available_gpus()) if is_here else None
@@ -214,15 +224,7 @@ class _Attempt:
                 meter.poll()
 
         try:
-            return self.launcher.launch(
-                job,
-                log=request.log,
-                share=request.share,
-                stop=self.stop,
-                on_poll=polled,
-                function=request.function,
-                hang_seconds=request.resources.hang_seconds,
-            )
+            yield polled
         finally:
             self.energy = meter.finish() if meter is not None else None
 

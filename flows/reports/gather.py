@@ -336,7 +336,7 @@ def _outcome(done: StageRecord) -> str:
         return done.reason
     from flows.commands.console import headline_of  # which prints with rich
 
-    return headline_of(done)
+    return headline_of(done).replace("  ", " · ")
 
 
 def _together(measured: Sequence[Energy | None]) -> Energy | None:

@@ -47,12 +47,12 @@ def sample_parts(comparison: Comparison) -> list[str]:
 def _pair(place: int, sample: Sample, comparison: Comparison) -> str:
     drawn = "".join(
         f'<div class="side{_mark(role, sample)}"><div class="said">{safe(_said(role, name, answer))}</div>'
-        f"<pre>{safe(cut(answer.text, _LONGEST))}</pre></div>"
+        f'<pre dir="auto">{safe(cut(answer.text, _LONGEST))}</pre></div>'
         for role, name, answer in _sides(sample, comparison)
     )
     prompt = safe(cut(sample.prompt, _LONGEST))
     return (
-        f'<div class="pair"><h4>Prompt {place + 1} of {len(comparison.samples)}</h4><pre class="prompt">{prompt}</pre>'
+        f'<div class="pair"><h4>Prompt {place + 1} of {len(comparison.samples)}</h4><pre class="prompt" dir="auto">{prompt}</pre>'
         f'<div class="sides">{drawn}</div>{_by_token(place, sample, comparison)}</div>'
     )
 
@@ -75,7 +75,7 @@ def _mark(role: str, sample: Sample) -> str:
 
 
 def _said(role: str, name: str, answer: Answer) -> str:
-    judged = [f"{words(judge)} {value:g}" for judge, value in answer.judgements]
+    judged = [f"{words(judge)} {number(value)}" for judge, value in answer.judgements]
     return " · ".join([f"{role} ({name})", *judged, *([] if answer.ended else ["cut off"])])
 
 
@@ -94,19 +94,20 @@ def _legend(comparison: Comparison) -> str:
     )
     parts = [
         "<p><strong>How to read the tokens.</strong> A response is drawn token by token. The number under a token is the "
-        "logarithm of the probability with which it was drawn (in nats; 0 is certain). The darker the token, the less likely it "
+        "logarithm of the probability with which it was drawn (in nats; 0 is certain). The stronger its colour, the less likely it "
         f'was:</p><div class="tokens">{examples}</div>'
     ]
     if scale is not None:
         low, high = scale
         middle = (low + high) / 2
-        values = "".join(_box(Token(said, 0.0, value), scale) for said, value in (
-            ("lowest", low), ("middle", middle), ("highest", high),
-        ))  # fmt: skip
+        values = "".join(
+            f'<span class="token">{said}{_value(value, scale)}</span>'
+            for said, value in (("lowest", low), ("middle", middle), ("highest", high))
+        )
         parts.append(
             f"<p>The number after V is the token's value: how much reward the critic of <strong>{safe(comparison.critic or '')}</strong> "
-            "expects in all from here on, before it has seen the token. The fuller the bar, the more it expects, from the lowest to the "
-            f"highest value on this page. Where the value falls, the critic has seen a mistake:</p>"
+            "expects from here to the end, before it has seen the token. A value that falls says that the critic did not like "
+            "the token before. The fuller the bar, the higher the value among those of these samples:</p>"
             f'<div class="tokens">{values}</div>'
         )
     return f'<div class="legend">{"".join(parts)}</div>'
@@ -158,17 +159,18 @@ def _tokens(answer: Answer, scale: tuple[float, float] | None) -> str:
 def _box(token: Token, scale: tuple[float, float] | None) -> str:
     """A token with its numbers; the style says how surprising it was, the bar what the critic expected."""
     style = next((style for lowest, style, _ in _SURPRISE if token.logprob >= lowest), _RARE[0])
-    value = ""
-    if token.value is not None and scale is not None:
-        low, high = scale
-        share = (token.value - low) / (high - low) if high > low else 1.0
-        value = (
-            f'<small>V {_two_decimals(token.value)}</small><i><b style="width:{100 * share:.0f}%"></b></i>'
-        )
+    value = _value(token.value, scale) if token.value is not None and scale is not None else ""
     return (
-        f'<span class="token {style}">{safe(_visible(token.text))}'
+        f'<span class="token {style}"><bdi>{safe(_visible(token.text))}</bdi>'
         f"<small>{_two_decimals(token.logprob)}</small>{value}</span>"
     )
+
+
+def _value(value: float, scale: tuple[float, float]) -> str:
+    """As a number and as a bar."""
+    low, high = scale
+    share = (value - low) / (high - low) if high > low else 1.0
+    return f'<small>V {_two_decimals(value)}</small><i><b style="width:{100 * share:.0f}%"></b></i>'
 
 
 def _two_decimals(found: float) -> str:

@@ -60,11 +60,18 @@ def duration(seconds: float) -> str:
 
 
 def energy(joules: float) -> str:
-    """``850 J``, ``12.3 Wh`` or ``4.56 kWh``."""
+    """``850 J``, ``12.5 Wh``, ``4.56 kWh`` or ``2 MWh``."""
     if joules < 3600:
         return f"{joules:.3g} J" if joules < 999.5 else f"{joules:.0f} J"
     watt_hours = joules / 3600
-    return f"{watt_hours:.3g} Wh" if watt_hours < 999.5 else f"{watt_hours / 1000:.3g} kWh"
+    size, unit = next(
+        each for each in ((1e6, "MWh"), (1e3, "kWh"), (1, "Wh")) if watt_hours >= 0.9995 * each[0]
+    )
+    return (
+        f"{watt_hours / size:,.0f} {unit}"
+        if watt_hours >= 999.5 * size
+        else f"{watt_hours / size:.3g} {unit}"
+    )
 
 
 def about(count: float) -> str:

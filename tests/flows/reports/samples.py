@@ -46,7 +46,9 @@ def curves(step: str, points: int = 60) -> StageCurves:
 
 def report(stages: int = 6) -> Report:
     names = ["model", *(f"a_stage_with_a_rather_long_name_{place}" for place in range(stages))]
-    answer = Answer("x" * 3000, (("judgement", 1.0),), True, (Token("a b", -0.001, 0.5), Token("\n", -3.5, -1.5)), 7)
+    answer = Answer(
+        "x" * 3000, (("judgement", 1.0),), True, (Token("a b", -0.001, 0.5), Token("\n", -3.5, -1.5)), 7
+    )
     step = names[1]
     return Report(
         run_id="0001-hand-aaaaaa",
