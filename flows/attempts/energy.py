@@ -7,6 +7,7 @@ side each get all that the package used meanwhile. What cannot be read is not me
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
@@ -122,13 +123,12 @@ def _text(file: Path) -> str:
 @contextmanager
 def _initialised(nvml: ModuleType | None) -> Iterator[ModuleType]:
     """The library, with a connection to the driver."""
-    if nvml is None:
-        import pynvml as nvml
-    nvml.nvmlInit()
+    library = import_module("pynvml") if nvml is None else nvml
+    library.nvmlInit()
     try:
-        yield nvml
+        yield library
     finally:
-        nvml.nvmlShutdown()
+        library.nvmlShutdown()
 
 
 def _millijoules(nvml: ModuleType, gpu: str) -> int:

@@ -51,6 +51,8 @@ def test_a_run_is_recorded_with_params_curves_verdicts_and_lineage(workspace: Pa
     assert sft.data.tags["vantage.gate.test_nll"] == "test_nll 0.400 <= 1: passed"
     assert json.loads(sft.data.tags["vantage.gate.test_nll.evidence"]) == {"test_nll": 0.4}
     assert sft.data.tags["vantage.provenance.device"] == "cpu"
+    assert sft.data.tags["vantage.energy.gpu_joules"] == "1234.6"
+    assert not [tag for tag in (*sft.data.tags, *runs["policy"].data.tags) if tag.endswith("cpu_joules")]
 
     # 3. What it was made of: by our digests, MLflow's runs, its datasets, and its models
     tags = sft.data.tags
