@@ -118,8 +118,9 @@ def _curves(report: Report) -> str:
         others = ""
         if stage.others:
             others = f'<p class="soft">Not drawn, but in the ledger: {safe(", ".join(stage.others))}.</p>'
+        kind = "" if stage.kind == stage.step else f" ({words(stage.kind)})"
         parts.append(
-            f"<h3>{safe(stage.step)} ({safe(words(stage.kind))})</h3><p>By {stage.by}.{safe(made)}</p>"
+            f"<h3>{safe(stage.step + kind)}</h3><p>By {stage.by}.{safe(made)}</p>"
             f"{figures(curve_plots(stage))}{others}"
         )
     if not parts:
