@@ -176,6 +176,7 @@ class Recording:
             artifact=artifact,
             folder=self.store.local_folder(artifact.digest),
             provenance=outcome.provenance,
+            energy=outcome.energy,
         )
         # Another process that holds the key may use the folder; then it removes the folder.
         with (
@@ -192,7 +193,7 @@ class Recording:
             self.run.update_stage(step, microbatch_tokens=retry.microbatch_tokens)
         reason = safe_text(f"{outcome.failure.message}; {retry.remedy} ({log})")
         if stage.status == "running":
-            self.ledger.finish_stage(step, retry.status, reason=reason)
+            self.ledger.finish_stage(step, retry.status, reason=reason, energy=outcome.energy)
         return self.ended(
             step,
             status=retry.status,

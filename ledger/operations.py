@@ -12,6 +12,7 @@ from schemas.frozen import Frozen
 from schemas.recipe.fields import is_unset
 from schemas.records.approvals import Approval
 from schemas.records.artifacts import Artifact, Digest
+from schemas.records.energy import Energy
 from schemas.records.verdicts import Verdict
 
 StageOutcome = Literal["completed", "gate_closed", "waiting_approval", "failed", "resumable"]
@@ -87,6 +88,8 @@ class FinishStage(Frozen):
     reason: str | None
     folder: str | None = None
     """Folder of the artifact's files."""
+    energy: Energy | None = Field(None, exclude_if=is_unset)
+    """Of the attempt; None: not measured."""
 
 
 class RecordReuse(Frozen):

@@ -40,6 +40,7 @@ from ledger.sender import Sender
 from ledger.to_mlflow.model_description import PUBLISHABLE, PublishingError
 from schemas.records.approvals import Approval
 from schemas.records.artifacts import Artifact
+from schemas.records.energy import Energy
 from schemas.records.verdicts import Verdict
 
 log = logging.getLogger(__name__)
@@ -183,6 +184,7 @@ class Ledger:
         folder: Path | None = None,
         provenance: Mapping[str, str] | None = None,
         reason: str | None = None,
+        energy: Energy | None = None,
     ) -> None:
         """An attempt at a stage ends; ``folder`` has the files of the artifact."""
         self._record(
@@ -194,6 +196,7 @@ class Ledger:
                 provenance=dict(provenance or {}),
                 reason=reason,
                 folder=str(folder.absolute()) if folder else None,
+                energy=energy,
             )
         )
 

@@ -1,5 +1,6 @@
 """Evaluation: a candidate against a baseline on the test prompts, which nothing was trained or selected on."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor
 from algorithms.swapped_verdicts import SwappedVerdicts
 from algorithms.uncertainty import Estimate
 from models.folders import tokenizer_digest
+from models.heads import ScalarModel, load_scalar, values
 from models.policy import PolicyModel
 from models.sequences import Sequences
 from schemas.metric_names import JUDGED
@@ -35,10 +37,10 @@ from tasks.rollout.engine import RolloutEngine, load_engine
 from tasks.rollout.judging import Judgement, load_judge
 from tasks.rollout.prompted_judge import judge_pairs, load_prompted_judge
 from tasks.rollout.rollouts import per_token, sample_responses
-from tasks.rollout.token_texts import with_tokens
+from tasks.rollout.token_texts import ByToken, first_responses, with_tokens
 from tasks.training.likelihood import MeasuredLikelihood, measure_likelihood
 from tasks.training.measured import defined, uncertainty_of, values_of
-from tasks.training.networks import fixed_policy
+from tasks.training.networks import fixed_policy, placed
 from tasks.training.optimization import training_device
 from tasks.training.progress import RUNNING, Progress, within
 from tasks.training.scratch import PROGRESS
@@ -84,6 +86,7 @@ def run(job: StageJob[PolicyEvaluation]) -> StageResult:
     logprobs: dict[str, Tensor] = {}
 
     # 1. The same prompts, sampled and judged for both; the same demonstrations and responses read by both
+    refuse_other_tokenizer_of_critic(job)
     judges = load_judges(job)
     kinds = (False, True) if judges else (False,)  # sampled, greedy
     progress = Progress(job.scratch / PROGRESS, total=len(ROLES) * len(kinds), phase=RUNNING)
@@ -134,12 +137,13 @@ def run(job: StageJob[PolicyEvaluation]) -> StageResult:
         **encoding_metrics(job, "prompts", [candidate.prompts]),
     }
 
-    # 4. Keep every response; some are handed back to be shown
-    sides = {role: (of.codec.tokenizer, of.sampled.sampled) for role, of in measured.items()}
+    # 4. Keep every response; some are handed back to be shown, the first of them token by token
     for role, judged in zip(ROLES, (pairs.candidate, pairs.baseline), strict=True):
         write_rows(job.output, role, response_rows(judged))
+    samples = shown(pairs)
+    sides = read_by_token(job, measured, samples)
     return StageResult(
-        metrics=metrics, uncertainty=uncertainty_of(estimates), samples=with_tokens(shown(pairs), sides)
+        metrics=metrics, uncertainty=uncertainty_of(estimates), samples=with_tokens(samples, sides)
     )
 
 
@@ -288,6 +292,47 @@ def reward_spread(pairs: Pairs) -> float:
         [next(iter(each.judgements.values())) for each in (pairs.candidate, pairs.baseline)]
     )
     return (judgements.max() - judgements.min()).item()
+
+
+def refuse_other_tokenizer_of_critic(job: StageJob[PolicyEvaluation]) -> None:
+    """TokenizersDiffer where the critic would read other ids than a policy wrote."""
+    if "critic" not in job.inputs:
+        return
+    critic = tokenizer_digest(job.inputs["critic"])
+    for role in ROLES:
+        if tokenizer_digest(job.inputs[role]) != critic:
+            raise TokenizersDiffer(
+                f"critic={job.work.critic!r} has another tokenizer than {role}={getattr(job.work, role)!r}, whose tokens it would "
+                "read; leave critic out"
+            )
+
+
+def read_by_token(
+    job: StageJob[PolicyEvaluation], measured: dict[str, Measured], samples: Sequence[dict[str, object]]
+) -> dict[str, ByToken]:
+    """Both models' responses to the first samples, with the critic's values of their tokens where the stage names one."""
+    first = {role: first_responses(samples, of.sampled.sampled) for role, of in measured.items()}
+    expected: dict[str, Tensor] = {}
+    if "critic" in job.inputs:
+        files = job.model("critic")
+        critic = placed(
+            lambda: load_scalar(files, role="value", training="nothing"), files.folder, training_device()
+        )
+        expected = {role: values_of_tokens(job, critic, of.sequences) for role, of in first.items()}
+    return {
+        role: ByToken(measured[role].codec.tokenizer, of, expected.get(role)) for role, of in first.items()
+    }
+
+
+def values_of_tokens(job: StageJob[PolicyEvaluation], critic: ScalarModel, sequences: Sequences) -> Tensor:
+    """Values (B,T) of the prefixes that chose each token."""
+    found = per_token(
+        lambda micro: {"values": values(critic, micro)},
+        sequences,
+        limits=job.work.pass_limits,
+        computes="computing values",
+    )
+    return found["values"]
 
 
 def response_rows(judged: Judged) -> list[dict[str, object]]:

@@ -9,12 +9,13 @@ import json
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
 from flows.attempts.dataset_check import check_dataset
+from flows.attempts.energy import EnergyMeter
 from flows.attempts.jobs import threads_of
 from flows.attempts.micro_batches import with_limits
 from flows.attempts.provenance import drift, provenance
@@ -23,12 +24,13 @@ from flows.identity.identity import identity
 from flows.launchers.launcher import Launcher, StageFailed
 from flows.launchers.local_process import LocalProcess, saved_result
 from flows.launchers.stage_process import explain
-from flows.machine import num_ranks
+from flows.machine import available_gpus, num_nodes, num_ranks
 from schemas.kind import TOKENIZED
 from schemas.kinds import KINDS
 from schemas.recipe.work import MixData, PrepareData
 from schemas.records.artifacts import Artifact
 from schemas.records.attempt import AttemptBegun, AttemptOutcome, AttemptRequest
+from schemas.records.energy import Energy
 from schemas.records.job import StageJob, StageResult
 from schemas.safe_text import without_secrets
 from storage.environments import keep_environment
@@ -104,13 +106,14 @@ def run_attempt(
             outcome = attempt.reuse()
             if outcome is None:
                 begun, job = attempt.begin()
-                with attempt.storage.keep_copy(request.stage_key, {*RESUMED_FROM, *REPORTS}):
+                reported = {*RESUMED_FROM, *REPORTS}
+                with attempt.storage.keep_copy(request.stage_key, reported), attempt.measured() as polled:
                     result = attempt.launcher.launch(
                         job,
                         log=request.log,
                         share=request.share,
                         stop=attempt.stop,
-                        on_poll=attempt.observer.polled,
+                        on_poll=polled,
                         function=request.function,
                         hang_seconds=request.resources.hang_seconds,
                     )
@@ -119,7 +122,7 @@ def run_attempt(
         outcome = AttemptOutcome(status="stopped")
     except Exception as error:  # a failed attempt must not stop those that run beside it
         outcome = attempt.failed(error)
-    return outcome.model_copy(update={"seconds": time.monotonic() - began})
+    return outcome.model_copy(update={"seconds": time.monotonic() - began, "energy": attempt.energy})
 
 
 def reused(request: AttemptRequest, ref: Ref, storage: Storage) -> AttemptOutcome:
@@ -151,6 +154,7 @@ class _Attempt:
         self.storage = storage
         self.launcher = launcher
         self.begun: AttemptBegun | None = None
+        self.energy: Energy | None = None
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
@@ -206,6 +210,23 @@ class _Attempt:
         self.begun = begun
         self.observer.begun(begun)
         return begun, self._job(number, scratch)
+
+    @contextmanager
+    def measured(self) -> Iterator[Callable[[], None]]:
+        """Measure the energy of a computation, however it ends; what is yielded is called while it runs."""
+        request = self.request
+        is_here = num_nodes(request.work) == 1  # else others compute, whose counters are theirs
+        meter = EnergyMeter(request.share.gpus if request.share else available_gpus()) if is_here else None
+
+        def polled() -> None:
+            self.observer.polled()
+            if meter is not None:
+                meter.poll()
+
+        try:
+            yield polled
+        finally:
+            self.energy = meter.finish() if meter is not None else None
 
     def commit(self, begun: AttemptBegun, job: StageJob, result: StageResult) -> AttemptOutcome:
         """Check the files in ``job.output`` and commit them as the artifact of the stage key."""

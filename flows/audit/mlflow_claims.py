@@ -18,6 +18,7 @@ _SUBJECT = "MLflow"
 _SHOWN = 3
 _OURS = (
     "vantage.gate.",
+    "vantage.energy.",
     "vantage.provenance.",
     "vantage.source.",
     "vantage.parent.",

@@ -41,6 +41,8 @@ CENTRE_ROWS = 1024
 """``tasks.reward_model.CENTRE_ROWS``."""
 DEMONSTRATIONS_AT_ONCE = 64
 """``tasks.evaluation.DEMONSTRATIONS_AT_ONCE``."""
+SHOWN_BY_TOKEN = 12
+"""``tasks.rollout.token_texts.NUM_BY_TOKEN``."""
 
 COMPARED = ("candidate", "baseline")
 """``tasks.evaluation.ROLES``."""
@@ -359,6 +361,9 @@ def _evaluation(subject: Subject) -> Workload:
         if judge.kind == "model":  # loaded when both others are gone
             networks.append(replace(language_model(subject, role), is_held_in_turn=True))
             passes.append(forward(role, 1, rollouts.asked(sampled, judge.template)))
+    if work.critic is not None:  # of each model the responses that are shown by token
+        networks.append(Network(role="critic", shape=subject.shape, is_scalar=True, is_held_in_turn=True))
+        passes.append(forward("critic", 2, rollouts.scored(min(SHOWN_BY_TOKEN, tests), logits=0.0)))
     samplings = [rollouts.sampling(role, 1, sampled) for role in COMPARED]
     if any(judge.kind != "model" for judge in judges.values()):
         samplings += [rollouts.sampling(role, 1, tests) for role in COMPARED]

@@ -26,9 +26,8 @@ MOST_BINS = 24
 FEW_VALUES = 6
 """Judgements with so few values are shown value by value."""
 
-NO_VALUES = (
-    "The values of the tokens are not shown: an evaluation reads two policies and no critic, so it has none."
-)
+NO_LOGPROBS = "Log-probabilities of the tokens are not shown: the run's record has none (a version before this one made it)."
+NO_VALUES = "Values of the tokens are not shown: no critic read them. `critic:` in an evaluation stage names one (docs/report.md)."
 
 
 def compared(step: str, stage: PolicyEvaluation, done: StageRecord, read: Read) -> Comparison:
@@ -42,17 +41,18 @@ def compared(step: str, stage: PolicyEvaluation, done: StageRecord, read: Read) 
     missing = [] if problem is None else [f"Responses are not shown: {problem}."]
     if problem is None and len(rows["candidate"]) != len(rows["baseline"]):
         problem, missing = "", ["Responses are not shown: the two models have different numbers of them."]
-    samples = _samples(rows, done.samples) if problem is None else ()
+    samples = _samples(rows, done.samples, _judges(stage)) if problem is None else ()
     if samples:
-        missing += _missing_of(samples)
+        missing += _missing_of(samples, stage)
     return Comparison(
         step=step,
         candidate=names["candidate"],
         baseline=names["baseline"],
-        summary=summary_of(done),
+        summary=summary_of(done).replace("  ", " · "),
         responses=len(rows["candidate"]),
         distributions=_distributions(stage, rows) if problem is None else (),
         samples=samples,
+        critic=stage.critic,
         missing=tuple(missing),
     )
 
@@ -76,14 +76,19 @@ def _rows(data: bytes | None) -> Rows:
 
 
 def _distributions(stage: PolicyEvaluation, rows: Mapping[str, Rows]) -> tuple[Distribution, ...]:
-    judges = [JUDGED[each.kind] for each in (stage.judge, stage.also) if each is not None]
     found = []
-    for column, judge in zip(JUDGEMENTS, judges, strict=False):
+    for column, judge in _judges(stage).items():
         sides = {role: [row[column] for row in of if column in row] for role, of in rows.items()}
         found.append(distribution(f"{_words_of(judge)} of a response", sides))
     lengths = {role: [float(len(row["response"])) for row in of] for role, of in rows.items()}
     found.append(distribution("Length of a response (characters)", lengths, is_length=True))
     return tuple(each for each in found if each is not None)
+
+
+def _judges(stage: PolicyEvaluation) -> dict[str, str]:
+    """Column → what its judge says: ``accuracy``, ``score`` or ``preference``."""
+    judges = [JUDGED[each.kind] for each in (stage.judge, stage.also) if each is not None]
+    return dict(zip(JUDGEMENTS, judges, strict=False))
 
 
 def _words_of(judge: str) -> str:
@@ -139,7 +144,9 @@ def _by_bin(of: Sequence[float], edges: Sequence[float]) -> tuple[int, ...]:
 # -- samples
 
 
-def _samples(rows: Mapping[str, Rows], recorded: Sequence[Mapping[str, Any]]) -> tuple[Sample, ...]:
+def _samples(
+    rows: Mapping[str, Rows], recorded: Sequence[Mapping[str, Any]], judges: Mapping[str, str]
+) -> tuple[Sample, ...]:
     """The first response to each prompt, those first at which the models say different things, as on the console."""
     first: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {}
     for theirs, ours in zip(rows["baseline"], rows["candidate"], strict=True):
@@ -149,32 +156,30 @@ def _samples(rows: Mapping[str, Rows], recorded: Sequence[Mapping[str, Any]]) ->
     return tuple(
         Sample(
             prompt=ours["prompt"],
-            baseline=_answer(theirs, known.get(ours["prompt"], {}), "baseline"),
-            candidate=_answer(ours, known.get(ours["prompt"], {}), "candidate"),
+            baseline=_answer(theirs, known.get(ours["prompt"], {}), "baseline", judges),
+            candidate=_answer(ours, known.get(ours["prompt"], {}), "candidate", judges),
         )
         for theirs, ours in pairs[:MOST_SAMPLES]
     )
 
 
-def _answer(row: Mapping[str, Any], recorded: Mapping[str, Any], role: str) -> Answer:
+def _answer(
+    row: Mapping[str, Any], recorded: Mapping[str, Any], role: str, judges: Mapping[str, str]
+) -> Answer:
     """A response, with its tokens if the record of the run has those of this text."""
     tokens = recorded.get(f"{role}_tokens") if recorded.get(role) == row["response"] else None
-    shown = tuple(Token(str(text), float(logprob)) for text, logprob in tokens or ())
+    shown = tuple(Token(str(text), *map(float, numbers)) for text, *numbers in tokens or ())
     return Answer(
         text=row["response"],
-        judgements=tuple((name, float(row[name])) for name in JUDGEMENTS if name in row),
+        judgements=tuple((judge, float(row[name])) for name, judge in judges.items() if name in row),
         ended=bool(row.get("ended", True)),
         tokens=shown,
         more_tokens=max(int(recorded.get(f"{role}_num_tokens", len(shown))) - len(shown), 0) if shown else 0,
     )
 
 
-def _missing_of(samples: Sequence[Sample]) -> list[str]:
+def _missing_of(samples: Sequence[Sample], stage: PolicyEvaluation) -> list[str]:
     """What the samples have not, in words."""
-    have = any(answer.tokens for sample in samples for answer in (sample.baseline, sample.candidate))
-    if not have:
-        return [
-            "Log-probabilities of the tokens are not shown: the run's record has none (a version before this one made it).",
-            NO_VALUES,
-        ]
-    return [NO_VALUES]
+    if not any(answer.tokens for sample in samples for answer in (sample.baseline, sample.candidate)):
+        return [NO_LOGPROBS]
+    return [] if stage.critic is not None else [NO_VALUES]

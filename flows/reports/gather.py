@@ -3,7 +3,7 @@
 A part that cannot be read is named on the page, and the others are still there.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
@@ -28,6 +28,7 @@ from flows.runs.record import REMOVED, RunRecord, StageRecord
 from flows.runs.told import DamagedOutbox, Told, maker_of, told_by
 from flows.runs.workspace import Workspace
 from schemas.recipe.evaluations import PolicyEvaluation
+from schemas.records.energy import Energy
 from schemas.records.uncertainty import Uncertainty, interval_of
 from schemas.steps import dependencies, ordered_steps
 from storage.refs import DamagedRef
@@ -295,6 +296,8 @@ class _Gathering:
                     device=device,
                     tokens=tokens_of(curves, [each.started for each in attempts]),
                     padding=sum(padding) / len(padding) if padding else None,
+                    energy=_together([each.energy for each in attempts]),
+                    measured_attempts=sum(each.energy is not None for each in attempts),
                 )
             )
         return tuple(found)
@@ -333,4 +336,14 @@ def _outcome(done: StageRecord) -> str:
         return done.reason
     from flows.commands.console import headline_of  # which prints with rich
 
-    return headline_of(done)
+    return headline_of(done).replace("  ", " · ")
+
+
+def _together(measured: Sequence[Energy | None]) -> Energy | None:
+    """The sum of what was measured; None: nothing was."""
+    known = [each for each in measured if each is not None]
+    gpu = [each.gpu_joules for each in known if each.gpu_joules is not None]
+    cpu = [each.cpu_joules for each in known if each.cpu_joules is not None]
+    if not gpu and not cpu:
+        return None
+    return Energy(gpu_joules=sum(gpu) if gpu else None, cpu_joules=sum(cpu) if cpu else None)

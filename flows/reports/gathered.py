@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from schemas.records.energy import Energy
 from schemas.records.verdicts import Verdict
 
 Point = tuple[int, float]
@@ -108,6 +109,8 @@ class Token:
     text: str
     logprob: float
     """In nats, under the distribution that it was drawn from."""
+    value: float | None = None
+    """What a critic expected before it saw the token; None: no critic read it."""
 
 
 @dataclass(frozen=True)
@@ -144,6 +147,8 @@ class Comparison:
     """Of each model, on which the distributions are based."""
     distributions: tuple[Distribution, ...] = ()
     samples: tuple[Sample, ...] = ()
+    critic: str | None = None
+    """The step whose critic read the samples; None: none did."""
     missing: tuple[str, ...] = ()
     """What is not shown, and why."""
 
@@ -178,6 +183,10 @@ class Cost:
     """About: the speed that was measured at each step, times the time since the step before. None: it measures no speed."""
     padding: float | None
     """Mean share of padding in the passes."""
+    energy: Energy | None = None
+    """Of the attempts that measured it, together; None: none did."""
+    measured_attempts: int = 0
+    """So many attempts measured their energy."""
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ it is not hidden behind a box.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from unicodedata import east_asian_width
 
 from flows.reports.gathered import Step
 from flows.reports.words import duration, mark_of, words
@@ -18,6 +19,10 @@ _GAP, _LANE, _RISE, _EDGE = 18, 22, 46, 6
 _SWEEPS = 4
 """Of the ordering: down and up in turn."""
 _NAME_CHARACTERS = 22
+_FITTING = 16
+"""So many letters are within a box in every font."""
+_WIDEST = 1100
+"""Pixels; a wider drawing would be seen in part, and ``flows.reports.column`` draws instead."""
 
 
 @dataclass
@@ -32,30 +37,36 @@ class Place:
     """Places in the row above that are joined to it."""
 
 
-def lineage(steps: Sequence[Step]) -> str:
-    """The drawing as an SVG element."""
+def lineage(steps: Sequence[Step]) -> str | None:
+    """The drawing as an SVG element; None: it would be too wide for a screen."""
     by_name = {step.name: step for step in steps}
     rows, lines = _rows(by_name)
     _order(rows)
     width = _set_x(rows)
+    if width > _WIDEST:
+        return None
     height = len(rows) * HEIGHT + (len(rows) - 1) * _RISE
     tops = [row * (HEIGHT + _RISE) for row in range(len(rows))]
     drawn = [_line([(rows[row][place], tops[row]) for row, place in line]) for line in lines]
     drawn += [
-        _box(by_name[place.step], place.x, tops[row])
+        box(by_name[place.step], place.x, tops[row])
         for row, of_row in enumerate(rows)
         for place in of_row
         if place.step is not None
     ]
-    label = "Lineage: " + "; ".join(
+    outer = 2 * _EDGE
+    return (
+        f'<svg class="lineage wide" role="img" aria-label="{safe(label_of(steps))}" style="width:{width + outer:.0f}px;height:{height + outer}px" '
+        f'viewBox="{-_EDGE} {-_EDGE} {width + outer:.0f} {height + outer}">' + "".join(drawn) + "</svg>"
+    )
+
+
+def label_of(steps: Sequence[Step]) -> str:
+    """The drawing in words."""
+    return "Lineage: " + "; ".join(
         f"{step.name} ({words(step.status)})"
         + (f" reads {', '.join(dict.fromkeys(read for _, read in step.reads))}" if step.reads else "")
         for step in steps
-    )
-    outer = 2 * _EDGE
-    return (
-        f'<svg class="lineage" role="img" aria-label="{safe(label)}" style="width:{width + outer:.0f}px;height:{height + outer}px" '
-        f'viewBox="{-_EDGE} {-_EDGE} {width + outer:.0f} {height + outer}">' + "".join(drawn) + "</svg>"
     )
 
 
@@ -165,19 +176,42 @@ def _line(points: Sequence[tuple[Place, int]]) -> str:
     return f'<path class="edge" d="{"".join(path)}"/>'
 
 
-def _box(step: Step, middle: float, top: int) -> str:
+def box(step: Step, middle: float, top: int) -> str:
     """Name; status and kind; digest and time."""
     mark, level = mark_of(step.status)
-    name = step.name if len(step.name) <= _NAME_CHARACTERS else f"{step.name[: _NAME_CHARACTERS - 1]}…"
+    name = _cut(step.name)
     facts = [step.digest[:12] if step.digest else "no artifact"]
     facts += [duration(step.seconds)] if step.seconds and step.status != "reused" else []
     left = middle - WIDTH / 2
     lines = ((name, "name", 20), (f"{mark} {words(step.status)}", f"{level}-fill", 38))
     texts = "".join(
-        f'<text x="{left + 10:.0f}" y="{top + y}" class="{style}">{safe(text)}</text>'
+        f'<text x="{left + 10:.0f}" y="{top + y}" class="{style}"{_fitted(text, style)}>{safe(text)}</text>'
         for text, style, y in (*lines, (words(step.kind), "", 53), (" · ".join(facts), "soft-fill", 67))
     )
     return (
         f'<g><title>{safe(step.name)}</title><rect x="{left:.0f}" y="{top}" width="{WIDTH}" height="{HEIGHT}" rx="6" '
         f'class="box {level}-line"/>{texts}</g>'
     )
+
+
+def _cut(name: str) -> str:
+    """As much of a name as a box has room for."""
+    if _halves(name) <= _NAME_CHARACTERS:
+        return name
+    while _halves(name) > _NAME_CHARACTERS - 1:
+        name = name[:-1]
+    return f"{name}…"
+
+
+def _fitted(text: str, style: str) -> str:
+    """Letters of a long name are drawn narrower, so that it ends within its box in every font."""
+    return (
+        f' textLength="{WIDTH - 20}" lengthAdjust="spacingAndGlyphs"'
+        if style == "name" and _halves(text) > _FITTING
+        else ""
+    )
+
+
+def _halves(text: str) -> int:
+    """Width in Latin letters: those of East Asia take two."""
+    return sum(2 if east_asian_width(each) in "WF" else 1 for each in text)

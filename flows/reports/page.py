@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Sequence
 
+from flows.reports.column import column
 from flows.reports.gathered import Report
 from flows.reports.graph import lineage
 from flows.reports.plots import curve_plots, distribution_plots
-from flows.reports.samples import sample_parts
+from flows.reports.samples import SAMPLES_STYLE, sample_parts
 from flows.reports.sections import (
     attempts_and_cost,
+    curve_meanings,
     environment,
     gate_article,
     head,
@@ -15,6 +17,7 @@ from flows.reports.sections import (
     remark_lines,
     steps_table,
 )
+from flows.reports.words import words
 from ledger.pages.elements import figures, page, safe
 
 _STYLE = """
@@ -23,6 +26,8 @@ dl.facts { display: grid; grid-template-columns: max-content 1fr; gap: .15rem 1r
 dl.facts dt { color: var(--soft); } dl.facts dd { margin: 0; overflow-wrap: anywhere; min-width: 0; }
 .lineage { display: block; font: 13px system-ui, sans-serif; max-width: none; }
 .lineage .name { font-weight: 600; font-size: 14px; fill: var(--ink); } .lineage text { fill: var(--ink); }
+.lineage.narrow { display: none; } .lineage .dot { fill: var(--other); }
+@media (max-width: 45rem) { .lineage.wide { display: none; } .lineage.narrow { display: block; } }
 .lineage .edge { fill: none; stroke: var(--other); stroke-width: 1.5; }
 .lineage .box { fill: var(--card); stroke: var(--line); stroke-width: 2; }
 .lineage .good-line { stroke: var(--good); } .lineage .bad-line { stroke: var(--bad); }
@@ -37,11 +42,12 @@ dl.facts dt { color: var(--soft); } dl.facts dd { margin: 0; overflow-wrap: anyw
 .gate h3 { margin: 0; } .gate p { margin: .25rem 0; max-width: none; }
 .commands { background: var(--card); padding: .6rem 1rem; overflow-wrap: anywhere; white-space: pre-wrap;
   font-family: ui-monospace, monospace; font-size: .85rem; }
-.tokens { display: flex; flex-wrap: wrap; gap: .35rem .15rem; font-family: ui-monospace, monospace; font-size: .8rem; }
-.tokens span { border: 1px solid var(--line); border-radius: .2rem; padding: 0 .2rem; text-align: center; white-space: pre-wrap;
-  max-width: 100%; overflow-wrap: anywhere; }
-.tokens small { display: block; color: var(--soft); font-size: .7rem; }
-.tokens .rare { border-color: var(--bad); border-width: 2px; }
+@media print {
+  body { max-width: none; padding: 0; } nav { display: none; }
+  details::details-content { content-visibility: visible; block-size: auto; }
+  figure, .gate, .advice, .side, .token { break-inside: avoid; } h2, h3, h4 { break-after: avoid; }
+  .scroll { overflow: visible; } .lineage { max-width: 100%; height: auto !important; }
+}
 """
 
 
@@ -68,11 +74,12 @@ def report_page(report: Report) -> str:
             for name, title, content in shown
         ),
     ]
-    return page(f"{report.recipe} · run {report.run_id}", "\n".join(body), style=_STYLE)
+    return page(f"{report.recipe} · run {report.run_id}", "\n".join(body), style=_STYLE + SAMPLES_STYLE)
 
 
 def _lineage(report: Report) -> str:
-    drawing = lineage(report.steps)
+    wide, narrow = lineage(report.steps), column(report.steps)
+    drawing = narrow.replace("narrow", "only", 1) if wide is None else wide + narrow
     return (
         "<p>Each box is a step of the recipe, with its status, kind, the beginning of its artifact's digest and its time. "
         "Lines run from what is read down to what reads it. The table below says the same.</p>"
@@ -90,7 +97,9 @@ def _gates(report: Report) -> str:
 def _comparisons(report: Report) -> str:
     parts: list[str] = []
     for each in report.comparisons:
-        parts.append(f"<h3>{safe(each.step)}: {safe(each.baseline)} and then {safe(each.candidate)}</h3>")
+        parts.append(
+            f"<h3>{safe(each.step)}: {safe(each.baseline)} (before) and {safe(each.candidate)} (after)</h3>"
+        )
         if each.summary:
             parts.append(f"<p>{safe(each.summary)}</p>")
         if each.distributions:
@@ -109,16 +118,19 @@ def _curves(report: Report) -> str:
         others = ""
         if stage.others:
             others = f'<p class="soft">Not drawn, but in the ledger: {safe(", ".join(stage.others))}.</p>'
+        kind = "" if stage.kind == stage.step else f" ({words(stage.kind)})"
         parts.append(
-            f"<h3>{safe(stage.step)}</h3><p>By {stage.by}.{safe(made)}</p>{figures(curve_plots(stage))}{others}"
+            f"<h3>{safe(stage.step + kind)}</h3><p>By {stage.by}.{safe(made)}</p>"
+            f"{figures(curve_plots(stage))}{others}"
         )
-    if parts:
-        parts.insert(
-            0,
-            '<p class="soft">Of a curve with many points, the first and last are drawn, and of each of equal parts between '
-            "them the lowest and the highest (thin line), so that no spike is lost; the thick line shows means of 25 parts.</p>",
-        )
-    return "\n".join(parts)
+    if not parts:
+        return ""
+    told = (
+        '<p class="soft">Under each title: the first value and the last, and what to look for. Of a curve with many points, the '
+        "first and last are drawn, and of each of equal parts between them the lowest and the highest (thin line), so that no "
+        "spike is lost; the thick line shows means of 25 parts.</p>"
+    )
+    return "\n".join([told, curve_meanings(report.curves), *parts])
 
 
 def _remarks(report: Report) -> str:

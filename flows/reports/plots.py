@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from flows.reports.curve_words import title_and_note
 from flows.reports.gathered import Comparison, Curve, Distribution, StageCurves
 from flows.reports.words import number
 from ledger.pages.plots import INK, LOW, ONE, OTHER, TWO, Plot, svg
@@ -15,18 +16,6 @@ if TYPE_CHECKING:
 _MARKED = 40
 """Curves of at most so many points show them."""
 _CROSSING_ZERO = frozenset({"explained_variance", "validation_explained_variance", "value_bias"})
-_NOTES = {
-    "explained_variance": "good: above 0, and not falling",
-    "validation_explained_variance": "on held-out prompts; good: above 0, and rising",
-    "validation_score": "on held-out prompts; good: rises",
-    "kl_to_reference": "how far it has moved from where it started",
-    "entropy": "good: does not collapse to 0",
-    "clip_fraction": "share of tokens whose update was clipped",
-    "loss": "good: falls",
-    "value_loss": "good: falls",
-    "response_length_mean": "watch for steady growth",
-}
-"""What to look for, in a few words; the meaning of every metric is in the tables below."""
 
 
 def curve_plots(stage: StageCurves) -> list[Plot]:
@@ -37,6 +26,43 @@ def curve_plots(stage: StageCurves) -> list[Plot]:
 def distribution_plots(comparison: Comparison) -> list[Plot]:
     """A plot for each distribution: both models in one."""
     return [_distribution(comparison, each) for each in comparison.distributions]
+
+
+def value_plot(comparison: Comparison, place: int) -> Plot | None:
+    """What the critic expects while both responses of a sample grow; None: it read neither."""
+    sample = comparison.samples[place]
+    lines = [
+        (colour, style, name, values)
+        for colour, style, name, answer in (
+            (TWO, "--", f"{comparison.baseline} (baseline)", sample.baseline),
+            (ONE, "-", f"{comparison.candidate} (candidate)", sample.candidate),
+        )
+        if (values := [token.value for token in answer.tokens if token.value is not None])
+    ]
+    if not lines:
+        return None
+
+    def draw(axes: "Axes") -> None:
+        for colour, style, name, values in lines:
+            axes.plot(
+                range(1, len(values) + 1), values, color=colour, linestyle=style, linewidth=1.5, label=name
+            )
+        axes.set_xlabel("token", labelpad=2)
+        axes.locator_params(axis="x", integer=True, nbins=6)
+        axes.locator_params(axis="y", nbins=6)
+        axes.legend(frameon=False, fontsize=8, loc="best")
+
+    ends = "; ".join(f"{name} {number(values[0])} → {number(values[-1])}" for _, _, name, values in lines)
+    return Plot(
+        title="Value: the reward that the critic expects before each token",
+        note=ends,
+        svg=svg(
+            draw,
+            label=f"{comparison.step}, prompt {place + 1}: value by token; {ends}",
+            size=LOW,
+            fitted=False,
+        ),
+    )
 
 
 def _curve(stage: StageCurves, curve: Curve) -> Plot:
@@ -55,14 +81,16 @@ def _curve(stage: StageCurves, curve: Curve) -> Plot:
         axes.locator_params(axis="x", integer=True, nbins=6)
         axes.locator_params(axis="y", nbins=6)
 
-    unit = f" ({curve.unit})" if curve.unit not in ("", "1") else ""
+    unit = f", {curve.unit}" if curve.unit not in ("", "1") else ""
     ends = f"{number(values[0])} → {number(values[-1])}"
-    of_rollout = curve.metric == "score_mean" and stage.by == "iteration"
-    note = "reward of the sampled responses; good: rises" if of_rollout else _NOTES.get(curve.metric)
+    title, note = title_and_note(curve.metric, stage.kind)
     said = ", ".join(filter(None, [note, _left_out(curve)]))
-    label = f"{stage.step}: {curve.metric}{unit} by {stage.by}, from {ends}, lowest {number(min(values))}, highest {number(max(values))}"
+    label = (
+        f"{stage.step}: {title} ({curve.metric}{unit}) by {stage.by}, from {ends}, lowest {number(min(values))}, "
+        f"highest {number(max(values))}"
+    )
     return Plot(
-        title=f"{curve.metric}{unit}",
+        title=f"{title} ({curve.metric}{unit})",
         note=f"{ends}{f'; {said}' if said else ''}",
         svg=svg(draw, label=label, size=LOW, fitted=False),
     )
@@ -78,7 +106,10 @@ def _left_out(curve: Curve) -> str:
 
 
 def _distribution(comparison: Comparison, of: Distribution) -> Plot:
-    sides = ((TWO, comparison.baseline, of.baseline), (ONE, comparison.candidate, of.candidate))
+    sides = (
+        (TWO, f"{comparison.baseline} (before)", of.baseline),
+        (ONE, f"{comparison.candidate} (after)", of.candidate),
+    )
 
     def draw(axes: "Axes") -> None:
         if of.is_discrete:

@@ -1,13 +1,16 @@
 """Sections of a report that are words and tables."""
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
 
-from flows.reports.gathered import Gate, Remark, Report
+from flows.reports.curve_words import title_and_note
+from flows.reports.gathered import Cost, Gate, Remark, Report, StageCurves
 from flows.reports.words import (
     about,
     consequence,
     duration,
+    energy,
     interval_text,
     mark_of,
     number,
@@ -21,12 +24,22 @@ _LONGEST = 600
 """Characters of a reason or a remark."""
 _LONGEST_COMMAND = 4_000
 _MOST_OVERRIDES = 100
+_MOST_NAMED = 8
 
 
 def head(report: Report) -> str:
     """What a reader wants to know first: how it ended, what is published, what to do."""
     level, sentence = outcome_of(report.status)
-    parts = [f'<div class="advice {level} first">{safe(sentence)}</div>']
+    parts = [
+        f"<p>{safe(_what(report))}</p>",
+        f'<div class="advice {level} first">{safe(sentence)}{safe(_on_gates(report))}</div>',
+    ]
+    parts += [
+        f'<div class="advice note">{safe(each.step)}: {safe(each.candidate)} against {safe(each.baseline)}: '
+        f"{safe(each.summary)}</div>"
+        for each in report.comparisons
+        if each.summary
+    ]
     parts += [
         f'<div class="advice {"good" if each.is_published else "warning"}">{safe(each.step)} as '
         f"<strong>{safe(each.model)}</strong> {safe(each.result)}.</div>"
@@ -46,6 +59,24 @@ def head(report: Report) -> str:
         lines = safe("\n".join(cut(line, _LONGEST_COMMAND) for line in report.next_steps))
         parts.append(f'<h2>What can be done</h2><div class="commands">{lines}</div>')
     return "\n".join([*parts, _facts(report)])
+
+
+def _what(report: Report) -> str:
+    """What was run, in a sentence: the stages in their order."""
+    stages = [step.name for step in report.steps if not step.is_implicit]
+    more = f" and {len(stages) - _MOST_NAMED} more" if len(stages) > _MOST_NAMED else ""
+    named = f": {' → '.join(stages[:_MOST_NAMED])}{more}" if stages else ""
+    return f"Report of one training run: the stages of recipe {report.recipe}{named}."
+
+
+def _on_gates(report: Report) -> str:
+    """`` Gates: 2 passed, 1 not reached.``"""
+    counts = Counter(
+        "not reached" if gate.verdict is None else "passed" if gate.verdict.passed else "closed"
+        for gate in report.gates
+    )
+    said = ", ".join(f"{counts[each]} {each}" for each in ("passed", "closed", "not reached") if counts[each])
+    return f" Gates: {said}." if said else ""
 
 
 def _facts(report: Report) -> str:
@@ -127,6 +158,8 @@ def attempts_and_cost(report: Report) -> str:
     headings = ["step", "device", "attempts", "last attempt", "all attempts"]
     headings += ["GPUs", "GPU-seconds"] if has_gpus else []
     headings += ["tokens, about", "padding"] if has_tokens else []
+    kinds = [kind for kind in _ENERGY if any(_joules(cost, kind) is not None for cost in report.costs)]
+    headings += [_ENERGY[kind] for kind in kinds]
     body = []
     for cost in report.costs:
         cells = [
@@ -140,6 +173,7 @@ def attempts_and_cost(report: Report) -> str:
         if has_tokens:
             cells += [about(cost.tokens) if cost.tokens else "–"]
             cells += [f"{100 * cost.padding:.0f} %" if cost.padding is not None else "–"]
+        cells += [_energy_of(cost, kind) for kind in kinds]
         body.append(tuple(cells))
     tokens = sum(cost.tokens or 0 for cost in report.costs)
     total = ["together", "", f"{sum(cost.attempts for cost in report.costs)}"]
@@ -149,11 +183,70 @@ def attempts_and_cost(report: Report) -> str:
     if has_gpus:
         total += ["", f"{sum(cost.gpus * cost.all_seconds for cost in report.costs):,.0f}"]
     total += [about(tokens), ""] if has_tokens else []
+    for kind in kinds:
+        joules = sum(_joules(cost, kind) or 0.0 for cost in report.costs)
+        total.append(f"at most {energy(joules)}" if kind == "cpu_joules" else energy(joules))
     said = (
         "Wall time of this run's own attempts; what was reused cost nothing here. GPU-seconds are seconds × GPUs, on a CPU "
-        "none. Tokens are worked out from the speed at each step. Energy is not measured, so none is shown."
+        f"none. Tokens are worked out from the speed at each step. {_on_energy(kinds)}"
     )
-    return f"<p>{said}</p>{rows(Table('Cost', '', tuple(headings), (*body, tuple(total)), left=2, whole=(0, 1)))}"
+    seconds = sum(cost.all_seconds for cost in report.costs)
+    gpu_seconds = sum(cost.gpus * cost.all_seconds for cost in report.costs)
+    facts = [
+        ("computed for", f"{duration(seconds)}, all steps and attempts together"),
+        ("GPU-seconds", f"{gpu_seconds:,.0f}" if has_gpus else "0: it was computed on CPUs"),
+        ("tokens", f"about {about(tokens)}" if has_tokens else "not measured"),
+        *((_ENERGY[kind], each) for kind, each in zip(kinds, total[len(total) - len(kinds) :], strict=True)),
+        *([] if kinds else [("energy", "not measured")]),
+    ]
+    listed = "".join(f"<dt>{safe(name)}</dt><dd>{safe(text)}</dd>" for name, text in facts)
+    shown = Table("Cost", "", tuple(headings), (*body, tuple(total)), left=2, whole=(0, 1))
+    return f'<dl class="facts">{listed}</dl><p>{said}</p>{rows(shown)}'
+
+
+_ENERGY = {"gpu_joules": "energy of GPUs", "cpu_joules": "energy of the processor"}
+
+
+def _joules(cost: Cost, kind: str) -> float | None:
+    joules: float | None = getattr(cost.energy, kind, None)
+    return joules
+
+
+def _energy_of(cost: Cost, kind: str) -> str:
+    """With the number of attempts that it is of, where others died before they could tell."""
+    joules = _joules(cost, kind)
+    if joules is None:
+        return "not measured"
+    part = f" ({cost.measured_attempts} of {cost.attempts} attempts)"
+    return energy(joules) + (part if cost.measured_attempts < cost.attempts else "")
+
+
+def _on_energy(kinds: Sequence[str]) -> str:
+    """What the numbers of energy mean, or why there are none."""
+    said = []
+    if "gpu_joules" in kinds:
+        said.append("Energy of GPUs is what their own counters (NVML) counted while the step had them.")
+    if "cpu_joules" in kinds:
+        said.append(
+            "Energy of the processor is that of whole packages (RAPL) while the step ran, whatever else the machine computed; of "
+            "steps side by side each has all of it, so that the sum may count it several times."
+        )
+    return " ".join(said) or (
+        "Energy was not measured: the machine has no counter that could be read (NVML of a GPU, or RAPL of a processor)."
+    )
+
+
+def curve_meanings(stages: Sequence[StageCurves]) -> str:
+    """Unit and meaning of every curve on the page."""
+    drawn = {curve.metric: (curve, stage.kind) for stage in reversed(stages) for curve in stage.curves}
+    body = tuple(
+        (title_and_note(name, kind)[0], name, curve.unit if curve.unit != "1" else "none", curve.meaning)
+        for name, (curve, kind) in sorted(drawn.items())
+    )
+    shown = rows(
+        Table("What the curves mean", "", ("curve", "metric", "unit", "meaning"), body, left=4, whole=(1, 2))
+    )
+    return f"<details><summary>What each curve measures, and its unit</summary>{shown}</details>"
 
 
 def environment(report: Report) -> str:

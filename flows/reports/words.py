@@ -59,6 +59,21 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600:,} h {whole % 3600 // 60} min"
 
 
+def energy(joules: float) -> str:
+    """``850 J``, ``12.5 Wh``, ``4.56 kWh`` or ``2 MWh``."""
+    if joules < 3600:
+        return f"{joules:.3g} J" if joules < 999.5 else f"{joules:.0f} J"
+    watt_hours = joules / 3600
+    size, unit = next(
+        each for each in ((1e6, "MWh"), (1e3, "kWh"), (1, "Wh")) if watt_hours >= 0.9995 * each[0]
+    )
+    return (
+        f"{watt_hours / size:,.0f} {unit}"
+        if watt_hours >= 999.5 * size
+        else f"{watt_hours / size:.3g} {unit}"
+    )
+
+
 def about(count: float) -> str:
     """A count of which two digits are known: ``1.3 million``."""
     for size, name in ((1e12, "trillion"), (1e9, "billion"), (1e6, "million"), (1e3, "thousand")):

@@ -10,6 +10,7 @@ from flows.runs.run import read_run
 from flows.runs.run_records import OUTBOX
 from flows.runs.workspace import RunError, Workspace
 from ledger.operations import FinishStage, LogMetrics, OpenRun, OpenStage, Operation, Publish, from_json
+from schemas.records.energy import Energy
 from storage.refs import DamagedRef
 
 
@@ -32,6 +33,8 @@ class Attempt:
     """None: its process died, or it runs."""
     last_told: int | None = None
     """When it last measured something."""
+    energy: Energy | None = None
+    """None: not measured, or its process died before it could be told."""
 
     @property
     def seconds(self) -> float:
@@ -70,7 +73,7 @@ class Told:
                     attempt.last_told = max(time for _, _, time, _ in operation.rows)
             case FinishStage():
                 for attempt in self.attempts.get(operation.stage, [])[-1:]:
-                    attempt.ended = operation.time
+                    attempt.ended, attempt.energy = operation.time, operation.energy
             case Publish():
                 self.published[operation.registered_model] = operation
             case _:

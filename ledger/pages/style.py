@@ -40,7 +40,7 @@ def _colours(of: dict[str, str]) -> str:
 
 STYLE = (
     f":root {{ color-scheme: light dark; {_colours(LIGHT)} }}\n"
-    f"@media (prefers-color-scheme: dark) {{ :root {{ {_colours(DARK)} }} }}\n"
+    f"@media screen and (prefers-color-scheme: dark) {{ :root {{ {_colours(DARK)} }} }}\n"
     """
 * { box-sizing: border-box; }
 html { scroll-behavior: auto; -webkit-text-size-adjust: 100%; }
@@ -74,6 +74,7 @@ th, td { padding: .25rem .75rem; border-bottom: 1px solid var(--line); text-alig
 thead th { font-weight: 600; vertical-align: bottom; }
 .text { text-align: left; white-space: normal; overflow-wrap: anywhere; min-width: 8rem; }
 .text:last-child:not(:first-child) { min-width: 16rem; }
+@media (max-width: 45rem) { .text, .text:last-child:not(:first-child) { min-width: 13rem; } }
 th.whole, td.whole { text-align: left; white-space: nowrap; }
 details { margin: .5rem 0; } summary { cursor: pointer; font-weight: 600; padding: .25rem 0; }
 pre { font: inherit; white-space: pre-wrap; overflow-wrap: anywhere; margin: .25rem 0; }

@@ -26,6 +26,7 @@ from ledger.operations import (
 from ledger.remarks import remark_on
 from ledger.replay import Told
 from ledger.to_mlflow.answer_tags import alias_tags, answer_tags
+from ledger.to_mlflow.energy_tags import energy_tags
 from ledger.to_mlflow.writing import fit_param, fit_tag, flatten
 from schemas.kinds import KINDS
 from schemas.records.approvals import Approval
@@ -101,6 +102,7 @@ class _Expected:
                 stage.tags |= {
                     f"vantage.provenance.{part}": value for part, value in operation.provenance.items()
                 }
+                stage.tags |= energy_tags(operation.energy)
                 stage.tags["vantage.status"] = operation.outcome
                 if operation.artifact is not None:
                     self._artifact(entry, operation.stage, operation.artifact, is_certain=True)

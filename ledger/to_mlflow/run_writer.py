@@ -37,6 +37,7 @@ from ledger.remarks import remark_on
 from ledger.to_mlflow.aliases import apply_movement
 from ledger.to_mlflow.answer_tags import alias_tags, answer_tags
 from ledger.to_mlflow.critic_pages import log_critic_page
+from ledger.to_mlflow.energy_tags import energy_tags
 from ledger.to_mlflow.lineage import (
     Producer,
     Producers,
@@ -215,6 +216,7 @@ class RunWriter:
         run_id = self.runs.stage_run(operation.stage, operation.time)
         tags: dict[str, str] = {"vantage.status": operation.outcome}
         tags |= {f"vantage.provenance.{part}": value for part, value in operation.provenance.items()}
+        tags |= energy_tags(operation.energy)
         if operation.artifact is not None:
             self._record_artifact(entry, operation.stage, operation.artifact)
         self._write_stage(entry, operation.stage, tags)

@@ -26,6 +26,9 @@ class PolicyEvaluation(Stage):
     """The dataset whose test prompts are used."""
     demonstrations: Name | None = Field(None, exclude_if=is_unset)
     """A dataset of demonstrations, on whose test rows the perplexity of both policies is measured."""
+    critic: Name | None = Field(None, exclude_if=is_unset)
+    """A value_pretraining stage, whose critic reads the responses that are shown token by token: what it expects at each token
+    stands in the report beside the token's log-probability. It changes no metric. Its tokenizer is that of both policies."""
     samples_per_prompt: Count = 1
     """Responses of each policy to each prompt."""
 

@@ -12,6 +12,7 @@ from schemas.recipe.inputs import Generation
 from schemas.recipe.rewards import Reward
 from schemas.recipe.stage import Resources
 from schemas.records.artifacts import Artifact, Digest
+from schemas.records.energy import Energy
 
 RUN_STAGE = "tasks.stages.run_stage"
 """The function ``StageJob -> StageResult`` that computes every stage."""
@@ -111,3 +112,5 @@ class AttemptOutcome(Frozen):
     failure: Failure | None = None
     seconds: float = 0.0
     """Wall time."""
+    energy: Energy | None = Field(None, exclude_if=is_unset)
+    """Of the computation; None: there was none, or the machine has no counter that can be read."""

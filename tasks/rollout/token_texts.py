@@ -1,7 +1,9 @@
-"""The tokens of sampled responses as text, to be shown to people."""
+"""The tokens of sampled responses as text, with what the models say of each, to be shown to people."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from tasks.rollout.rollouts import Sampled
@@ -12,39 +14,52 @@ TOKENS_SHOWN = 200
 """Of a longer response, so many are handed back."""
 
 
+@dataclass(frozen=True)
+class ByToken:
+    """The responses of one model that come with their tokens."""
+
+    tokenizer: PreTrainedTokenizerBase
+    sampled: Sampled
+    """One row for each sample."""
+    values: Tensor | None
+    """(B,T): what a critic expects before it has seen each token; None: no critic reads them."""
+
+
 def token_texts(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> tuple[str, ...]:
     """The text of each token alone; parts of one character come out as a replacement character."""
     return tuple(str(tokenizer.decode([each], clean_up_tokenization_spaces=False)) for each in ids)
 
 
+def first_responses(samples: Sequence[Mapping[str, object]], sampled: Sampled) -> Sampled:
+    """The responses that come with their tokens: the first to the prompt of each of the first samples."""
+    prompts = [str(each) for each in sampled.prompts]
+    return sampled.select([prompts.index(str(sample["prompt"])) for sample in samples[:NUM_BY_TOKEN]])
+
+
 def with_tokens(
-    samples: Sequence[Mapping[str, object]],
-    sides: Mapping[str, tuple[PreTrainedTokenizerBase, Sampled]],
+    samples: Sequence[Mapping[str, object]], sides: Mapping[str, ByToken]
 ) -> tuple[dict[str, object], ...]:
-    """The samples, the first of them with each token's text and its log-probability (nats) when it was drawn.
+    """The samples, the first of them with each token: text, log-probability (nats) when it was drawn, and value if there is one.
 
     Args:
-        samples: as an evaluation hands them back to be shown: ``prompt``, and the first response of each side to it.
-        sides: ``candidate`` and ``baseline`` → tokenizer and responses.
+        samples: as an evaluation hands them back to be shown.
+        sides: ``candidate`` and ``baseline`` → their ``first_responses`` to these samples.
     """
     return tuple(
-        {**sample, **(_tokens_of(sample["prompt"], sides) if place < NUM_BY_TOKEN else {})}
+        {**sample, **(_tokens_of(place, sides) if place < NUM_BY_TOKEN else {})}
         for place, sample in enumerate(samples)
     )
 
 
-def _tokens_of(
-    prompt: object, sides: Mapping[str, tuple[PreTrainedTokenizerBase, Sampled]]
-) -> dict[str, object]:
-    """Tokens of both first responses to a prompt, and how many there are of each."""
+def _tokens_of(row: int, sides: Mapping[str, ByToken]) -> dict[str, object]:
+    """Tokens of both responses in a row, and how many there are of each."""
     found: dict[str, object] = {}
-    for side, (tokenizer, sampled) in sides.items():
-        row = [str(each) for each in sampled.prompts].index(str(prompt))
-        length = int(sampled.sequences.lengths[row])
+    for side, of in sides.items():
+        length = int(of.sampled.sequences.lengths[row])
         shown = min(length, TOKENS_SHOWN)
-        ids = sampled.sequences.response_ids[row, :shown].tolist()
-        logprobs = sampled.sampler_logprobs[row, :shown].tolist()
-        texts = token_texts(tokenizer, ids)
-        found[f"{side}_tokens"] = [[text, round(each, 4)] for text, each in zip(texts, logprobs, strict=True)]
+        texts = token_texts(of.tokenizer, of.sampled.sequences.response_ids[row, :shown].tolist())
+        numbers = [of.sampled.sampler_logprobs, *([] if of.values is None else [of.values])]
+        columns = [[round(each, 4) for each in column[row, :shown].tolist()] for column in numbers]
+        found[f"{side}_tokens"] = [list(token) for token in zip(texts, *columns, strict=True)]
         found[f"{side}_num_tokens"] = length
     return found

@@ -22,6 +22,7 @@ from schemas.records.artifacts import (
     RewardModel,
     ValueModel,
 )
+from schemas.records.energy import Energy
 from schemas.records.verdicts import Verdict
 
 ROOT = Path(__file__).parents[2]
@@ -108,7 +109,10 @@ def tell_stage(ledger: Ledger, stage: str, *, attempt: int = 1) -> None:
         ledger.send_metrics(stage, JOURNAL)
         ledger.record_verdicts(stage, [VERDICT])
     folder = responses(ledger.workspace / "responses") if stage == "evaluation" else None
-    ledger.finish_stage(stage, "completed", artifact=made, folder=folder, provenance={"device": "cpu"})
+    energy = Energy(gpu_joules=1234.56) if stage == "sft" else None
+    ledger.finish_stage(
+        stage, "completed", artifact=made, folder=folder, provenance={"device": "cpu"}, energy=energy
+    )
 
 
 def tell_reuse(ledger: Ledger, stage: str) -> None:

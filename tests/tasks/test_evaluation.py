@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
+from transformers import AutoModel, AutoTokenizer
 
 from algorithms.uncertainty import clustered_mean
 from models.sequences import collate
@@ -251,3 +253,56 @@ def test_models_with_other_tokenizers_have_no_divergence(
         assert result.uncertainty[name].standard_error is None
     assert result.metrics["perplexity"] != result.metrics["baseline_perplexity"]
     assert result.metrics["accuracy"] == pipeline.metrics("evaluation")["accuracy"]
+
+
+def with_critic(pipeline: Any, folder: Path) -> Any:
+    job = pipeline.job("evaluation", folder=folder, critic="value")
+    return job.model_copy(update={"inputs": {**job.inputs, "critic": pipeline.folder("value")}})
+
+
+def test_the_critics_values_are_those_of_transformers(pipeline: Any, tmp_path: Path) -> None:
+    """Each response is read on its own, unpadded, by the critic's trunk as transformers loads it, in float64; the head is one
+    product. A value has seen what stands before its token."""
+    result = run(with_critic(pipeline, tmp_path))
+    folder = pipeline.folder("value")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    trunk = AutoModel.from_pretrained(folder, dtype=torch.float64)
+    head = {name: tensor.double() for name, tensor in load_file(folder / "head.safetensors").items()}
+    read = 0
+    for sample in result.samples:
+        for role in ("candidate", "baseline"):
+            tokens = sample[f"{role}_tokens"]
+            prompt = tokenizer(sample["prompt"])["input_ids"]
+            response = tokenizer.convert_tokens_to_ids([text for text, _, _ in tokens])
+            assert [tokenizer.decode([each]) for each in response] == [text for text, _, _ in tokens]
+            with torch.no_grad():
+                states = trunk(torch.tensor([prompt + response])).last_hidden_state[0]
+            expected = (states @ head["weight"].T + head["bias"]).squeeze(-1)
+            expected = expected[len(prompt) - 1 : len(prompt) - 1 + len(response)]
+            found = torch.tensor([value for _, _, value in tokens], dtype=torch.float64)
+            torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+            read += len(tokens)
+    assert read > 100
+
+
+def test_a_critic_changes_nothing_else(pipeline: Any, tmp_path: Path) -> None:
+    """Metrics, kept rows, and what is shown of each token beside its value."""
+    result, without = run(with_critic(pipeline, tmp_path)), pipeline.result("evaluation")
+    assert result.metrics == without.metrics
+    assert result.uncertainty == without.uncertainty
+    for role in ("candidate", "baseline"):
+        name = f"{role}.parquet"
+        kept = pipeline.folder("evaluation") / name
+        assert (tmp_path / "output" / name).read_bytes() == kept.read_bytes()
+        for ours, theirs in zip(result.samples, without.samples, strict=True):
+            assert [token[:2] for token in ours[f"{role}_tokens"]] == theirs[f"{role}_tokens"]
+
+
+def test_a_critic_with_another_tokenizer_is_refused_before_anything_is_sampled(
+    pipeline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = with_critic(pipeline, tmp_path)
+    monkeypatch.setattr(evaluation, "tokenizer_digest", lambda folder: str(folder == job.inputs["critic"]))
+    monkeypatch.setattr(evaluation, "load_sampler", lambda *given: pytest.fail("it was loaded"))
+    with pytest.raises(ValueError, match="critic='value' has another tokenizer than candidate='policy'"):
+        run(job)

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from flows.attempts.energy import EnergyMeter
 from flows.runs.publishing import publish
 from flows.runs.record import RunRecord
 from flows.runs.run import read_runs
 from flows.runs.workspace import Workspace
+from schemas.records.energy import Energy
 from tests.flows.audit.tampering import Case
 from tests.flows.orchestrated import attempt_all, orchestrated
 
@@ -44,6 +46,7 @@ stages:
     kind: evaluation
     candidate: policy
     baseline: sft
+    critic: value
     judge: {verifier: arithmetic}
     prompts: prompts
     gate: {metric: accuracy_gain, at_least: 0.0}
@@ -90,6 +93,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("audited")
     with pytest.MonkeyPatch.context() as patched:
         patched.delenv("MLFLOW_TRACKING_URI", raising=False)
+        patched.setattr(EnergyMeter, "finish", lambda self: Energy(gpu_joules=7.25, cpu_joules=3.5))
         run_once(Workspace(folder / "workspace"), write_recipe(folder))
     return folder
 

@@ -222,6 +222,10 @@ def mlflow_provenance_tag(case: Case) -> None:
     edit_tag(case, "sft", "vantage.provenance.torch", "9.9")
 
 
+def mlflow_energy_tag(case: Case) -> None:
+    edit_tag(case, "sft", "vantage.energy.gpu_joules", "0.1")
+
+
 def mlflow_code_tag(case: Case) -> None:
     edit_tag(case, "sft", "vantage.code_sha256", "0" * 64)
 
@@ -424,6 +428,7 @@ CASES: dict[Callable[[Case], None], tuple[str, str]] = {
     mlflow_evidence_tag: ("evaluation: MLflow", "tag vantage.gate.accuracy_gain.evidence is"),
     mlflow_parent_tag: ("value: MLflow", "tag vantage.parent.init is"),
     mlflow_provenance_tag: ("sft: MLflow", "tag vantage.provenance.torch is “9.9”"),
+    mlflow_energy_tag: ("sft: MLflow", "tag vantage.energy.gpu_joules is “0.1”, and was sent as “7.2”"),
     mlflow_code_tag: ("sft: MLflow", "tag vantage.code_sha256 is"),
     mlflow_pointer_tag: (
         "policy: MLflow",

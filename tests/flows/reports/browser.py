@@ -74,10 +74,13 @@ class Tab:
             assert time.monotonic() < give_up, "the page does not load"
             time.sleep(0.05)
 
-    def press(self, key: str, code: int) -> None:
-        """Press a key once."""
-        for kind in ("rawKeyDown", "keyUp"):
-            self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code)
+    def press(self, key: str, code: int, *, text: str = "") -> None:
+        """Press a key once; ``text``: what it types."""
+        for kind in ("keyDown" if text else "rawKeyDown", "keyUp"):
+            more = {"text": text} if text and kind == "keyDown" else {}
+            self.call(
+                "Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code, **more
+            )
 
     def complaints(self) -> list[str]:
         """What the console said, and errors of scripts."""

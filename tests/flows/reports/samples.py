@@ -16,6 +16,7 @@ from flows.reports.gathered import (
     Step,
     Token,
 )
+from schemas.records.energy import Energy
 from schemas.records.verdicts import Verdict
 
 METRICS = ("score_mean", "loss", "entropy", "kl_to_reference", "explained_variance")
@@ -45,7 +46,9 @@ def curves(step: str, points: int = 60) -> StageCurves:
 
 def report(stages: int = 6) -> Report:
     names = ["model", *(f"a_stage_with_a_rather_long_name_{place}" for place in range(stages))]
-    answer = Answer("x" * 3000, (("judgement", 1.0),), True, (Token("a b", -0.001), Token("\n", -3.5)), 7)
+    answer = Answer(
+        "x" * 3000, (("judgement", 1.0),), True, (Token("a b", -0.001, 0.5), Token("\n", -3.5, -1.5)), 7
+    )
     step = names[1]
     return Report(
         run_id="0001-hand-aaaaaa",
@@ -86,11 +89,15 @@ def report(stages: int = 6) -> Report:
                     Distribution("Accuracy", (0.0, 1.0), True, (4, 5), (1, 8), 5 / 9, 8 / 9),
                     Distribution("Length", (0.0, 10.0, 20.0), False, (4, 5), (1, 8), 9.0, 15.0),
                 ),
-                samples=(Sample("prompt", answer, answer),),
+                samples=(Sample("prompt", answer, answer), Sample("another", answer, Answer("y", (), False))),
+                critic="value",
             ),
         ),
         measured=(Measured(step, "accuracy", 0.5, (0.4, 0.6), 256, "1", "A share of something. " * 9),),
-        costs=(Cost(step, 2, 100.0, 150.0, 8, "H200", 1.5e9, 0.25),),
+        costs=(
+            Cost(step, 2, 100.0, 150.0, 8, "H200", 1.5e9, 0.25, Energy(gpu_joules=7200.0), 1),
+            Cost("model", 1, 3.0, 3.0, 0, "cpu", None, None, Energy(cpu_joules=90.0), 1),
+        ),
         environment=(
             ("torch", (("2.13.0", tuple(names)),)),
             ("device", (("cpu", ("model",)), ("NVIDIA H200", tuple(names[1:])))),

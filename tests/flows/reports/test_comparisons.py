@@ -76,7 +76,7 @@ def test_the_first_response_to_each_prompt_those_that_differ_first_with_recorded
     assert found.responses == 3
     assert [sample.prompt for sample in found.samples] == ["p", "q"]
     answer = found.samples[0].candidate
-    assert (answer.text, answer.judgements) == ("dddd", (("judgement", 4.0),))
+    assert (answer.text, answer.judgements) == ("dddd", (("score", 4.0),))
     assert answer.tokens == (Token("dd", -0.5), Token("d", -3.0)) and answer.more_tokens == 1
     assert found.samples[0].baseline.tokens == (), "they belong to another text"
     assert [each.what for each in found.distributions] == [
@@ -85,6 +85,15 @@ def test_the_first_response_to_each_prompt_those_that_differ_first_with_recorded
     ]
     assert found.distributions[0].candidate_mean == pytest.approx(17 / 3)
     assert found.missing == (NO_VALUES,)
+
+
+def test_values_of_a_critic_stand_beside_the_log_probabilities() -> None:
+    stored = files(baseline=BASELINE, candidate=CANDIDATE)
+    recorded = {"prompt": "p", "candidate": "cc", "candidate_tokens": [["c", -0.5, 1.25], ["c", -3.0, -0.5]]}
+    stage = STAGE.model_copy(update={"critic": "value"})
+    found = compared("evaluation", stage, StageRecord(samples=(recorded,)), stored.get)
+    assert found.samples[0].candidate.tokens == (Token("c", -0.5, 1.25), Token("c", -3.0, -0.5))
+    assert (found.critic, found.missing) == ("value", ())
 
 
 def test_what_is_missing_is_said() -> None:

@@ -4,6 +4,7 @@ from math import inf, nan
 
 import pytest
 
+from flows.reports.curve_words import title_and_note
 from flows.reports.curves import MOST_FIGURES, ORDER, most_of_each, stage_curves, thinned, tokens_of, trend
 from schemas.records.metrics import METRICS
 
@@ -70,3 +71,22 @@ def test_the_mean_score_of_a_reward_model_comes_last() -> None:
     for kind, first in (("reward_model", "loss"), ("policy_optimization", "score_mean")):
         found = stage_curves("x", kind, told, most=9)
         assert found is not None and found.curves[0].metric == first
+
+
+def test_every_curve_has_a_title_and_says_what_to_look_for() -> None:
+    for name in ORDER:
+        title, note = title_and_note(name, "policy_optimization")
+        assert title != name and note
+    wanted = {
+        "score_mean": "Reward", "kl_to_reference": "KL", "entropy": "Entropy", "response_length_mean": "length",
+        "explained_variance": "Explained variance", "clip_fraction": "Clip fraction", "validation_score": "Held-out score",
+    }  # fmt: skip
+    for name, word in wanted.items():
+        assert word in title_and_note(name, "policy_optimization")[0]
+    assert set(wanted) <= set(ORDER[:16])
+
+
+def test_only_of_a_policy_that_learns_from_its_samples_the_reward_is_to_rise() -> None:
+    assert "rises" in title_and_note("score_mean", "policy_optimization")[1]
+    assert "rises" not in title_and_note("score_mean", "value_pretraining")[1]
+    assert "rises" not in title_and_note("score_mean", "reward_model")[1]

@@ -5,6 +5,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
+from flows.reports.column import column
 from flows.reports.gathered import Step
 from flows.reports.graph import HEIGHT, WIDTH, _depths, _rows, lineage
 
@@ -21,6 +22,12 @@ QUICKSTART = [
     step("policy", "sft", "value", "reward", "data.a"),
     step("evaluation", "policy", "sft", "data.a"),
 ]
+
+
+def drawn(steps: list[Step]) -> str:
+    drawing = lineage(steps)
+    assert drawing is not None
+    return drawing
 
 
 def boxes(drawing: str) -> list[tuple[float, float]]:
@@ -42,10 +49,10 @@ def test_a_line_that_passes_rows_has_a_place_of_its_own_in_each() -> None:
 
 
 @pytest.mark.parametrize(
-    "steps", [QUICKSTART, [step(f"s{i}", *(f"s{j}" for j in range(i))) for i in range(12)]]
+    "steps", [QUICKSTART, [step(f"s{i}", *(f"s{j}" for j in range(i))) for i in range(9)]]
 )
 def test_no_box_lies_on_another_and_all_are_within(steps: list[Step]) -> None:
-    drawing = lineage(steps)
+    drawing = drawn(steps)
     places = boxes(drawing)
     assert len(places) == len(steps)
     for number, (x, y) in enumerate(places):
@@ -57,18 +64,65 @@ def test_no_box_lies_on_another_and_all_are_within(steps: list[Step]) -> None:
 
 
 def test_its_label_says_what_is_drawn_and_names_are_text() -> None:
-    drawing = lineage([step("a"), step("b", "a", "a", status="gate_closed"), step("c", "gone")])
+    drawing = drawn([step("a"), step("b", "a", "a", status="gate_closed"), step("c", "gone")])
     assert 'aria-label="Lineage: a (completed); b (gate closed) reads a; c (completed) reads gone"' in drawing
     assert drawing.count("<path") == 1
-    odd = lineage([step('<script>"&')])
+    odd = drawn([step('<script>"&')])
     assert "<script" not in odd
     ET.fromstring(odd)
 
 
 def test_steps_that_read_each_other_are_drawn_all_the_same() -> None:
     """A record that someone edited."""
-    assert len(boxes(lineage([step("a", "b"), step("b", "a")]))) == 2
+    assert len(boxes(drawn([step("a", "b"), step("b", "a")]))) == 2
 
 
 def test_a_run_without_steps_has_an_empty_drawing() -> None:
-    ET.fromstring(lineage([]))
+    ET.fromstring(drawn([]))
+    ET.fromstring(column([]))
+
+
+def test_what_is_too_wide_for_a_screen_is_not_drawn_in_rows() -> None:
+    assert lineage([step(f"s{i}", *(f"s{j}" for j in range(i))) for i in range(30)]) is None
+    assert lineage([step(f"s{i}", *([f"s{i - 1}"] if i else [])) for i in range(30)])
+
+
+def edges_of(drawing: str, names: list[str]) -> set[tuple[str, str]]:
+    """Read back from the lines: each goes out of one box, and comes in at the height of its dots, to others."""
+    root, found = ET.fromstring(drawing), set()
+    tops = [y for _, y in boxes(drawing)]
+
+    def at(height: float) -> str:
+        [name] = [name for name, top in zip(names, tops, strict=True) if top < height < top + HEIGHT]
+        return name
+
+    for path in root.iter("path"):
+        out, *into = re.findall(r"M\S+ (\d+)", path.get("d", ""))
+        found |= {(at(float(out)), at(float(each))) for each in into}
+    return found
+
+
+@pytest.mark.parametrize("count", [0, 30])
+def test_in_a_column_every_edge_is_a_line_and_none_lies_on_another(count: int) -> None:
+    steps = QUICKSTART if not count else [step(f"s{i}", *(f"s{j}" for j in range(i))) for i in range(count)]
+    drawing = column(steps)
+    assert edges_of(drawing, [each.name for each in steps]) == {
+        (read, each.name) for each in steps for _, read in each.reads
+    }
+    spans = [
+        (float(x), float(out), float(end))
+        for out, x, end in re.findall(r"M\d+ (\d+)H([\d.]+)V(\d+)", drawing)
+    ]
+    for number, (x, first, last) in enumerate(spans):
+        for other_x, other_first, other_last in spans[:number]:
+            assert x != other_x or last < other_first or other_last < first
+    _, _, width, _ = map(float, re.findall(r'viewBox="(\S+) (\S+) (\S+) (\S+)"', drawing)[0])
+    assert width <= 320, "a phone shows it without scrolling"
+    assert max(x for x, _, _ in spans) < width
+
+
+def test_a_name_ends_within_its_box() -> None:
+    """East Asian letters are twice as wide: of forty, ten are there and a sign that there are more."""
+    assert "<text" in drawn([step("short")]) and "textLength" not in drawn([step("short")])
+    assert f'textLength="{WIDTH - 20}"' in drawn([step("data.demonstrations")])
+    assert f">{'名' * 10}…<" in drawn([step("名" * 40)])

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from flows.reports.gathered import Report
+from flows.reports.gathered import Answer, Report, Sample, Token
 from flows.reports.page import report_page
-from flows.reports.words import about, duration, number, verdict_sentence
+from flows.reports.words import about, duration, energy, number, verdict_sentence
 from tests.flows.reports.samples import curves, report, verdict
 from tests.ledger.test_critic_page import Page
 
@@ -21,7 +21,7 @@ def text() -> str:
 
 def test_it_is_whole_and_deterministic(text: str) -> None:
     page = Page(text)
-    assert page.tags.count("svg") == 1 + 2 * 5 + 2
+    assert page.tags.count("svg") == 2 + 2 * 5 + 2 + 2
     assert report_page(report(2)) == text
     headings = [int(tag[1]) for tag in page.tags if re.fullmatch("h[1-6]", tag)]
     assert headings[0] == 1 and headings.count(1) == 1
@@ -42,7 +42,10 @@ def test_names_of_drawn_parts_are_their_own(text: str) -> None:
 
 def test_first_things_first(text: str) -> None:
     order = [
+        "the stages of recipe hand",
         "A gate is closed",
+        "Gates: 1 passed, 1 closed, 1 not reached.",
+        "policy against sft: accuracy 0.9 against 0.6",
         "hand@champion",
         "is closed: accuracy_gain",
         "Change something",
@@ -63,6 +66,47 @@ def test_cost_by_hand(text: str) -> None:
         assert each in said
     without = " ".join(Page(report_page(replace(report(1), costs=()))).texts)
     assert "Nothing was computed" in without
+
+
+def test_energy_by_hand(text: str) -> None:
+    """7,200 J are 2 Wh, of one of two attempts; 90 J of the processor, which the other step did not measure."""
+    said = " ".join(Page(text).texts)
+    for each in (
+        "2 Wh (1 of 2 attempts)",
+        "not measured",
+        "90 J",
+        "at most 90 J",
+        "own counters (NVML)",
+        "whole packages (RAPL)",
+    ):
+        assert each in said
+    costs = tuple(replace(cost, energy=None) for cost in report(1).costs)
+    without = " ".join(Page(report_page(replace(report(1), costs=costs))).texts)
+    assert "Energy was not measured: the machine has no counter" in without and "2 Wh" not in without
+    assert [energy(each) for each in (0.25, 999.0, 2500.0, 3600.0, 45_000.0, 3.6e6, 7.2e9)] == [
+        "0.25 J", "999 J", "2500 J", "1 Wh", "12.5 Wh", "1 kWh", "2 MWh",
+    ]  # fmt: skip
+
+
+def test_tokens_are_read_by_their_legend(text: str) -> None:
+    """The first token was nearly certain, and has the highest value; the second was drawn against the odds, with the lowest."""
+    boxes = re.findall(
+        r'<span class="token (s\d)"><bdi>(.*?)</bdi><small>(\S+)</small><small>V (\S+)</small><i><b style="width:(\d+)%"',
+        text,
+    )
+    assert boxes[:2] == [("s0", "a␣b", "0.00", "0.50", "100"), ("s3", "⏎", "-3.50", "-1.50", "0")]
+    assert "How to read the tokens" in text and "the critic of <strong>value</strong>" in text
+    assert text.count('<details class="by-token" open>') == 1, "the first sample is open"
+    tokens = (Token("a", -0.05), Token("b", -0.5), Token("c", -1.5), Token("d", -9.0))
+    alone = Sample("p", Answer("abcd", (), True, tokens), Answer("abcd", (), True, tokens))
+    compared = replace(report(1).comparisons[0], samples=(alone,), critic=None)
+    page = report_page(replace(report(1), comparisons=(compared,)))
+    assert re.findall(r'<span class="token (s\d)"><bdi>', page)[:4] == ["s0", "s1", "s2", "s3"]
+    assert "number after V" not in page and "token by token: log-probability</summary>" in page
+
+
+def test_texts_of_both_directions_are_shown_in_their_own(text: str) -> None:
+    assert text.count('<pre dir="auto">') == 4 and text.count('<pre class="prompt" dir="auto">') == 2
 
 
 def test_what_differs_between_steps_is_shown_apart(text: str) -> None:

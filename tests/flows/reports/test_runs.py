@@ -14,6 +14,7 @@ from flows.reports.gathered import Report, Step
 from flows.runs.record import RunRecord
 from flows.runs.run import read_run, read_runs
 from flows.runs.workspace import RunError, Workspace
+from schemas.records.energy import Energy
 from tests.flows.conftest import RECIPE
 from tests.flows.orchestrated import attempt_all, orchestrated
 from tests.ledger.test_critic_page import Page
@@ -139,6 +140,28 @@ def test_the_same_run_has_the_same_page_which_is_whole(found: Found, tmp_path: P
     assert not {"script", "iframe", "link"} & {*page.tags}
     ids = set(re.findall(r' id="([^"]+)"', again.read_text()))
     assert all(each.startswith("#") and each[1:] in ids for each in page.references)
+
+
+def test_energy_is_that_of_all_attempts_that_told_it(found: Found) -> None:
+    """sft: two attempts, of 1.5 and 2 J, and a third whose process died; nothing of the others."""
+    workspace, record = found(1)
+    outbox = workspace.folder(record.run_id) / "ledger" / "outbox.jsonl"
+    lines = [json.loads(line) for line in outbox.read_text().splitlines()]
+
+    def of(operation: str) -> dict[str, object]:
+        return next(each for each in lines if each["operation"] == operation and each["stage"] == "sft")
+
+    begun, ended = of("open_stage"), of("finish_stage")
+    assert "energy" not in ended, "where nothing is measured the outbox is that of before"
+    more = [{**ended, "energy": {"cpu_joules": 1.5, "gpu_joules": None}}, {**begun, "attempt": 2}]
+    more += [{**ended, "energy": {"cpu_joules": 2.0, "gpu_joules": 7.0}}, {**begun, "attempt": 3}]
+    lines[lines.index(ended) : lines.index(ended) + 1] = more
+    outbox.write_text("".join(json.dumps(each) + "\n" for each in lines))
+    costs = {cost.step: cost for cost in gather_report(workspace, record).costs}
+    assert costs["sft"].energy == Energy(cpu_joules=3.5, gpu_joules=7.0)
+    assert (costs["sft"].attempts, costs["sft"].measured_attempts) == (3, 2)
+    assert costs["policy"].energy is None
+    assert "3.5 J (2 of 3 attempts)" in page_of(workspace, record)
 
 
 def test_a_damaged_ledger_is_named_and_the_rest_is_there(found: Found) -> None:

@@ -51,6 +51,9 @@ def test_a_run_is_recorded_with_params_curves_verdicts_and_lineage(workspace: Pa
     assert sft.data.tags["vantage.gate.test_nll"] == "test_nll 0.400 <= 1: passed"
     assert json.loads(sft.data.tags["vantage.gate.test_nll.evidence"]) == {"test_nll": 0.4}
     assert sft.data.tags["vantage.provenance.device"] == "cpu"
+    assert sft.data.tags["vantage.energy.gpu_joules"] == "1234.6"
+    told = {(name, tag) for name, run in runs.items() for tag in run.data.tags if "energy" in tag}
+    assert told == {("sft", "vantage.energy.gpu_joules")}, "nothing is told where nothing was measured"
 
     # 3. What it was made of: by our digests, MLflow's runs, its datasets, and its models
     tags = sft.data.tags

@@ -55,6 +55,13 @@ POLICIES = "sft or dpo or policy_optimization or best_of_n stage, or the recipe'
          "use one of: sft, policy, model"),
         ("stages.evaluation.candidate", "reward", f"'reward' is a reward_model stage; a candidate is a {POLICIES}; "
          "use one of: sft, policy, model"),
+        ("stages.evaluation.critic", "policy", "'policy' is a policy_optimization stage; a critic is a value_pretraining stage; "
+         "use one of: value"),
+        ("stages.evaluation.critic", "reward", "'reward' is a reward_model stage; a critic is a value_pretraining stage; "
+         "use one of: value"),
+        ("stages.evaluation.critic", "model", "'model' is the recipe's model; a critic is a value_pretraining stage; "
+         "use one of: value"),
+        ("stages.evaluation.critic", "valeu", "no stage is called 'valeu'; did you mean 'value'?"),
         ("rewards.main.terms.0.model", "sft", "'sft' is an sft stage; a model is a reward_model stage; "
          "use one of: reward"),
         # -- data

@@ -151,6 +151,7 @@ def test_fields_that_exclude_or_need_each_other(model: str, fields: tuple[str, .
     recipe["sign"] = {"key": "key.pem"} if model != "Signing" else {}
     recipe["stages"]["reward"].pop("centre_coef")
     recipe["stages"]["reward"].pop("lm_coef")
+    recipe["stages"]["evaluation"].pop("also")
     outcomes = set()
     for chosen in itertools.product(("left out", "null", "given"), repeat=len(fields)):
         plain = copy.deepcopy(recipe)

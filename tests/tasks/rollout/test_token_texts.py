@@ -6,7 +6,7 @@ import torch
 
 from models.sequences import collate
 from tasks.rollout.rollouts import Sampled
-from tasks.rollout.token_texts import NUM_BY_TOKEN, TOKENS_SHOWN, with_tokens
+from tasks.rollout.token_texts import NUM_BY_TOKEN, TOKENS_SHOWN, ByToken, first_responses, with_tokens
 
 
 class Letters:
@@ -30,14 +30,20 @@ def sampled(*responses: list[int], prompts: list[str]) -> Sampled:
     )
 
 
+def by_token(samples: Any, responses: Sampled, values: torch.Tensor | None = None) -> ByToken:
+    tokenizer: Any = Letters()
+    return ByToken(tokenizer, first_responses(samples, responses), values)
+
+
 def test_the_first_response_to_the_prompt_token_by_token() -> None:
     """Two responses to each of p and q; what is shown of q is its first, in row 2."""
     prompts = ["p", "p", "q", "q"]
-    sides: Any = {
-        "candidate": (Letters(), sampled([1], [2], [3, 1], [4], prompts=prompts)),
-        "baseline": (Letters(), sampled([5], [6], [7], [8], prompts=prompts)),
+    samples = [{"prompt": "q", "candidate": "ca", "baseline": "g"}]
+    sides = {
+        "candidate": by_token(samples, sampled([1], [2], [3, 1], [4], prompts=prompts)),
+        "baseline": by_token(samples, sampled([5], [6], [7], [8], prompts=prompts)),
     }
-    [found] = with_tokens([{"prompt": "q", "candidate": "ca", "baseline": "g"}], sides)
+    [found] = with_tokens(samples, sides)
     assert found == {
         "prompt": "q",
         "candidate": "ca",
@@ -49,12 +55,22 @@ def test_the_first_response_to_the_prompt_token_by_token() -> None:
     }
 
 
+def test_values_stand_beside_the_log_probabilities() -> None:
+    """A row of values for each sample, in the order of the samples; what stands behind a shorter response is padding."""
+    samples = [{"prompt": "q"}, {"prompt": "p"}]
+    values = torch.tensor([[0.5, 0.25], [-1.23456, 0.0]])
+    side = by_token(samples, sampled([1], [3, 1], prompts=["p", "q"]), values)
+    first, second = with_tokens(samples, {"candidate": side})
+    assert first["candidate_tokens"] == [["c", -0.3, 0.5], ["a", -0.1, 0.25]]
+    assert second["candidate_tokens"] == [["a", -0.1, -1.2346]]
+
+
 def test_long_responses_and_later_samples_are_not_handed_back_whole() -> None:
     """``run.json`` holds them, and is written many times."""
     prompts = [f"p{place}" for place in range(NUM_BY_TOKEN + 1)]
-    long = sampled(*[[1] * (TOKENS_SHOWN + 7)] * len(prompts), prompts=prompts)
-    sides: Any = {"candidate": (Letters(), long), "baseline": (Letters(), long)}
-    found = with_tokens([{"prompt": prompt} for prompt in prompts], sides)
+    samples = [{"prompt": prompt} for prompt in prompts]
+    long = by_token(samples, sampled(*[[1] * (TOKENS_SHOWN + 7)] * len(prompts), prompts=prompts))
+    found = with_tokens(samples, {"candidate": long, "baseline": long})
     assert len(found[0]["candidate_tokens"]) == TOKENS_SHOWN  # type: ignore[arg-type]
     assert found[0]["candidate_num_tokens"] == TOKENS_SHOWN + 7
     assert found[-1] == {"prompt": prompts[-1]}
