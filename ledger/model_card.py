@@ -16,7 +16,7 @@ from schemas.records.verdicts import DEFAULT_CONFIDENCE
 from schemas.safe_text import markdown_text, without_secrets
 
 _OUR_LICENCE = "Apache-2.0"
-_MOST_ROWS = 24
+_MOST_ROWS = 16
 """Rows of the table of measurements; the run's page has all."""
 _MEASURED_ROLE = {
     "evaluation": "candidate",

@@ -118,7 +118,8 @@ def gate_rows(record: RunRecord) -> list[dict[str, object]]:
             "measured": verdict.measured,
             "interval": "" if verdict.interval is None else "{:.4g} to {:.4g}".format(*verdict.interval),
             "prompts": verdict.n,
-            "rule": f"{verdict.relation} {verdict.threshold:g}",
+            # in words: Prefect's tables leave out ">"
+            "rule": f"{'at least' if verdict.relation == '>=' else 'at most'} {verdict.threshold:g}",
             "verdict": "passed" if verdict.passed else "CLOSED",
             "if closed": verdict.on_fail,
             "remark": "; ".join(each for each in (verdict.reason, verdict.warning) if each),
