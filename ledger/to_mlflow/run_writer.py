@@ -64,6 +64,7 @@ from schemas.kind import MODELS
 from schemas.kinds import KINDS
 from schemas.records.artifacts import Artifact
 from schemas.records.metric_warnings import warnings_of
+from schemas.safe_text import without_secrets
 
 log = logging.getLogger(__name__)
 
@@ -250,11 +251,21 @@ class RunWriter:
         write(self._client, run_id, tags={"vantage.status": operation.outcome})
         self._note_is_stale = True
         self.write_run_note(entry)  # no later operation may come
+        self._client.set_terminated(run_id, _RUN_STATUS[operation.outcome], operation.time)
         for stage in entry.stages:  # each names those that have read it since
-            if stage in self.runs.ids:
+            if stage not in self.runs.ids:
+                continue
+            try:
                 self._write_stage(entry, stage, {})
                 self._write_model_note(entry, stage)
-        self._client.set_terminated(run_id, _RUN_STATUS[operation.outcome], operation.time)
+            except Exception as error:
+                if not is_permanent_error(error):
+                    raise
+                log.warning(
+                    "the page of %s stays as it was: %s",
+                    stage,
+                    without_secrets(str(error)).partition("\n")[0],
+                )
 
     def _publish(self, entry: RunEntry, operation: Publish) -> None:
         name, digest = operation.registered_model, operation.artifact.digest
