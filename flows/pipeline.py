@@ -1,7 +1,7 @@
 """The Prefect flow: each step starts when its inputs are ready; each attempt is one task run."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -31,6 +31,7 @@ from flows.prefect_server.flow_runs import (
 )
 from flows.prefect_server.pages import progress_page, show_run
 from flows.prefect_server.server import server_name
+from flows.reports.at_end import is_wanted
 from flows.retry import MAX_ATTEMPTS
 from flows.runs.publishing import publish
 from flows.runs.starting import open_run
@@ -122,7 +123,9 @@ async def pipeline(
                     steps: dict[str, asyncio.Task[State[None] | None]] = {}
                     async with asyncio.TaskGroup() as side_by_side:
                         for step in left:
-                            before = [steps[other] for other in _before(step, orchestrator) if other in steps]
+                            before = {
+                                other: steps[other] for other in _before(step, orchestrator) if other in steps
+                            }
                             steps[step] = side_by_side.create_task(when_ready(step, before, orchestrator))
                             steps[step].add_done_callback(partial(_ended, orchestrator, step))
                     left = await _allowed_meanwhile(orchestrator)
@@ -190,7 +193,7 @@ async def _finish(flow_run_id: str, orchestrator: Orchestrator) -> State[None]:
     run = orchestrator.run
     for publication in orchestrator.recipe.publish:
         await asyncio.to_thread(publish, publication, orchestrator)
-    await show_run(run.record, mlflow=orchestrator.ledger.where())
+    await show_run(run.record, ledger=orchestrator.ledger, has_report=is_wanted())
     status, message = seen_by_prefect(orchestrator, run.outcome()), run_message(run.record)
     if (
         status == "resumable" and orchestrator.stop.leaves_pools
@@ -205,14 +208,18 @@ def _ended(orchestrator: Orchestrator, step: str, _: object) -> None:
 
 
 async def when_ready(
-    step: str, before: list[asyncio.Task[State[None] | None]], orchestrator: Orchestrator
+    step: str, before: Mapping[str, asyncio.Task[State[None] | None]], orchestrator: Orchestrator
 ) -> State[None] | None:
-    """Wait for the step's inputs, then attempt it; retry while its outcome allows, and skip it if it is blocked."""
-    ended = [await each for each in before]
-    # One that a person has approved of since is over, whatever its own task run has ended with.
-    states = [each for each in ended if each is not None and each.is_completed()]
+    """Wait for the steps ``before``, then attempt it; retry while its outcome allows, and skip it if it is blocked."""
+    ended = {other: await each for other, each in before.items()}
+    # Prefect draws a line from each of these, so they are what the step reads and not all that it waits for. One that a
+    # person has approved of since is over, whatever its own task run has ended with.
+    read = set(orchestrator.inputs[step].values())
+    states = [
+        each for other, each in ended.items() if other in read and each is not None and each.is_completed()
+    ]
     state = None
-    if any(each is not None and each.name == WAITING_APPROVAL for each in ended):
+    if any(each is not None and each.name == WAITING_APPROVAL for each in ended.values()):
         await asyncio.to_thread(orchestrator.take_up_answers)
     if obstacle := orchestrator.obstacle(step):
         orchestrator.block(step, obstacle)
@@ -239,8 +246,9 @@ async def stage(request: AttemptRequest) -> State[None]:
     """One attempt at a step of a run that is open in this process; a thread waits for the computation."""
     orchestrator = orchestrator_of(request.run_id)
     assert orchestrator is not None, "the flow opened it"
-    async with progress_page(request.step, lambda: orchestrator.progress(request.step)):
+    async with progress_page(request.step, lambda: orchestrator.progress(request.step)) as progress:
         record = await asyncio.to_thread(orchestrator.attempt, request)
+        progress.is_complete = record.digest is not None
     return state_of(seen_by_prefect(orchestrator, record.status), stage_message(record))
 
 

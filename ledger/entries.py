@@ -1,13 +1,15 @@
 """The state of a run after its operations: the run, its stages, and the last recorded step of each metric."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 from ledger.operations import (
     FinishRun,
     FinishStage,
     Input,
+    LogBill,
     LogMetrics,
     LogReport,
     MetricRow,
@@ -36,6 +38,8 @@ class StageEntry:
     reason: str | None = None
     artifact: Artifact | None = None
     source_sha256: str | None = None
+    source: str | None = None
+    """Source of a dataset or an imported model, as the recipe names it."""
     folder: str | None = None
     """Folder of the artifact's files."""
     made: int | None = None
@@ -62,6 +66,12 @@ class RunEntry:
     """(Stage, metric) → the last recorded step."""
     report: str | None = None
     """Name of the run's report among its artifacts in MLflow."""
+    bills: frozenset[str] = frozenset()
+    """Stages whose runs have a bill of materials among their artifacts in MLflow."""
+    generation: dict[str, Any] = field(default_factory=dict)
+    """The recipe's settings of sampled text."""
+    licenses: dict[str, str] = field(default_factory=dict)
+    """Step → the licence that the recipe names for what it makes."""
 
 
 def apply_operation(entry: RunEntry | None, operation: Operation) -> RunEntry:
@@ -73,6 +83,8 @@ def apply_operation(entry: RunEntry | None, operation: Operation) -> RunEntry:
                 experiment=operation.experiment,
                 name=operation.name,
                 origin=operation.origin,
+                generation=operation.recipe.get("generation", {}),
+                licenses=operation.recipe.get("licenses", {}),
             )
         return replace(entry, outcome="running", openings=entry.openings + 1, origin=operation.origin)
     if entry is None:
@@ -86,6 +98,7 @@ def apply_operation(entry: RunEntry | None, operation: Operation) -> RunEntry:
                 stage_key=operation.stage_key,
                 inputs=operation.inputs,
                 source_sha256=operation.source_sha256,
+                source=_source_in(operation.params),
                 attempt=operation.attempt,
                 artifact=known.artifact if known else None,
                 made=known.made if known else None,
@@ -101,6 +114,7 @@ def apply_operation(entry: RunEntry | None, operation: Operation) -> RunEntry:
                 stage_key=operation.stage_key,
                 inputs=operation.inputs,
                 source_sha256=operation.source_sha256,
+                source=_source_in(operation.params),
                 folder=operation.folder,
                 attempt=known.attempt if known else None,
                 outcome=held
@@ -131,6 +145,8 @@ def apply_operation(entry: RunEntry | None, operation: Operation) -> RunEntry:
             return replace(entry, last_steps={**entry.last_steps, **last})
         case LogReport():
             return replace(entry, report=Path(operation.file).name)
+        case LogBill():
+            return replace(entry, bills=entry.bills | {operation.stage})
         case RecordApproval():
             return _answered(entry, operation.approval)
         case FinishRun():
@@ -138,6 +154,12 @@ def apply_operation(entry: RunEntry | None, operation: Operation) -> RunEntry:
         case _:
             return entry
     return replace(entry, stages={**entry.stages, stage.name: stage})
+
+
+def _source_in(params: Mapping[str, Any]) -> str | None:
+    """The source that a step reads: of a dataset, or of a model."""
+    read = params.get("data", params.get("model"))
+    return read.get("source") if isinstance(read, Mapping) else None
 
 
 def _answered(entry: RunEntry, answer: Approval) -> RunEntry:

@@ -1,32 +1,19 @@
 """The Markdown of the MLflow pages of a run, a stage and a model."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from ledger.entries import RunEntry, StageEntry
+from ledger.model_card import answers, card_sections, in_markdown, parents_table, readers
 from ledger.operations import Input
+from ledger.page_links import ArtifactKey, Link, artifact_key, linked, linked_run, words
 from ledger.remarks import remark_on
-from schemas.records.artifacts import Artifact
 from schemas.records.metric_warnings import dropped_summary, warnings_of
 from schemas.safe_text import markdown_text
 
-
-@dataclass(frozen=True)
-class Link:
-    """An artifact in MLflow: the pages of the run that made it and of its model."""
-
-    run: str | None = None
-    run_name: str | None = None
-    model: str | None = None
-
-
-ArtifactKey = tuple[str, str]
-"""Digest and stage key of an artifact: two stages may make equal artifacts."""
-
-
-def artifact_key(artifact: Artifact) -> ArtifactKey:
-    """The artifact's digest and stage key."""
-    return artifact.digest, artifact.stage_key
+BILL = "bill_of_materials.cdx.json"
+"""The bill of materials among the artifacts of a stage's run."""
 
 
 def run_note(entry: RunEntry, pages: Mapping[str, str], producers: Mapping[ArtifactKey, Link]) -> str:
@@ -34,13 +21,13 @@ def run_note(entry: RunEntry, pages: Mapping[str, str], producers: Mapping[Artif
 
     ``pages``: stage → page of its run; ``producers``: artifact → run that made it.
     """
-    head = [f"Recipe **{markdown_text(entry.name)}** · {_words(entry.outcome)}"]
+    head = [f"Recipe **{markdown_text(entry.name)}** · {words(entry.outcome)}"]
     if entry.report is not None:
         head.append(f"**Report:** `{entry.report}` under Artifacts: lineage, gates, curves, samples, cost")
     for outcome in dict.fromkeys(stage.outcome for stage in entry.stages.values()):
         names = [name for name, stage in entry.stages.items() if stage.outcome == outcome]
-        stages = " · ".join(_linked(name, pages.get(name)) for name in names)
-        head.append(f"**{_words(outcome).capitalize()}:** {stages}")
+        stages = " · ".join(linked(name, pages.get(name)) for name in names)
+        head.append(f"**{words(outcome).capitalize()}:** {stages}")
     lines = [
         "  \n".join(head),
         "",
@@ -48,34 +35,44 @@ def run_note(entry: RunEntry, pages: Mapping[str, str], producers: Mapping[Artif
         "|---|---|---|---|---|",
     ]
     for stage in entry.stages.values():
-        page = _linked(stage.name, pages.get(stage.name))
+        page = linked(stage.name, pages.get(stage.name))
         gates = "<br>".join(markdown_text(str(verdict)) for verdict in stage.verdicts) or "–"
         parents = " · ".join(
-            f"{role}: {_linked(given.stage, pages.get(given.stage))}" for role, given in stage.inputs.items()
+            f"{role}: {linked(given.stage, pages.get(given.stage))}" for role, given in stage.inputs.items()
         )
         outcome = "<br>".join(
-            each for each in (_words(stage.outcome), _remark(stage), *_warnings(stage)) if each
+            each for each in (words(stage.outcome), _remark(stage), *_warnings(stage)) if each
         )
         lines.append(
-            f"| {page} | {outcome} | {_artifactmarkdown_text(stage, producers)} | {gates} | {parents or '–'} |"
+            f"| {page} | {outcome} | {_artifact_cell(stage, producers)} | {gates} | {parents or '–'} |"
         )
     return "\n".join(lines)
 
 
-def stage_note(entry: RunEntry, name: str, run_page: str, producers: Mapping[ArtifactKey, Link]) -> str:
-    """A stage's page: its inputs and the runs that made them, its gates and its artifact.
+def stage_note(
+    entry: RunEntry,
+    name: str,
+    run_page: str,
+    producers: Mapping[ArtifactKey, Link],
+    pages: Mapping[str, str] = MappingProxyType({}),
+) -> str:
+    """A stage's page: its inputs and the runs that made them, its gates, its artifact, and who of this run reads that.
 
     MLflow shows only the first few lines at first, so the parents are in the second.
+
+    ``pages``: stage → page of its run.
     """
     stage = entry.stages[name]
     attempt = f" · attempt {stage.attempt}" if stage.attempt else ""
     head = [
-        f"**{stage.name}** · {_words(stage.kind)}{attempt} · {_words(stage.outcome)} "
-        f"· a stage of run {_linked(entry.run_id, run_page)}",
+        f"**{stage.name}** · {words(stage.kind)}{attempt} · {words(stage.outcome)} "
+        f"· a stage of run {linked(entry.run_id, run_page)}",
         f"**Parents:** {_parents_line(stage.inputs, producers)}",
     ]
+    if read_by := readers(entry, name):
+        head.append(f"**Read by:** {_readers_line(read_by, pages)}")
     if stage.outcome == "reused" and stage.artifact:
-        producer = _linked_run(producers.get(artifact_key(stage.artifact), Link()))
+        producer = linked_run(producers.get(artifact_key(stage.artifact), Link()))
         head.append(f"**Reused:** made by {producer}, where its curves are; nothing was trained here.")
     if remark := _remark(stage):
         head.append(remark)
@@ -84,55 +81,89 @@ def stage_note(entry: RunEntry, name: str, run_page: str, producers: Mapping[Art
     head += _warnings(stage)
     if stage.reason:
         head.append(markdown_text(stage.reason))
-    lines = ["  \n".join(head), *_parents_table(stage.inputs, producers)]
+    lines = ["  \n".join(head), *_titled("Parents", parents_table(stage, producers))]
     if stage.verdicts:
         lines += ["", "### Gates", "", *(f"- {markdown_text(str(verdict))}" for verdict in stage.verdicts)]
-        lines += _answers(entry, name)
+        lines += answers(entry, name)
     if stage.artifact:
         lines += ["", "### Artifact", "", f"- content digest `{stage.artifact.digest}`"]
         model = producers.get(artifact_key(stage.artifact), Link()).model
         if model:
-            lines.append(f"- {_linked('its page under Models', model)}")
+            lines.append(f"- {linked('its page under Models', model)}")
         lines.append(f"- stage key `{stage.stage_key}`")
+        if name in entry.bills:
+            lines.append(f"- bill of materials (CycloneDX): `{BILL}` under Artifacts")
     return "\n".join(lines)
 
 
-def artifact_note(
-    entry: RunEntry, stage: StageEntry, run_page: str, producers: Mapping[ArtifactKey, Link]
-) -> str:
-    """A model's page: the stage that made it, its inputs, its gates and its evaluations."""
+@dataclass(frozen=True)
+class ModelPages:
+    """Where a model is in MLflow."""
+
+    run: str
+    """Page of the stage's run."""
+    run_of_all: str | None = None
+    """Page of the parent run."""
+    readers: Mapping[str, str] = field(default_factory=dict)
+    """Stage that reads the model → page of its run."""
+    registered: str | None = None
+    """``NAME/VERSION``; None: this is no version's page."""
+
+
+def model_note(entry: RunEntry, name: str, pages: ModelPages, producers: Mapping[ArtifactKey, Link]) -> str:
+    """A model's card: what it is and what it was made of, then gates, measurements, limits, data, licence and commands."""
+    stage = entry.stages[name]
+    run = f" of run {linked(entry.run_id, pages.run_of_all)}" if pages.run_of_all else ""
     head = [
-        f"ArtifactKey by stage {_linked(stage.name, run_page)} ({_words(stage.kind)}).",
+        f"**{markdown_text(entry.name)}: {name}** · {words(stage.artifact.kind if stage.artifact else 'model')} made by stage "
+        f"{linked(name, pages.run)} ({words(stage.kind)}){run}",
         f"**Parents:** {_parents_line(stage.inputs, producers)}",
     ]
+    if read_by := readers(entry, name):
+        head.append(f"**Read by:** {_readers_line(read_by, pages.readers)}")
     if remark := _remark(stage):
         head.append(remark)
     head += _warnings(stage)
-    gates = [
-        f"- {of.name}: {markdown_text(str(verdict))}"
-        for of in stage_and_evaluations(entry, stage.name)
-        for verdict in of.verdicts
-    ]
-    gates += [line for of in stage_and_evaluations(entry, stage.name) for line in _answers(entry, of.name)]
-    measured = [
-        f"- {of.name}: {metric} {value:.6g}"
-        for of in stage_and_evaluations(entry, stage.name)
-        if of.artifact
-        for metric, value in of.artifact.metrics.items()
-        if value is not None
-    ]
-    sections = [("### Gates", gates), ("### Measured", measured)]
-    text = [line for title, lines in sections if lines for line in ("", title, "", *lines)]
-    return "\n".join(["  \n".join(head), *text, *_parents_table(stage.inputs, producers)])
+    sections = card_sections(entry, name, producers)
+    use = _use(entry, stage, pages)
+    parents = _titled("Parents", parents_table(stage, producers))
+    return "\n".join(
+        ["  \n".join(head), *in_markdown(sections, level=3), *_titled("Use and check", use), *parents]
+    )
 
 
-def _answers(entry: RunEntry, stage: str) -> list[str]:
-    """What people answered about the stage's gates, and about aliases for its artifact."""
-    return [
-        f"- {markdown_text(f'{answer.question.subject} {answer}')}"
-        for answer in entry.approvals
-        if answer.question.stage == stage
-    ]
+def _use(entry: RunEntry, stage: StageEntry, pages: ModelPages) -> list[str]:
+    """How the model is loaded, served, and followed back to its data."""
+    lines = []
+    if stage.artifact is not None:
+        lines.append(f"- content digest `{stage.artifact.digest}`, stage key `{stage.stage_key}`")
+    if pages.registered is not None:
+        name = pages.registered
+        address = f"models:/{name}"
+        lines += [
+            f'- load it: `mlflow.transformers.load_model("{address}")`',
+            f"- serve it: `mlflow models serve -m {address} --env-manager local`; the signature and an input example are its "
+            "own, and `vantage export` writes a folder with the recipe's sampling and more ways to serve it",
+            f"- check it back to the data: `vantage audit {name}`; `vantage sbom {name}`",
+        ]
+    else:
+        lines.append(f"- check it back to the data: `vantage audit {entry.run_id}/{stage.name}`")
+    if stage.name in entry.bills:
+        bill = f"`{BILL}`"
+        lines.append(
+            f"- bill of materials (CycloneDX): {bill} under Artifacts of {linked(stage.name, pages.run)}"
+        )
+    return lines
+
+
+def _readers_line(read_by: Mapping[str, Sequence[str]], pages: Mapping[str, str]) -> str:
+    return " · ".join(
+        f"{linked(name, pages.get(name))} ({', '.join(roles)})" for name, roles in read_by.items()
+    )
+
+
+def _titled(title: str, lines: Sequence[str]) -> list[str]:
+    return ["", f"### {title}", "", *lines] if lines else []
 
 
 def stage_and_evaluations(entry: RunEntry, stage: str) -> list[StageEntry]:
@@ -173,38 +204,15 @@ def _parents_line(inputs: Mapping[str, Input], producers: Mapping[ArtifactKey, L
     if not inputs:
         return "none; this stage reads a source from outside"
     return " · ".join(
-        f"{role}: {_linked(given.stage, producers.get(artifact_key(given.artifact), Link()).run)}"
+        f"{role}: {linked(given.stage, producers.get(artifact_key(given.artifact), Link()).run)}"
         for role, given in inputs.items()
     )
 
 
-def _parents_table(inputs: Mapping[str, Input], producers: Mapping[ArtifactKey, Link]) -> list[str]:
-    if not inputs:
-        return []
-    lines = ["", "### Parents", "", "| role | kind | made by | content digest |", "|---|---|---|---|"]
-    for role, given in inputs.items():
-        link = producers.get(artifact_key(given.artifact), Link())
-        kind = _linked(_words(given.artifact.kind), link.model)
-        lines.append(f"| {role} | {kind} | {_linked_run(link)} | `{given.artifact.digest[:16]}` |")
-    return lines
-
-
-def _artifactmarkdown_text(stage: StageEntry, producers: Mapping[ArtifactKey, Link]) -> str:
+def _artifact_cell(stage: StageEntry, producers: Mapping[ArtifactKey, Link]) -> str:
     if stage.artifact is None:
         return "–"
     link = producers.get(artifact_key(stage.artifact), Link())
-    kind = _linked(_words(stage.artifact.kind), link.model)
-    made_by = f" made by {_linked_run(link)}" if stage.outcome == "reused" else ""
+    kind = linked(words(stage.artifact.kind), link.model)
+    made_by = f" made by {linked_run(link)}" if stage.outcome == "reused" else ""
     return f"{kind} `{stage.artifact.digest[:12]}`{made_by}"
-
-
-def _linked_run(link: Link) -> str:
-    return _linked(link.run_name or "run", link.run) if link.run else "a run that this server does not know"
-
-
-def _linked(text: str, page: str | None) -> str:
-    return f"[{markdown_text(text)}]({page})" if page else markdown_text(text)
-
-
-def _words(name: str) -> str:
-    return name.replace("_", " ")

@@ -178,6 +178,16 @@ class LogReport(Frozen):
     """One HTML file; made again, it replaces the earlier one."""
 
 
+class LogBill(Frozen):
+    """The bill of materials of a stage's artifact is made."""
+
+    operation: Literal["log_bill"] = "log_bill"
+    time: int
+    stage: str
+    file: str
+    """CycloneDX in JSON; made again, it replaces the earlier one."""
+
+
 Operation = (
     OpenRun
     | OpenStage
@@ -189,6 +199,7 @@ Operation = (
     | CloseRun
     | Publish
     | LogReport
+    | LogBill
     | RecordApproval
     | MoveAlias
 )

@@ -13,6 +13,8 @@ WEIGHTS = "model"
 """Path of our folder in the copy."""
 TOKENIZER = "components/tokenizer"
 """Path where MLflow looks for the tokenizer."""
+EXAMPLES = ("input_example.json", "serving_input_example.json")
+"""An input as MLflow's ``predict`` takes it, and as its server does."""
 
 
 def belongs_to_tokenizer(path: str) -> bool:

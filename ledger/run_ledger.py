@@ -20,6 +20,7 @@ from ledger.operations import (
     FinishRun,
     FinishStage,
     Input,
+    LogBill,
     LogMetrics,
     LogReport,
     MoveAlias,
@@ -245,6 +246,10 @@ class Ledger:
         """The report of the run is made: the file becomes an artifact of the run in MLflow, as it is when it is sent."""
         self._record(LogReport(time=_now(), file=str(file.absolute())), can_wait=True)
 
+    def log_bill(self, stage: str, file: Path) -> None:
+        """The bill of materials of a stage's artifact is made: it becomes an artifact of the stage's run in MLflow."""
+        self._record(LogBill(time=_now(), stage=stage, file=str(file.absolute())), can_wait=True)
+
     def close_stale(self, run_id: str, *, reason: str) -> None:
         """The process of another run is dead: its MLflow runs that are still RUNNING are closed as KILLED."""
         self._record(CloseRun(time=_now(), run_id=run_id, reason=reason))
@@ -358,15 +363,23 @@ class Ledger:
         """MLflow's id of a stage's run (``stage`` None: of the parent run); None: not sent yet."""
         return self._sender.run_ids.get(stage)
 
-    def where(self, stage: str | None = None) -> str:
-        """The address of the run's page, or the command that shows the workspace's own database."""
+    def where(self, stage: str | None = None, *, artifact: str | None = None) -> str:
+        """The address of the run's page, or the command that shows the workspace's own database.
+
+        ``artifact``: a file among the run's artifacts, in place of its overview.
+        """
         shown = tracking.without_password(self.tracking_uri)
         if not self.tracking_uri.startswith("http"):
             return f"mlflow server --host 127.0.0.1 --backend-store-uri {shlex.quote(shown)}"
         page = self._sender.pages.get(stage)
+        of = f"/artifacts/{artifact}" if artifact else ""
         # Without the parameter, MLflow opens its menu for chats and traces, which has none of our runs.
-        path = f"{page}?workflowType=machine_learning" if page else ""
+        path = f"{page}{of}?workflowType=machine_learning" if page else ""
         return f"{shown.rstrip('/')}/{path}"
+
+    def model_page(self, registered_model: str) -> str:
+        """The address of a registered model's page on a server."""
+        return f"{tracking.without_password(self.tracking_uri).rstrip('/')}/#/models/{registered_model}?workflowType=machine_learning"
 
     def _record(self, operation: Operation, *, can_wait: bool = False) -> None:
         """Write an operation to disk and notify the sender. A full disk gives a warning, and does not stop the run."""

@@ -173,16 +173,18 @@ def _row_problems(required: "Set[Row]", allowed: "Set[Row]", found: "Set[Row]") 
 
 def _dataset_problems(required: "ExpectedRun", allowed: "ExpectedRun", found: "MlflowRun") -> Iterator[str]:
     given = {tags.get("vantage.digest", ""): (field, tags) for field, tags in found.datasets}
-    for digest, tags in required.datasets.items():
+    known = allowed.datasets | allowed.optional_datasets
+    optional = {digest: tags for digest, tags in required.optional_datasets.items() if digest in given}
+    for digest, tags in (required.datasets | optional).items():
         field, told = given.get(digest, ("", {}))
         if digest not in given:
             yield f"dataset input {digest[:12]} is missing"
         elif not field or not digest.startswith(field):
             yield f"dataset input {digest[:12]} has the digest {field[:12]} in MLflow's own field"
         for name, value in tags.items() if digest in given else ():
-            if told.get(name) not in (value, allowed.datasets[digest].get(name)):
+            if told.get(name) not in (value, known[digest].get(name)):
                 yield f"dataset input {digest[:12]}: {name} is {_shown(told.get(name))}, and was sent as {_shown(value)}"
-    for digest in sorted(given.keys() - allowed.datasets.keys()):
+    for digest in sorted(given.keys() - known.keys()):
         yield f"dataset input {digest[:12] or 'without our digest'}: nobody sent it"
 
 

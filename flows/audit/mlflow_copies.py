@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flows.audit.evidence import Evidence, Missing
-from ledger.published_copies import TOKENIZER, WEIGHTS, problems_in
+from ledger.published_copies import EXAMPLES, TOKENIZER, WEIGHTS, problems_in
 from storage.hashed_files import FileToHash, chunks_of
 from storage.read_only import Hashed, Listed, hash_listed, list_folder
 from storage.sealed_folders import MANIFEST
@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from ledger.to_mlflow.audited_runs import MlflowVersion
 
 DESCRIPTION = "MLmodel"
-_FILES = frozenset({DESCRIPTION, "requirements.txt", "python_env.yaml", WEIGHTS, TOKENIZER.partition("/")[0]})
+_FILES = frozenset(
+    {DESCRIPTION, "requirements.txt", "python_env.yaml", WEIGHTS, TOKENIZER.partition("/")[0], *EXAMPLES}
+)
 """All that there is in a copy."""
 _REQUIREMENT = re.compile(r"(?:mlflow|peft|safetensors|torch|transformers)==[0-9A-Za-z.!]+")
 _ENVIRONMENT = frozenset({"pip", "setuptools", "wheel", "-r requirements.txt"})

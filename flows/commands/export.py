@@ -3,12 +3,18 @@
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from flows.commands.app import DEFAULT_WORKSPACE, AsJson, Place, Verbose, complete_run
 from flows.commands.output import explained, print_json, workspace_at
+
+if TYPE_CHECKING:
+    from flows.runs.named_models import Origin
+    from flows.runs.workspace import Workspace
+    from ledger.entries import RunEntry
+    from storage.storage import Storage
 
 
 def export(
@@ -60,7 +66,8 @@ def export(
                 storage = place.existing_storage
                 stored = [] if storage is None else read_signatures(storage, model.origin.stage_key)
                 signatures = [each for each in stored if is_about(each.statement, model.origin.digest)]
-                told = export_model(model, opened, target, merged=merged, signatures=signatures)
+                entry = None if storage is None else _entry_of(place, model.origin, storage)
+                told = export_model(model, opened, target, merged=merged, signatures=signatures, entry=entry)
         if as_json:
             print_json(told | {"folder": str(target)})
             return
@@ -71,6 +78,21 @@ def export(
             _print_check(target, folders[0])
         if opened is not None:
             _print_use(target, uses_chat=opened.uses_chat)
+
+
+def _entry_of(place: "Workspace", origin: "Origin", storage: "Storage") -> "RunEntry | None":
+    """The run that made the model, if it is in this workspace and has made it."""
+    from flows.runs.recorded_entry import recorded_entry
+    from flows.runs.run import read_run
+    from flows.runs.workspace import RunError
+
+    try:
+        entry = recorded_entry(read_run(place, origin.run_id), storage)
+    except RunError:
+        return None
+    stage = entry.stages.get(origin.stage)
+    known = stage is not None and stage.artifact is not None and stage.artifact.stage_key == origin.stage_key
+    return entry if known else None
 
 
 def _print_check(folder: Path, signed: str) -> None:

@@ -10,7 +10,6 @@ from flows.commands.output import explained, workspace_at
 
 if TYPE_CHECKING:
     from flows.diff.sides import Side
-    from flows.runs.bill_of_materials import Material
     from flows.runs.workspace import Workspace
 
 
@@ -45,31 +44,32 @@ def sbom(
 
 def _bill(place: "Workspace", named: str) -> str:
     from flows.diff.sides import find_side
-    from flows.runs.bill_of_materials import bill_of_materials
+    from flows.runs.bills import bill_of
     from flows.runs.workspace import RunError
-    from storage.environments import read_environment
 
     side = find_side(place, named)
     if side.is_recipe:
         raise RunError(f"{named} is a recipe, of which nothing was computed; name a run, a stage or a model")
     if side.told.stage is None:
         side = find_side(place, f"{side.told.run_id}/{_main_stage(side)}")
-    step = side.told.stage or ""
-    digest = side.steps[step].record.provenance.get("environment")
-    storage = place.existing_storage
-    environment = None if digest is None or storage is None else read_environment(storage, digest)
-    if environment is None:
+    step, run_id = side.told.stage or "", str(side.told.run_id)
+    artifacts = {name: each.artifact for name, each in side.steps.items() if each.artifact is not None}
+    if step not in artifacts:
+        raise RunError(f"{step} of run {run_id} has no artifact in the store; run the same recipe again")
+    bill = bill_of(
+        side.recipe,
+        run_id,
+        step,
+        artifacts=artifacts,
+        provenance=side.steps[step].record.provenance,
+        storage=place.existing_storage,
+    )
+    if bill is None:
         raise RunError(
-            f"{step} of run {side.told.run_id}: what was installed where it was made is not recorded (it was made by an "
+            f"{step} of run {run_id}: what was installed where it was made is not recorded (it was made by an "
             "earlier version, or the list was removed from the store); run the recipe in a new workspace to record it"
         )
-    materials = _materials(side)
-    if step not in materials:
-        raise RunError(
-            f"{step} of run {side.told.run_id} has no artifact in the store; run the same recipe again"
-        )
-    made = materials.pop(step)
-    return bill_of_materials(made, materials.values(), environment)
+    return bill
 
 
 def _main_stage(side: "Side") -> str:
@@ -86,32 +86,3 @@ def _main_stage(side: "Side") -> str:
     if not ready and not policies:
         raise RunError(f"run {side.told.run_id} has made no policy; name a stage: {side.told.run_id}/STAGE")
     return (ready or policies[-1:])[0]
-
-
-def _materials(side: "Side") -> "dict[str, Material]":
-    """Step → its artifact, of the stage that was named and of everything that it was made of."""
-    from flows.runs.bill_of_materials import Material
-    from schemas.steps import dependencies
-
-    read = dependencies(side.recipe)
-    wanted, waiting = set[str](), [side.told.stage or ""]
-    while waiting:
-        name = waiting.pop()
-        if name not in wanted:
-            wanted.add(name)
-            waiting += read[name].values()
-    found = {}
-    for name, step in side.steps.items():
-        if name in wanted and step.artifact is not None:
-            facts = {"stage_key": step.artifact.stage_key}
-            if name == side.told.stage:
-                facts |= {"run_id": str(side.told.run_id)}
-                facts |= {f"provenance.{part}": text for part, text in step.record.provenance.items()}
-            found[name] = Material(
-                name=f"{side.told.recipe}/{name}",
-                kind=step.artifact.kind,
-                digest=step.artifact.digest,
-                parents=frozenset(step.artifact.parents.values()),
-                facts=facts,
-            )
-    return found

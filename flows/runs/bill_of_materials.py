@@ -36,6 +36,8 @@ class Material:
     """Content digests of its inputs."""
     facts: Mapping[str, str] = field(default_factory=dict)
     """What is said of it beside its digest, as properties."""
+    license: str = ""
+    """As the recipe names it; empty: it names none."""
 
 
 def bill_of_materials(made: Material, inputs: Iterable[Material], environment: Environment) -> str:
@@ -96,6 +98,7 @@ def _component(material: Material) -> Component:
         type=ComponentType.MACHINE_LEARNING_MODEL if is_model else ComponentType.DATA,
         bom_ref=f"{_PREFIX}:{material.digest}",
         hashes=[HashType(alg=HashAlgorithm.SHA_256, content=material.digest)],
+        licenses=[LicenseFactory().make_from_string(material.license)] if material.license else [],
         properties=[
             Property(name=f"{_PREFIX}:{name}", value=value)
             for name, value in ({"kind": material.kind} | dict(material.facts)).items()

@@ -15,6 +15,7 @@ from typing import Any
 
 from flows.runs.model_card import model_card
 from flows.runs.named_models import PROVENANCE_FILE, DamagedModel, NamedModel
+from ledger.entries import RunEntry
 from schemas.records.sampling import ModelOpened
 from storage.durable_files import make_folder, move_folder, sync_file, sync_folder
 from storage.measured_file import METRICS_FILE
@@ -58,6 +59,7 @@ def export(
     *,
     merged: Path | None = None,
     signatures: Sequence[SignedStatement] = (),
+    entry: RunEntry | None = None,
 ) -> dict[str, Any]:
     """Write the folder, which appears whole under its name or not at all; returns what ``vantage.json`` holds.
 
@@ -67,6 +69,7 @@ def export(
         target: a new or an empty folder.
         merged: of adapters, the whole model that ``check_adapters`` and ``SamplingProcess.merge`` have made.
         signatures: of the artifact; they are copied as they are, to ``signatures/``.
+        entry: the run that made it, for the card; None: it is not in this workspace.
 
     Raises:
         ExportRefused: see ``check_target``; or a reward model of a form of our own.
@@ -95,7 +98,7 @@ def export(
         signed = _copy_signatures(signatures, staging)
         told = provenance(model, opened, files) | ({"signatures": signed} if signed else {})
         _write(staging / PROVENANCE_FILE, json.dumps(told, indent=2, ensure_ascii=False) + "\n")
-        _write(staging / CARD, model_card(model, opened, folder=target))
+        _write(staging / CARD, model_card(model, opened, folder=target, entry=entry))
         for root, _, names in os.walk(staging):
             for name in names:
                 sync_file(Path(root, name))

@@ -8,17 +8,22 @@ from typing import Any
 
 from flows.identity.shown import describe
 from flows.runs.named_models import PROVENANCE_FILE, NamedModel
+from ledger.entries import RunEntry
+from ledger.model_card import card_sections, in_markdown, parents_table
 from schemas.records.sampling import ModelOpened
 
 _TASKS = {"policy": "text-generation", "reward_model": "text-classification"}
 
 
-def model_card(model: NamedModel, opened: ModelOpened | None, *, folder: Path) -> str:
+def model_card(
+    model: NamedModel, opened: ModelOpened | None, *, folder: Path, entry: RunEntry | None = None
+) -> str:
     """Markdown with the front matter of a model card.
 
     Args:
         opened: how a policy is asked; None: a reward model.
         folder: where the model will be, for the commands.
+        entry: the run that made it; None: it is not in this workspace.
     """
     origin = model.origin
     assert origin is not None, "made by a run"
@@ -27,6 +32,7 @@ def model_card(model: NamedModel, opened: ModelOpened | None, *, folder: Path) -
         "library_name: transformers",
         f"pipeline_tag: {_TASKS[model.kind]}",
         "tags: [vantage]",
+        *_license_of(model, entry),
         "---",
     ]
     made = (
@@ -41,10 +47,17 @@ def model_card(model: NamedModel, opened: ModelOpened | None, *, folder: Path) -
         made,
         "",
         *(_reward_use(folder) if opened is None else _policy_use(model, opened, folder)),
-        *_measured(model),
+        *_card(model, entry),
         *_made_with(model),
     ]
     return "\n".join(parts) + "\n"
+
+
+def _license_of(model: NamedModel, entry: RunEntry | None) -> list[str]:
+    """The licence in the form of the front matter, if the recipe names one for this model."""
+    origin = model.origin
+    named = entry.licenses.get(origin.stage) if origin is not None and entry is not None else None
+    return [] if named is None else [f"license_name: {json.dumps(named)}", "license: other"]
 
 
 def _policy_use(model: NamedModel, opened: ModelOpened, folder: Path) -> list[str]:
@@ -125,9 +138,15 @@ def _reward_use(folder: Path) -> list[str]:
     ]
 
 
-def _measured(model: NamedModel) -> list[str]:
+def _card(model: NamedModel, entry: RunEntry | None) -> list[str]:
+    """What MLflow's page of the model says too; of a model whose run is not here, the metrics and gates that are known."""
     origin = model.origin
     assert origin is not None, "made by a run"
+    if entry is not None and origin.stage in entry.stages:
+        made_of = parents_table(entry.stages[origin.stage], {})
+        sections = card_sections(entry, origin.stage, {}) | ({"Parents": made_of} if made_of else {})
+        check = f"- check it back to the data: `vantage audit {origin.run_id}/{origin.stage}`, or `vantage audit` on this folder"
+        return in_markdown({**sections, "Check": [check]}, level=2)
     rows = [f"| {name} | {value:.4g} |" for name, value in origin.metrics.items() if value is not None]
     gates = [f"- gate {verdict}" for verdict in origin.verdicts]
     if not rows and not gates:

@@ -17,6 +17,7 @@ from schemas.recipe.recipe import Publication, ResolvedRecipe
 from schemas.records.approvals import PUBLISH_PREFIX, Approval, Question, answer_to
 from schemas.records.artifacts import Artifact, is_same
 from schemas.records.verdicts import Verdict
+from schemas.safe_text import safe_text
 from schemas.steps import merging_step
 from storage.storage import Storage
 
@@ -143,6 +144,7 @@ def _register(publication: Publication, given: Published, alias: str | None, by:
     """Register the version, move the alias, and print the result; returns whether MLflow took it, or will."""
     name = publication.registered_model
     artifact = given.artifacts[published_step(publication, given)]
+    _tell_bill(publication.stage, given)
     version = given.ledger.publish(
         publication.stage, artifact, given.store.folder(artifact), name, alias=alias, by=by
     )
@@ -164,6 +166,17 @@ def _register(publication: Publication, given: Published, alias: str | None, by:
     result = f"version {version}" if version else "MLflow does not answer; the next run sends it"
     given.watcher.say(f"  published {publication.stage} as {name}{f'@{alias}' if alias else ''}: {result}")
     return True
+
+
+def _tell_bill(stage: str, given: Published) -> None:
+    """Log the bill of materials of what is published; a model is published all the same if none can be made."""
+    from flows.runs.bills import tell_bill
+
+    try:
+        tell_bill(given.run, stage, artifacts=given.artifacts, storage=given.store, ledger=given.ledger)
+    except (OSError, ValueError, KeyError) as error:
+        reason = safe_text(str(error) or type(error).__name__)
+        given.watcher.say(f"  there is no bill of materials of {stage}: {reason}", "yellow")
 
 
 def published_step(publication: Publication, given: Published) -> str:

@@ -27,6 +27,7 @@ from ledger.remarks import remark_on
 from ledger.replay import Told
 from ledger.to_mlflow.answer_tags import alias_tags, answer_tags
 from ledger.to_mlflow.energy_tags import energy_tags
+from ledger.to_mlflow.source_tags import source_tags
 from ledger.to_mlflow.writing import fit_param, fit_tag, flatten
 from schemas.kinds import KINDS
 from schemas.records.approvals import Approval
@@ -49,6 +50,8 @@ class ExpectedRun:
     rows: set[Row] = field(default_factory=set)
     datasets: dict[str, dict[str, str]] = field(default_factory=dict)
     """Content digest → tags of the dataset's input."""
+    optional_datasets: dict[str, dict[str, str]] = field(default_factory=dict)
+    """The same of a source file: a run that an earlier version recorded has none."""
     optional_tags: dict[str, str] = field(default_factory=dict)
     """Of a stage that was reused: only where the server did not know who had made it."""
     optional_rows: set[Row] = field(default_factory=set)
@@ -136,6 +139,8 @@ class _Expected:
         run.tags |= {"vantage.kind": stage.kind, "vantage.stage_key": stage.stage_key}
         if stage.source_sha256:
             run.tags["vantage.source.sha256"] = stage.source_sha256
+        if stage.kind == "prepare_data" and stage.source_sha256 and stage.source:
+            run.optional_datasets[stage.source_sha256] = source_tags(stage.source_sha256)
         for role, given in stage.inputs.items():
             run.tags[f"vantage.parent.{role}"] = given.artifact.digest
             if isinstance(given.artifact, Dataset):

@@ -6,12 +6,14 @@ from typing import NamedTuple
 from mlflow import entities
 from mlflow.tracking import MlflowClient
 
-from ledger.entries import RunEntry
-from ledger.notes import ArtifactKey, Link, artifact_key
+from ledger.entries import RunEntry, StageEntry
 from ledger.operations import Input
+from ledger.page_links import ArtifactKey, Link, artifact_key
 from ledger.to_mlflow.runs import page_of, search
 from ledger.to_mlflow.server import Server
+from ledger.to_mlflow.source_tags import source_tags
 from schemas.records.artifacts import Artifact, Dataset
+from schemas.safe_text import safe_text
 
 _INPUT_TAG_LENGTH, _DATASET_DIGEST_LENGTH = 500, 36  # MLflow's limits
 
@@ -93,6 +95,8 @@ def log_inputs(
     if stage.source_sha256:
         tags["vantage.source.sha256"] = stage.source_sha256
     datasets, models = [], []
+    if stage.kind == "prepare_data" and (source := source_input(stage)):
+        datasets.append(source)
     for role, given in stage.inputs.items():
         tags[f"vantage.parent.{role}"] = given.artifact.digest
         producer = producers.find(given.artifact)
@@ -110,6 +114,33 @@ def log_inputs(
     return tags
 
 
+def measured_dataset(stage: StageEntry) -> tuple[str, str] | None:
+    """(Name, digest) in MLflow of the dataset by whose held-out rows the stage measures; None: it reads none, or several."""
+    roles = {role: given for role, given in stage.inputs.items() if isinstance(given.artifact, Dataset)}
+    chosen = (
+        roles.get("prompts") or roles.get("data") or (next(iter(roles.values())) if len(roles) == 1 else None)
+    )
+    return (
+        None if chosen is None else (_dataset_name(chosen), chosen.artifact.digest[:_DATASET_DIGEST_LENGTH])
+    )
+
+
+def source_input(stage: StageEntry) -> entities.DatasetInput | None:
+    """The file that a dataset was prepared from, with its sha256."""
+    if stage.source_sha256 is None or stage.source is None:
+        return None
+    source = safe_text(stage.source)
+    return entities.DatasetInput(
+        entities.Dataset(
+            name=f"source of {stage.name.removeprefix('data.')}",
+            digest=stage.source_sha256[:_DATASET_DIGEST_LENGTH],
+            source_type="vantage",
+            source=json.dumps({"uri": source, "sha256": stage.source_sha256}),
+        ),
+        [entities.InputTag(name, value) for name, value in source_tags(stage.source_sha256).items()],
+    )
+
+
 def _dataset_input(role: str, given: Input, kind: str, source_sha256: str | None) -> entities.DatasetInput:
     """A dataset with our digest and that of its source; MLflow's field has 36 characters, the tags have all."""
     artifact = given.artifact
@@ -120,7 +151,7 @@ def _dataset_input(role: str, given: Input, kind: str, source_sha256: str | None
         tags["vantage.source.sha256"] = source["source_sha256"] = source_sha256
     return entities.DatasetInput(
         entities.Dataset(
-            name=given.stage.removeprefix("data."),
+            name=_dataset_name(given),
             digest=artifact.digest[:_DATASET_DIGEST_LENGTH],
             source_type="vantage",
             source=json.dumps(source),
@@ -128,3 +159,7 @@ def _dataset_input(role: str, given: Input, kind: str, source_sha256: str | None
         ),
         [entities.InputTag(name, value[:_INPUT_TAG_LENGTH]) for name, value in tags.items()],
     )
+
+
+def _dataset_name(given: Input) -> str:
+    return given.stage.removeprefix("data.")

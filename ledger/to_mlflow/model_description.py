@@ -18,8 +18,9 @@ from typing import Any
 
 import yaml
 
-from ledger.published_copies import TOKENIZER, WEIGHTS, belongs_to_tokenizer
+from ledger.published_copies import EXAMPLES, TOKENIZER, WEIGHTS, belongs_to_tokenizer
 
+_GREETING = "Hello"
 REQUIREMENTS = ("mlflow", "safetensors", "torch", "transformers")
 
 _TEXT = {"type": "string", "required": True}
@@ -54,6 +55,7 @@ def write_description(
     metadata: Mapping[str, str],
     weights: str = WEIGHTS,
     params: Mapping[str, bool | int | float] | None = None,
+    example: str | None = None,
 ) -> None:
     """Write the files that make an MLflow model of the Hugging Face folder ``folder`` to the folder ``target``.
 
@@ -64,6 +66,7 @@ def write_description(
         metadata: stored in ``MLmodel``.
         weights: path of the Hugging Face folder from ``target``.
         params: what a request may set, with its value in other requests; None: nothing.
+        example: a prompt that shows what the model is given; None: a greeting.
 
     Adapters (LoRA) are described too, but MLflow itself does not load them: their base is no model of MLflow's.
 
@@ -93,6 +96,10 @@ def write_description(
     }
     (target / "python_env.yaml").write_text(yaml.safe_dump(environment, sort_keys=False))
 
+    texts = [_GREETING if example is None else example]
+    for name, content in zip(EXAMPLES, (texts, {"inputs": texts}), strict=True):
+        (target / name).write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
+
     pipeline = _PIPELINES[kind]
     description = {
         "flavors": flavors,
@@ -102,6 +109,11 @@ def write_description(
         "model_size_bytes": sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()),
         "model_uuid": uuid.uuid4().hex if model_id is None else model_id.removeprefix("m-"),
         "run_id": run_id,
+        "saved_input_example_info": {
+            "artifact_path": EXAMPLES[0],
+            "serving_input_path": EXAMPLES[1],
+            "type": "json_object",
+        },
         "signature": {
             "inputs": json.dumps([_TEXT]),
             "outputs": json.dumps(pipeline["outputs"]),

@@ -2,7 +2,7 @@
 
 import json
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ from ledger.to_mlflow.copies import problems_of_copy
 from ledger.to_mlflow.lineage import Producer
 from ledger.to_mlflow.logged_models import EXTERNAL, model_in
 from ledger.to_mlflow.model_description import PublishingError, write_description
+from ledger.to_mlflow.writing import fit_description
 
 _VERSIONS = "mlflow.modelVersions"
 
@@ -39,8 +40,9 @@ def publish(
     *,
     tracking_uri: str,
     our_run_id: str,
-    note: str | None,
+    note: Callable[[int], str] | None,
     facts: Mapping[str, str],
+    example: str | None = None,
 ) -> Published:
     """Find or create the artifact's version of the registered model, and move the alias to it.
 
@@ -48,8 +50,9 @@ def publish(
 
     Args:
         tracking_uri: of the client.
-        note: the text of the version's page; None: unchanged.
+        note: version → the text of its page; None: unchanged.
         facts: gates and evaluation, as tags of the version.
+        example: a prompt for the input example.
 
     Raises:
         PublishingError: no run of this server made the artifact, its folder is no complete model, or MLflow's copy
@@ -67,13 +70,13 @@ def publish(
         model_id = model_in(location) or producer.model_id
         repaired = tuple(problems_of_copy(location, tracking_uri=tracking_uri, digest=digest))
         if repaired:
-            _copy_files(client, operation, producer, model_id, tracking_uri, our_run_id)
+            _copy_files(client, operation, producer, model_id, tracking_uri, our_run_id, example)
     else:
         model_id = producer.model_id
-        _copy_files(client, operation, producer, model_id, tracking_uri, our_run_id)
+        _copy_files(client, operation, producer, model_id, tracking_uri, our_run_id, example)
         version = _create_version(client, operation, producer, producer.model_id, our_run_id)
     if note is not None:
-        client.update_model_version(name, str(version), description=note)
+        client.update_model_version(name, str(version), description=fit_description(note(version)))
     for tag, value in facts.items():
         client.set_model_version_tag(name, str(version), tag, value)
     _link_version(client, producer.model_id, name, version)
@@ -102,6 +105,7 @@ def _copy_files(
     model_id: str,
     tracking_uri: str,
     our_run_id: str,
+    example: str | None,
 ) -> None:
     """Copy the artifact and its description into MLflow and verify the copy; PublishingError if it differs."""
     with tempfile.TemporaryDirectory(prefix="vantage-publish-") as temporary:
@@ -113,6 +117,7 @@ def _copy_files(
             run_id=producer.run.info.run_id,
             model_id=model_id,
             metadata=_tags(operation, producer, our_run_id),
+            example=example,
         )
         client.log_model_artifacts(model_id, operation.folder, WEIGHTS)
         client.log_model_artifacts(model_id, str(description))

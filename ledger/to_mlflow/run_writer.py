@@ -6,14 +6,17 @@ tags. They are cached until an error, since the cache may have caused it.
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from mlflow import entities
 
 from ledger.entries import RunEntry
 from ledger.notes import (
-    artifact_note,
+    BILL,
+    ModelPages,
+    model_note,
     model_tags,
     run_note,
     stage_note,
@@ -22,6 +25,7 @@ from ledger.operations import (
     CloseRun,
     FinishRun,
     FinishStage,
+    LogBill,
     LogMetrics,
     LogReport,
     MoveAlias,
@@ -43,11 +47,12 @@ from ledger.to_mlflow.lineage import (
     Producers,
     link_to,
     log_inputs,
+    measured_dataset,
 )
 from ledger.to_mlflow.logged_models import record_model
 from ledger.to_mlflow.registered_models import Published, publish
 from ledger.to_mlflow.runs import Runs, close_running
-from ledger.to_mlflow.samples import log_samples
+from ledger.to_mlflow.samples import example_prompt, log_samples
 from ledger.to_mlflow.server import Server, is_permanent_error
 from ledger.to_mlflow.writing import (
     NOTE,
@@ -60,6 +65,7 @@ from schemas.kind import MODELS
 from schemas.kinds import KINDS
 from schemas.records.artifacts import Artifact
 from schemas.records.metric_warnings import warnings_of
+from schemas.safe_text import without_secrets
 
 log = logging.getLogger(__name__)
 
@@ -133,8 +139,7 @@ class RunWriter:
     def write_run_note(self, entry: RunEntry) -> None:
         """Update the table of stages on the run's page."""
         if self._note_is_stale and None in self.runs.ids:
-            pages = {stage: page for stage in entry.stages if (page := self.runs.page(stage))}
-            note = run_note(entry, pages, self._producers.links(entry))
+            note = run_note(entry, self._pages(entry), self._producers.links(entry))
             self._client.set_tag(self.runs.ids[None], NOTE, fit_tag(note))
             self._note_is_stale = False
 
@@ -166,6 +171,8 @@ class RunWriter:
                 self._publish(entry, operation)
             case LogReport():
                 self._log_report(operation)
+            case LogBill():
+                self._log_bill(entry, operation)
             case RecordApproval():
                 self._record_approval(entry, operation)
             case MoveAlias():
@@ -247,21 +254,33 @@ class RunWriter:
         self._note_is_stale = True
         self.write_run_note(entry)  # no later operation may come
         self._client.set_terminated(run_id, _RUN_STATUS[operation.outcome], operation.time)
+        for stage in entry.stages:  # each names those that have read it since
+            if stage not in self.runs.ids:
+                continue
+            try:
+                self._write_stage(entry, stage, {})
+                self._write_model_note(entry, stage)
+            except Exception as error:
+                if not is_permanent_error(error):
+                    raise
+                log.warning(
+                    "the page of %s stays as it was: %s",
+                    stage,
+                    without_secrets(str(error)).partition("\n")[0],
+                )
 
     def _publish(self, entry: RunEntry, operation: Publish) -> None:
         name, digest = operation.registered_model, operation.artifact.digest
-        producer, stage = self._producers.find(operation.artifact), entry.stages.get(operation.stage)
-        note = None
-        if producer is not None and stage is not None:
-            note = artifact_note(entry, stage, link_to(producer).run or "", self._producers.links(entry))
+        producer = self._producers.find(operation.artifact)
         published = publish(
             self._client,
             operation,
             producer,
             tracking_uri=self._server.tracking_uri,
             our_run_id=self._run_id,
-            note=note,
+            note=self._version_note(entry, operation, producer),
             facts=model_tags(entry, operation.stage),
+            example=example_prompt(entry, operation.stage),
         )
         alias = f"@{operation.alias}" if operation.alias else ""
         tags = {"vantage.published": f"{name}{alias} version {published.version}"}
@@ -269,12 +288,38 @@ class RunWriter:
         self.published[name, digest] = published
         self.unpublished.pop((name, digest), None)
 
+    def _version_note(
+        self, entry: RunEntry, operation: Publish, producer: Producer | None
+    ) -> Callable[[int], str] | None:
+        """Version → the text of its page; None: it stays as it is."""
+        if producer is None or operation.stage not in entry.stages:
+            return None
+        pages = replace(self._model_pages(entry, operation.stage), run=link_to(producer).run or "")
+        links = self._producers.links(entry)
+
+        def note(version: int) -> str:
+            of_version = replace(pages, registered=f"{operation.registered_model}/{version}")
+            return model_note(entry, operation.stage, of_version, links)
+
+        return note
+
     def _log_report(self, operation: LogReport) -> None:
         run_id = self.runs.parent_run(operation.time)
         if not Path(operation.file).is_file():  # removed since, or sent by another machine
             log.warning("%s is not there any longer, so MLflow has no report of this run", operation.file)
             return
         self._client.log_artifact(run_id, operation.file)
+
+    def _log_bill(self, entry: RunEntry, operation: LogBill) -> None:
+        run_id = self.runs.stage_run(operation.stage, operation.time)
+        try:
+            bill = Path(operation.file).read_text(encoding="utf-8")
+        except OSError:
+            log.warning("%s is not there any longer, so MLflow has no bill of materials", operation.file)
+            return
+        self._client.log_text(run_id, bill, BILL)
+        if operation.stage in entry.stages:
+            self._write_stage(entry, operation.stage, {})
 
     def _record_approval(self, entry: RunEntry, operation: RecordApproval) -> None:
         """Tags of the stage's run: the answer in words, and all of it as JSON."""
@@ -314,9 +359,7 @@ class RunWriter:
                 experiment_id=self._experiment.experiment_id,
                 run_id=run_id,
                 our_run_id=self._run_id,
-                note=artifact_note(
-                    entry, entry.stages[stage], self.runs.page(stage) or "", self._producers.links(entry)
-                ),
+                note=model_note(entry, stage, self._model_pages(entry, stage), self._producers.links(entry)),
             )
             tags["vantage.model"] = model_id
         elif artifact.kind == "evaluation":
@@ -328,8 +371,18 @@ class RunWriter:
         # A headline metric is of the kept weights: its step is one after the last of the curve with its name.
         # Its time is the artifact's: MLflow would store the same number at two times twice.
         last_steps = {name: step for (of, name), step in entry.last_steps.items() if of == stage}
+        dataset = measured_dataset(entry.stages[stage]) if model_id else None
+        dataset_name, dataset_digest = dataset or (None, None)
         metrics = [
-            entities.Metric(name, value, made, last_steps.get(name, -1) + 1, model_id=model_id)
+            entities.Metric(
+                name,
+                value,
+                made,
+                last_steps.get(name, -1) + 1,
+                model_id=model_id,
+                dataset_name=dataset_name,
+                dataset_digest=dataset_digest,
+            )
             for name, value in artifact.metrics.items()
             if value is not None
         ]
@@ -356,8 +409,28 @@ class RunWriter:
         self, entry: RunEntry, stage: str, tags: Mapping[str, str], *, params: Mapping[str, str] | None = None
     ) -> None:
         """Write the stage's tags and params, and update its page."""
-        note = stage_note(entry, stage, self.runs.page(None) or "", self._producers.links(entry))
+        links, pages = self._producers.links(entry), self._pages(entry)
+        note = stage_note(entry, stage, self.runs.page(None) or "", links, pages)
         entry_of_stage = entry.stages[stage]
         if entry_of_stage.artifact and (remark := remark_on(entry_of_stage.artifact, entry_of_stage.inputs)):
             tags = {**tags, "vantage.remark": remark}
         write(self._client, self.runs.ids[stage], params=params, tags={**tags, NOTE: note})
+
+    def _write_model_note(self, entry: RunEntry, stage: str) -> None:
+        """Update the page of the model that the stage has made in this run."""
+        artifact = entry.stages[stage].artifact
+        if artifact is None or artifact.kind not in MODELS:
+            return
+        producer = self._producers.find(artifact)
+        if producer is None or producer.model_id is None or producer.run.info.run_id != self.runs.ids[stage]:
+            return  # another run has made it, and describes it
+        note = model_note(entry, stage, self._model_pages(entry, stage), self._producers.links(entry))
+        self._client.set_logged_model_tags(producer.model_id, {NOTE: fit_tag(note)})
+
+    def _pages(self, entry: RunEntry) -> dict[str, str]:
+        """Stage → page of its run."""
+        return {stage: page for stage in entry.stages if (page := self.runs.page(stage))}
+
+    def _model_pages(self, entry: RunEntry, stage: str) -> ModelPages:
+        pages = self._pages(entry)
+        return ModelPages(run=pages.get(stage, ""), run_of_all=self.runs.page(None), readers=pages)

@@ -1,12 +1,14 @@
 """An evaluation's samples in MLflow: as a table, and as a page."""
 
 import json
+from contextlib import suppress
 from pathlib import Path
 
 import pyarrow.parquet as pq
 from mlflow.tracking import MlflowClient
 
-from ledger.entries import StageEntry
+from ledger.entries import RunEntry, StageEntry
+from ledger.model_card import stage_and_measurements
 from ledger.samples_page import samples_page
 
 TABLE = "samples.json"
@@ -38,3 +40,15 @@ def log_samples(client: MlflowClient, run_id: str, stage: StageEntry) -> None:
     client.log_text(run_id, json.dumps({"columns": columns, "data": data}, ensure_ascii=False), TABLE)
     client.log_text(run_id, samples_page(f"Samples of {stage.name}", candidate, baseline), PAGE)
     client.set_tag(run_id, _TABLES, json.dumps([{"path": TABLE, "type": "table"}]))
+
+
+def example_prompt(entry: RunEntry, stage: str) -> str | None:
+    """A prompt on which an evaluation of the run has measured the stage's policy; None: there is none here."""
+    for each in stage_and_measurements(entry, stage):
+        file = Path(each.folder or "", "candidate.parquet")
+        if each.kind != "evaluation" or each.folder is None or not file.is_file():
+            continue
+        with suppress(OSError, ValueError):  # damaged, or without prompts: any text shows the form
+            for batch in pq.ParquetFile(file).iter_batches(1, columns=["prompt"]):
+                return str(batch.column(0)[0])
+    return None

@@ -11,7 +11,7 @@ from mlflow.tracking import MlflowClient
 NOTE = "mlflow.note.content"
 """Tag that MLflow shows as the text of a page."""
 
-_PARAM_LENGTH, _TAG_LENGTH = 6000, 8000
+_PARAM_LENGTH, _TAG_LENGTH, _DESCRIPTION_LENGTH = 6000, 8000, 5000
 _PARAMS_AND_TAGS_AT_ONCE, _METRICS_AT_ONCE = 100, 1000
 
 
@@ -64,10 +64,19 @@ def flatten(value: Any, prefix: str = "") -> dict[str, str]:
 
 def fit_tag(text: str) -> str:
     """A tag's value, truncated to MLflow's limit after a whole line if there are several."""
-    if len(text) <= _TAG_LENGTH:
+    return _fit(text, _TAG_LENGTH)
+
+
+def fit_description(text: str) -> str:
+    """The description of a model's version: MLflow's column is shorter, and PostgreSQL refuses what is longer."""
+    return _fit(text, _DESCRIPTION_LENGTH)
+
+
+def _fit(text: str, length: int) -> str:
+    if len(text) <= length:
         return text
     end = "\n…"
-    fits = text[: _TAG_LENGTH - len(end)]
+    fits = text[: length - len(end)]
     return (fits.rpartition("\n")[0] or fits) + end
 
 

@@ -73,6 +73,7 @@ def name_problems(plain: Plain) -> list[Problem]:
         _benchmark_references(plain),
         _gates(plain),
         _publications(plain),
+        _licensed_steps(plain),
         cycles(plain),
     )
     return list(itertools.islice(found, MAX_PROBLEMS))
@@ -178,6 +179,17 @@ def _publications(plain: Plain) -> Iterator[Problem]:
             if first != i:
                 message = f"publish.{first} moves the alias {quote(alias)} of {quote(model)} too"
                 yield Problem(("publish", i, "alias"), message, "an alias points at one model; name another")
+
+
+def _licensed_steps(plain: Plain) -> Iterator[Problem]:
+    known = [
+        MODEL,
+        *(f"{section}.{name}" for section in ("models", "data") for name in mapping_of(plain.get(section))),
+        *stages_of(plain),
+    ]
+    for step in mapping_of(plain.get("licenses")):
+        if isinstance(step, str) and step not in known:
+            yield Problem(("licenses", step), f"nothing here is called {quote(step)}", suggest(step, known))
 
 
 def _gated_stage(plain: Plain, path: Path, target: Any) -> Iterator[Problem]:

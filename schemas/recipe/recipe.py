@@ -24,6 +24,11 @@ from schemas.recipe.notify import Notify
 from schemas.recipe.rewards import Reward
 from schemas.recipe.signing import Signing
 
+StepName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_.-]{0,70}$")]
+"""A step as ``vantage plan`` names it."""
+License = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f]+$")]
+"""An SPDX identifier or expression (``Apache-2.0``), or the licence's own name."""
+
 
 class Publication(Frozen):
     """A stage's model to be registered as a version of an MLflow registered model."""
@@ -87,6 +92,9 @@ class Recipe(Frozen):
     """Rewards, by name."""
     stages: Annotated[dict[Name, AnyStage], Field(min_length=1, max_length=MAX_NAMED)]
     """The stages, by name. Each runs after the stages that it reads, whatever their order here."""
+    licenses: dict[StepName, License] = Field(default_factory=dict, max_length=MAX_NAMED, exclude_if=is_unset)
+    """Licences, for model cards and bills of materials: of the ``model``, of ``models.NAME``, of ``data.NAME``, and of what a
+    stage makes, by its name. In no stage key."""
     workers: PoolName | None = Field(None, exclude_if=is_unset)
     """Prefect work pool of every stage without ``resources.pool``. None: the process that orders the run computes."""
     publish: Annotated[tuple[Publication, ...], Field(max_length=MAX_NAMED)] = ()

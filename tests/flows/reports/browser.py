@@ -8,7 +8,7 @@ import tempfile
 import time
 from base64 import b64decode
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,59 @@ class Tab:
 
     def show(self, page: Path, *, width: int, height: int = 800, dark: bool = False) -> None:
         """Open a file at a width, light or dark, and wait until it is drawn."""
+        self._prepare(width=width, height=height, dark=dark)
+        self.call("Page.navigate", url=page.as_uri())
+        self.until("document.readyState === 'complete'")
+
+    def visit(self, url: str, *, until: str, width: int = 1400, height: int = 1200) -> None:
+        """Open an address, as if nothing had been open before, and wait until JavaScript says so."""
+        self._prepare(width=width, height=height, dark=False)
+        self.call("Page.navigate", url="about:blank")
+        self.until("location.href === 'about:blank'")
+        self.events.clear()
+        self.call("Page.navigate", url=url)
+        self.until(until)
+
+    def until(self, expression: str) -> None:
+        """Wait until JavaScript says so; an error of the expression is a no."""
+        asked = f"(() => {{ try {{ return Boolean({expression}) }} catch {{ return false }} }})()"
+        give_up = time.monotonic() + SECONDS
+        while True:
+            with suppress(AssertionError):  # between two pages there is nothing that could answer
+                if self.value(asked):
+                    return
+            assert time.monotonic() < give_up, f"never: {expression}; the page says {self.text()[-3000:]!r}"
+            time.sleep(0.1)
+
+    def text(self) -> str:
+        """What there is to read."""
+        return str(self.value("document.body ? document.body.innerText : ''"))
+
+    def links(self) -> dict[str, set[str]]:
+        """Text of a link → where links with this text lead, without what follows a question mark."""
+        found: dict[str, set[str]] = {}
+        for text, address in self.value(
+            "[...document.querySelectorAll('a')].map(e => [e.innerText.trim(), e.href])"
+        ):
+            found.setdefault(text, set()).add(address.partition("?")[0])
+        return found
+
+    def rows(self) -> list[list[str]]:
+        """Cells of every row of every table."""
+        found: list[list[str]] = self.value(
+            "[...document.querySelectorAll('tr')].map(e => [...e.cells].map(cell => cell.innerText.trim()))"
+        )
+        return found
+
+    def press_text(self, text: str) -> None:
+        """Click what has exactly this text."""
+        pressed = self.value(
+            "(() => { const found = [...document.querySelectorAll('*')].filter(e => e.childElementCount === 0 && "
+            f"e.innerText && e.innerText.trim() === {json.dumps(text)}); found.forEach(e => e.click()); return found.length }})()"
+        )
+        assert pressed, f"nothing on the page is called {text}"
+
+    def _prepare(self, *, width: int, height: int, dark: bool) -> None:
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
         self.call(
@@ -68,11 +121,6 @@ class Tab:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
         self.events.clear()
-        self.call("Page.navigate", url=page.as_uri())
-        give_up = time.monotonic() + SECONDS
-        while self.value("document.readyState") != "complete":
-            assert time.monotonic() < give_up, "the page does not load"
-            time.sleep(0.05)
 
     def press(self, key: str, code: int, *, text: str = "") -> None:
         """Press a key once; ``text``: what it types."""

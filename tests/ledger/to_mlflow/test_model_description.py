@@ -45,3 +45,17 @@ def test_a_model_without_one_architecture_is_refused(tmp_path: Path, policy: Pat
     (tmp_path / "model" / "config.json").write_text(json.dumps({**config, "architectures": None}))
     with pytest.raises(PublishingError, match=r"architectures=\[\]; it has to name one class"):
         describe(tmp_path / "model", tmp_path / "description")
+
+
+def test_mlflow_reads_the_input_example_and_it_fits_the_signature(tmp_path: Path, policy: Path) -> None:
+    from mlflow.models import Model
+    from mlflow.models.utils import _enforce_schema
+
+    target = tmp_path / "description"
+    write_description(
+        policy, target, kind="policy", run_id=None, model_id=None, metadata={}, example="a \u4e2d b"
+    )
+    model = Model.load(str(target))
+    assert model.load_input_example(str(target)) == ["a \u4e2d b"]
+    assert json.loads(str(model.get_serving_input(str(target)))) == {"inputs": ["a \u4e2d b"]}
+    _enforce_schema(model.load_input_example(str(target)), model.signature.inputs)

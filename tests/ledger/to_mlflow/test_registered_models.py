@@ -82,7 +82,7 @@ def test_a_published_policy_loads_as_a_pipeline_that_answers_as_the_stored_one_d
         "vantage.run_id": RUN_ID,
     }
     assert version.run_id == run_id
-    assert version.description.startswith("ArtifactKey by stage [policy](#/experiments/")
+    assert version.description.startswith("**tiny: policy** · policy made by stage [policy](#/experiments/")
     run = client.get_run(run_id)
     assert run.data.tags["vantage.published"] == "quickstart@champion version 1"
     model = client.get_logged_model(run.data.tags["vantage.model"])

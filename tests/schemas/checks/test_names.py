@@ -255,3 +255,10 @@ def test_rankings_do_not_come_in_a_csv(plain: dict[str, Any]) -> None:
     )
     plain["data"]["pairs"] = {"source": "ranked.jsonl"}
     assert not [line for line in said(plain) if ".csv" in line]
+
+
+def test_a_licence_is_of_a_step_of_the_recipe(plain: dict[str, Any]) -> None:
+    plain["licenses"] = {"model": "MIT", "sft": "MIT", f"data.{next(iter(plain['data']))}": "MIT"}
+    assert said(plain) == []
+    plain["licenses"] = {"sfd": "MIT"}
+    assert said(plain) == ["licenses.sfd: nothing here is called 'sfd'; did you mean 'sft'?"]

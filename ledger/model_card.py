@@ -1,0 +1,236 @@
+"""The card of a model: its data, gates, measurements, limits and licence, and how it is checked.
+
+The same text stands on MLflow's pages of the model and in an exported folder. It is made of what the run recorded alone.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from ledger.entries import RunEntry, StageEntry
+from ledger.page_links import ArtifactKey, Link, artifact_key, linked, linked_run, words
+from schemas.recipe.sources import Builtin, model_source
+from schemas.records.artifacts import Artifact
+from schemas.records.metric_warnings import dropped_summary, warnings_of
+from schemas.records.metrics import METRICS
+from schemas.records.uncertainty import interval_of
+from schemas.records.verdicts import DEFAULT_CONFIDENCE
+from schemas.safe_text import markdown_text, without_secrets
+
+_OUR_LICENCE = "Apache-2.0"
+_MOST_ROWS = 16
+"""Rows of the table of measurements; the run's page has all."""
+_MEASURED_ROLE = {
+    "evaluation": "candidate",
+    "reward_evaluation": "reward_model",
+    "benchmark_evaluation": "policy",
+}
+"""Kind of stage → the role of the model that it measures."""
+_SPLITS = ("train_rows", "validation_rows", "test_rows")
+_FAMILIES = {metric.name: metric.family for metric in METRICS if metric.family}
+
+NO_LICENCE = "not recorded"
+
+
+def card_sections(entry: RunEntry, name: str, producers: Mapping[ArtifactKey, Link]) -> dict[str, list[str]]:
+    """Title → lines in Markdown, in the order in which they are read; empty ones are left out.
+
+    Args:
+        entry: the run.
+        name: the stage that made the model.
+        producers: artifact → its pages in MLflow; empty where there are none.
+    """
+    sections = {
+        "Gates": _gates(entry, name),
+        "Measured": _measured(entry, name),
+        "Limits": _limits(entry, name),
+        "Data": _data(entry, name, producers),
+        "Licence": _licence(entry, name),
+    }
+    return {title: lines for title, lines in sections.items() if lines}
+
+
+def stage_and_measurements(entry: RunEntry, stage: str) -> list[StageEntry]:
+    """The stage itself, and what of this run measured its model."""
+    evaluations = [
+        each
+        for each in entry.stages.values()
+        if (measured := each.inputs.get(_MEASURED_ROLE.get(each.kind, ""))) and measured.stage == stage
+    ]
+    return [*([entry.stages[stage]] if stage in entry.stages else []), *evaluations]
+
+
+def ancestors(entry: RunEntry, name: str) -> list[str]:
+    """Stages whose artifacts the stage's artifact was made of, at any depth, in the order of the run."""
+    found, waiting = set[str](), [name]
+    while waiting:
+        stage = entry.stages.get(waiting.pop())
+        read = {given.stage for given in stage.inputs.values()} if stage else set()
+        waiting += read - found
+        found |= read
+    return [each for each in entry.stages if each in found and each != name]
+
+
+def readers(entry: RunEntry, name: str) -> dict[str, list[str]]:
+    """Stage of this run that reads the stage's artifact → the roles in which it does."""
+    return {
+        each.name: roles
+        for each in entry.stages.values()
+        if (roles := [role for role, given in each.inputs.items() if given.stage == name])
+    }
+
+
+def answers(entry: RunEntry, stage: str) -> list[str]:
+    """What people answered about the stage's gates, and about aliases for its artifact."""
+    return [
+        f"- {markdown_text(f'{answer.question.subject} {answer}')}"
+        for answer in entry.approvals
+        if answer.question.stage == stage
+    ]
+
+
+def _gates(entry: RunEntry, name: str) -> list[str]:
+    of = stage_and_measurements(entry, name)
+    gates = [f"- {each.name}: {markdown_text(str(verdict))}" for each in of for verdict in each.verdicts]
+    return gates + [line for each in of for line in answers(entry, each.name)]
+
+
+def _measured(entry: RunEntry, name: str) -> list[str]:
+    """Estimates over held-out prompts with their intervals; without any, the plain numbers. Of a family, the first alone."""
+    rows = []
+    for of in stage_and_measurements(entry, name):
+        for metric in _worth_showing(of.artifact):
+            assert of.artifact is not None, "it has metrics"
+            value, known = of.artifact.metrics[metric], of.artifact.uncertainty.get(metric)
+            assert value is not None, "chosen by this"
+            interval = interval_of(metric, value, known, confidence=DEFAULT_CONFIDENCE) if known else None
+            told = f"{interval[0]:.4g} to {interval[1]:.4g}" if interval else "–"
+            prompts = f"{known.n:,}" if known else "–"
+            rows.append(f"| {markdown_text(of.name)} | {metric} | {value:.4g} | {told} | {prompts} |")
+    if not rows:
+        return []
+    more = len(rows) - _MOST_ROWS
+    cut = [f"| … | {more} more: the pages of the stages' runs | | | |"] if more > 0 else []
+    head = ["| by | metric | value | 95 % interval | prompts |", "|---|---|---|---|---|"]
+    return [*head, *rows[:_MOST_ROWS], *cut]
+
+
+def _worth_showing(artifact: Artifact | None) -> list[str]:
+    if artifact is None:
+        return []
+    known = [metric for metric, value in artifact.metrics.items() if value is not None]
+    estimates = [metric for metric in known if metric in artifact.uncertainty]
+    seen, shown = set[str](), []
+    for metric in estimates or known:
+        family = _FAMILIES.get(metric, metric)
+        if family not in seen:
+            shown.append(metric)
+        seen.add(family)
+    return shown
+
+
+def _limits(entry: RunEntry, name: str) -> list[str]:
+    """What the numbers do not show: what was closed, left out or warned of, and what nobody measured."""
+    stage, of = entry.stages[name], stage_and_measurements(entry, name)
+    lines = list(_trained_limits(entry, name))
+    evaluations = [each.name for each in of if each is not stage]
+    if evaluations:
+        lines.append(
+            f"Measured on this recipe's held-out prompts alone, by {', '.join(map(markdown_text, evaluations))}; nothing is "
+            "known of other prompts or languages, of safety, or of bias, unless these prompts are about them."
+        )
+    else:
+        lines.append(
+            "No evaluation of this run measured it: nothing is known of it beyond what its own stage measured."
+        )
+    for each in [*of, *(entry.stages[before] for before in ancestors(entry, name))]:
+        closed = [verdict for verdict in each.verdicts if not verdict.passed]
+        unsure = [verdict for verdict in each.verdicts if verdict.passed and verdict.warning]
+        lines += [f"{each.name}: the gate is closed: {verdict}" for verdict in closed]
+        lines += [f"{each.name}: {verdict.metric}: {verdict.warning}" for verdict in unsure]
+        metrics = each.artifact.metrics if each.artifact else {}
+        lines += [f"{each.name}: {warning}" for warning in warnings_of(metrics)]
+        if left_out := dropped_summary(metrics):
+            lines.append(f"{each.name}: left out: {left_out}")
+    return [f"- {markdown_text(line)}" for line in dict.fromkeys(lines)]
+
+
+def _trained_limits(entry: RunEntry, name: str) -> Iterator[str]:
+    generation = entry.generation
+    if entry.stages[name].kind != "import_model" and "max_prompt_tokens" in generation:
+        yield (
+            f"Trained on prompts of at most {generation['max_prompt_tokens']} tokens and responses of at most "
+            f"{generation.get('max_response_tokens')}, sampled at temperature {generation.get('temperature')}."
+        )
+
+
+def _data(entry: RunEntry, name: str, producers: Mapping[ArtifactKey, Link]) -> list[str]:
+    """Every dataset and imported model that it was made of, with source, digest and licence."""
+    rows = []
+    for step in (*ancestors(entry, name), *([name] if entry.stages[name].kind == "import_model" else ())):
+        stage = entry.stages[step]
+        if stage.artifact is None or stage.kind not in ("prepare_data", "import_model"):
+            continue
+        page = producers.get(artifact_key(stage.artifact), Link()).run
+        counts = [stage.artifact.metrics.get(split) for split in _SPLITS]
+        told = " + ".join(f"{count:,.0f}" for count in counts if count is not None) or "–"
+        of = f" (sha256 `{stage.source_sha256[:16]}`)" if stage.source_sha256 else ""
+        cells = (
+            linked(step, page),
+            f"{_source(stage)}{of}",
+            told,
+            f"`{stage.artifact.digest[:16]}`",
+            licence_of(entry, step),
+        )
+        rows.append(f"| {' | '.join(cells)} |")
+    if not rows:
+        return []
+    head = [
+        "| what | source | rows for training + validation + test | content digest | licence |",
+        "|---|---|---|---|---|",
+    ]
+    return [*head, *rows]
+
+
+def _source(stage: StageEntry) -> str:
+    return markdown_text(without_secrets(stage.source)) if stage.source else "unknown"
+
+
+def licence_of(entry: RunEntry, step: str) -> str:
+    """The licence that the recipe names (``licenses``), ours for what Vantage itself generates, or that none is recorded."""
+    if named := entry.licenses.get(step):
+        return markdown_text(named)
+    stage = entry.stages.get(step)
+    is_ours = (
+        stage is not None and stage.source is not None and isinstance(model_source(stage.source), Builtin)
+    )
+    return f"{_OUR_LICENCE} (part of Vantage)" if is_ours else NO_LICENCE
+
+
+def _licence(entry: RunEntry, name: str) -> list[str]:
+    if named := entry.licenses.get(name):
+        return [f"{markdown_text(named)}, as the recipe says."]
+    sources = [
+        step for step in ancestors(entry, name) if entry.stages[step].kind in ("prepare_data", "import_model")
+    ]
+    unknown = [step for step in sources if licence_of(entry, step) == NO_LICENCE]
+    said = "The recipe names none for this model (`licenses`); what its base model and its data allow holds for it too."
+    if unknown:
+        said += f" Not recorded of: {', '.join(map(markdown_text, unknown))}."
+    return [said]
+
+
+def parents_table(stage: StageEntry, producers: Mapping[ArtifactKey, Link]) -> list[str]:
+    """The stage's inputs, with links to the runs that made them."""
+    if not stage.inputs:
+        return []
+    lines = ["| role | kind | made by | content digest |", "|---|---|---|---|"]
+    for role, given in stage.inputs.items():
+        link = producers.get(artifact_key(given.artifact), Link())
+        made_by = linked_run(link) if link.run else markdown_text(given.stage)
+        kind = linked(words(given.artifact.kind), link.model)
+        lines.append(f"| {role} | {kind} | {made_by} | `{given.artifact.digest[:16]}` |")
+    return lines
+
+
+def in_markdown(sections: Mapping[str, Sequence[str]], *, level: int) -> list[str]:
+    """Lines of all sections, each under its title."""
+    return [line for title, lines in sections.items() for line in ("", f"{'#' * level} {title}", "", *lines)]

@@ -1,0 +1,130 @@
+"""The card of a model, from entries written out by hand."""
+
+from dataclasses import replace
+
+import pytest
+
+from ledger.entries import RunEntry, StageEntry
+from ledger.model_card import ancestors, card_sections, licence_of, readers, stage_and_measurements
+from ledger.notes import ModelPages, model_note
+from ledger.operations import Input
+from ledger.page_links import Link, artifact_key
+from schemas.records.artifacts import Artifact, Dataset, Evaluation, PolicyCheckpoint
+from schemas.records.uncertainty import Uncertainty
+from schemas.records.verdicts import Verdict
+from tests.ledger.small_run import artifact, sha
+
+DATA = artifact(
+    Dataset, "data", {}, content="demonstrations", metrics={"train_rows": 80.0, "test_rows": 20.0, "validation_rows": None}
+)  # fmt: skip
+MODEL = artifact(PolicyCheckpoint, "model", {})
+SFT = artifact(PolicyCheckpoint, "sft", {}, metrics={"validation_nll": 0.5, "sft_speed": None})
+POLICY = artifact(PolicyCheckpoint, "policy", {})
+EVALUATION = artifact(
+    Evaluation,
+    "evaluation",
+    {},
+    metrics={"score": 0.5, "steps": 3.0},
+    uncertainty={"score": Uncertainty(n=4, rows=4, standard_error=0.1)},
+)
+CLOSED = Verdict(
+    passed=False, metric="accuracy", measured=0.5, relation=">=", threshold=0.9, on_fail="continue", evidence={"accuracy": 0.5}
+)  # fmt: skip
+
+
+def stage(name: str, kind: str, made: Artifact, inputs: dict[str, Input], **more: object) -> StageEntry:
+    of = {"name": name, "kind": kind, "stage_key": made.stage_key, "inputs": inputs, "artifact": made}
+    return StageEntry(**(of | more))  # type: ignore[arg-type]
+
+
+def read(name: str, made: Artifact) -> Input:
+    return Input(stage=name, artifact=made)
+
+
+@pytest.fixture
+def run() -> RunEntry:
+    """model, data → sft → policy → evaluation, which compares policy with sft."""
+    stages = [
+        stage("model", "import_model", MODEL, {}, source="builtin:tiny"),
+        stage("data.d", "prepare_data", DATA, {}, source="d.jsonl", source_sha256=sha("d.jsonl")),
+        stage("sft", "sft", SFT, {"init": read("model", MODEL), "data": read("data.d", DATA)}),
+        stage("policy", "policy_optimization", POLICY, {"init": read("sft", SFT), "reference": read("sft", SFT)}),
+        stage(
+            "evaluation",
+            "evaluation",
+            EVALUATION,
+            {"candidate": read("policy", POLICY), "baseline": read("sft", SFT)},
+            verdicts=(CLOSED,),
+        ),
+    ]  # fmt: skip
+    generation = {"max_prompt_tokens": 8, "max_response_tokens": 9, "temperature": 1.0}
+    return RunEntry("0001-r-abcdef", "r", "r", stages={each.name: each for each in stages}, generation=generation)  # fmt: skip
+
+
+def test_lineage_up_and_down(run: RunEntry) -> None:
+    assert ancestors(run, "policy") == ["model", "data.d", "sft"]
+    assert ancestors(run, "model") == []
+    assert readers(run, "sft") == {"policy": ["init", "reference"], "evaluation": ["baseline"]}
+    assert [each.name for each in stage_and_measurements(run, "policy")] == ["policy", "evaluation"]
+    assert [each.name for each in stage_and_measurements(run, "sft")] == ["sft"], "it was only the baseline"
+
+
+def test_measurements_have_intervals_by_students_t(run: RunEntry) -> None:
+    """A mean over 4 prompts with a standard error of 0.1: 0.5 ± 0.1 · t(0.975, 3) = 0.5 ± 0.3182."""
+    lines = card_sections(run, "policy", {})["Measured"]
+    assert lines[2:] == ["| evaluation | score | 0.5 | 0.1818 to 0.8182 | 4 |"], "estimates alone"
+    assert card_sections(run, "sft", {})["Measured"][2:] == ["| sft | validation_nll | 0.5 | – | – |"]
+
+
+def test_data_with_source_rows_digest_and_licence(run: RunEntry) -> None:
+    pages = {artifact_key(DATA): Link(run="#/d")}
+    rows = card_sections(replace(run, licenses={"data.d": "CC-BY-4.0"}), "policy", pages)["Data"][2:]
+    assert rows == [
+        f"| model | builtin:tiny | – | `{MODEL.digest[:16]}` | Apache-2.0 (part of Vantage) |",
+        f"| [data.d](#/d) | d.jsonl (sha256 `{sha('d.jsonl')[:16]}`) | 80 + 20 | `{DATA.digest[:16]}` | CC-BY-4.0 |",
+    ]
+
+
+def test_licences_that_nobody_named(run: RunEntry) -> None:
+    assert licence_of(run, "data.d") == "not recorded"
+    [said] = card_sections(run, "policy", {})["Licence"]
+    assert said.endswith("Not recorded of: data.d.")
+    named = replace(run, licenses={"policy": "own | <b>"})
+    assert card_sections(named, "policy", {})["Licence"] == [r"own \| \<b\>, as the recipe says."]
+
+
+def test_limits(run: RunEntry) -> None:
+    limits = card_sections(run, "policy", {})["Limits"]
+    assert (
+        limits[0]
+        == "- Trained on prompts of at most 8 tokens and responses of at most 9, sampled at temperature 1.0."
+    )
+    assert "held-out prompts alone, by evaluation" in limits[1]
+    assert any(line.startswith("- evaluation: the gate is closed: accuracy 0.500") for line in limits)
+    assert any(
+        "No evaluation of this run measured it" in line for line in card_sections(run, "sft", {})["Limits"]
+    )
+
+
+def test_a_source_with_a_login_is_shown_without_it(run: RunEntry) -> None:
+    secret = replace(run.stages["data.d"], source="https://ada:canary-secret@host/d.jsonl")
+    told = card_sections(replace(run, stages=run.stages | {"data.d": secret}), "policy", {})["Data"]
+    assert "canary-secret" not in "\n".join(told)
+
+
+def test_the_page_of_a_version_and_of_a_logged_model(run: RunEntry) -> None:
+    pages = ModelPages(run="#/policy", run_of_all="#/run", readers={"evaluation": "#/evaluation"})
+    text = model_note(run, "policy", pages, {})
+    head = text.splitlines()
+    assert head[0].rstrip() == (
+        "**r: policy** · policy made by stage [policy](#/policy) (policy optimization) of run [0001-r-abcdef](#/run)"
+    )
+    assert head[2].rstrip() == "**Read by:** [evaluation](#/evaluation) (candidate)"
+    assert "vantage audit 0001-r-abcdef/policy" in text and "models:/" not in text
+    titles = [line.removeprefix("### ") for line in head if line.startswith("### ")]
+    assert titles == ["Gates", "Measured", "Limits", "Data", "Licence", "Use and check", "Parents"]
+    version = model_note(
+        replace(run, bills=frozenset({"policy"})), "policy", replace(pages, registered="r/3"), {}
+    )
+    assert 'load_model("models:/r/3")' in version and "vantage audit r/3" in version
+    assert "bill_of_materials.cdx.json` under Artifacts of [policy](#/policy)" in version
