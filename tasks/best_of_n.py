@@ -22,6 +22,7 @@ from tasks.rollout.rollouts import (
 from tasks.rollout.sampler_check import compare_with_sampler
 from tasks.rollout.selection import Selection
 from tasks.training.attempt import Attempt
+from tasks.training.found_limits import Taken, found_limits, longest_response, within_memory
 from tasks.training.likelihood import accumulate_nll
 from tasks.training.measured import uncertainty_of, values_of
 from tasks.training.metric_sums import means_of
@@ -46,6 +47,16 @@ def run(job: StageJob[ResolvedBestOfN]) -> StageResult:
     optimizer = make_optimizer(policy, weight_decay=work.weight_decay)
     train, validation, test = (read_prompts(job.inputs["prompts"], split, codec) for split in SPLITS)
     encoding = encoding_metrics(job, "prompts", [train, validation, test])
+    taken = Taken(
+        longest_response(train, job.generation),
+        [lambda batch: policy.logprobs(batch, temperature=1.0).logprobs],
+        work.precision,
+        [optimizer],
+        models.sampler,
+    )
+    found = found_limits(job, taken, device=policy.device)
+    models, job = models.within(found, job), within_memory(job, found)
+    work = job.work
     collected = read_training_responses(job, codec)
     selection = Selection(models, validation, num_samples=work.validation_samples, seed=stage_seed(job))
 

@@ -24,6 +24,7 @@ from tasks.rollout.collected_pairs import best_against_worst
 from tasks.training import progress, ranks
 from tasks.training.attempt import Attempt
 from tasks.training.data_order import order_of
+from tasks.training.found_limits import Taken, found_limits, longest_row, within_memory
 from tasks.training.measured import uncertainty_of, values_of
 from tasks.training.metric_sums import LossSums, MetricSums
 from tasks.training.networks import fixed_policy, trained_policy, write_policy
@@ -89,6 +90,13 @@ def run(job: StageJob[ResolvedDirectPreferenceOptimization]) -> StageResult:
     optimizer = make_optimizer(models.policy, weight_decay=work.weight_decay)
     order = order_of(train, work, stage_seed(job))
     num_steps = order.num_batches(work.epochs)
+    taken = Taken(
+        longest_row(train, shares_prompt=work.pass_limits.share_prompts),
+        [lambda batch: pair_logprobs(models, batch, precision=work.precision).per_token],
+        work.precision,
+        [optimizer],
+    )
+    work = within_memory(job, found_limits(job, taken, device=device)).work
 
     # 2. Optimiser steps, from wherever an earlier attempt got to
     with Attempt(

@@ -43,11 +43,12 @@ from tasks.rollout.sampler_check import compare_with_sampler
 from tasks.rollout.selection import Measured, Selection
 from tasks.training.attempt import Attempt
 from tasks.training.data_order import DataOrder
+from tasks.training.found_limits import found_limits, within_memory
 from tasks.training.measured import uncertainty_of, values_of
 from tasks.training.networks import put_back, write_policy
 from tasks.training.optimization import training_device
 from tasks.training.seeds import derive_seed, stage_seed
-from tasks.updates.actor_critic import ActorCritic, critic_folder, load_actor_critic
+from tasks.updates.actor_critic import ActorCritic, critic_folder, load_actor_critic, taken_by
 from tasks.updates.estimates import Estimates, estimate
 from tasks.updates.policy_state import PolicyState, with_updated_kl_coefs
 from tasks.updates.policy_update import Ptx, kl_to_old, update
@@ -63,8 +64,11 @@ def run(job: StageJob[ResolvedPolicyOptimization]) -> StageResult:
 
     # 1. What is trained, the reference, the reward, and the prompts
     networks = load_actor_critic(job, training_device())
-    models, codec, causal_lm = networks.models, networks.models.codec, networks.policy.causal_lm
+    codec, causal_lm = networks.models.codec, networks.policy.causal_lm
     train, validation, test = (read_prompts(job.inputs["prompts"], split, codec) for split in SPLITS)
+    found = found_limits(job, taken_by(networks, train, job), device=networks.policy.device)
+    networks, job = networks.within(found, job), within_memory(job, found)
+    models, work = networks.models, job.work
     encoding = encoding_metrics(job, "prompts", [train, validation, test])
     selection = Selection(models, validation, num_samples=work.validation_samples, seed=stage_seed(job))
     ptx = read_ptx(job, codec)

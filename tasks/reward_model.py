@@ -6,6 +6,7 @@ minibatch's gradient and one that measures held-out rows; all else is the same.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +30,7 @@ from models.heads import (
     scores,
     scores_and_logprobs,
 )
+from models.sequences import Sequences
 from schemas.recipe.pass_limits import PassLimits
 from schemas.recipe.resolved import ResolvedRewardModelling
 from schemas.records.job import StageJob, StageResult
@@ -45,6 +47,7 @@ from tasks.data.splits import TEST, TRAIN, VALIDATION
 from tasks.training import progress, ranks
 from tasks.training.attempt import Attempt
 from tasks.training.data_order import order_of
+from tasks.training.found_limits import Taken, found_limits, longest_row, within_memory
 from tasks.training.measured import uncertainty_of, values_of
 from tasks.training.metric_sums import LossSums, MetricSums
 from tasks.training.networks import trained
@@ -88,6 +91,13 @@ def run(job: StageJob[ResolvedRewardModelling]) -> StageResult:
     optimizer = make_optimizer(reward, weight_decay=work.weight_decay)
     order = order_of(train, work, stage_seed(job))
     num_steps = order.num_batches(work.epochs)
+    taken = Taken(
+        longest_row(train, shares_prompt=work.pass_limits.share_prompts),
+        [partial(scored, reward, with_language=work.lm_coef > 0)],
+        work.precision,
+        [optimizer],
+    )
+    work = within_memory(job, found_limits(job, taken, device=device)).work
 
     # 2. Optimiser steps, from wherever an earlier attempt got to
     with Attempt(
@@ -127,6 +137,14 @@ def read_preferences(job: StageJob, split: str, codec: Codec) -> Completions | R
     if "rankings" in job.inputs:
         return read_rankings(job.inputs["rankings"], split, codec)
     return read_completions(job.inputs["data"], split, SIDES, codec)
+
+
+def scored(reward: ScalarModel, batch: Sequences, *, with_language: bool) -> Tensor:
+    """What a pass computes of some responses, of the first half their log-probabilities too."""
+    if not with_language:
+        return scores(reward, batch)
+    found, logprobs = scores_and_logprobs(reward, batch, first_rows=(len(batch) + 1) // 2)
+    return found.sum() + logprobs.sum()
 
 
 def accumulate_preferences(

@@ -11,6 +11,7 @@ from tasks.data.examples import Completions, codec_of, read_completions
 from tasks.data.splits import TEST, TRAIN, VALIDATION
 from tasks.training.attempt import Attempt
 from tasks.training.data_order import order_of
+from tasks.training.found_limits import Taken, found_limits, longest_row, within_memory
 from tasks.training.likelihood import accumulate_nll, measure_likelihood
 from tasks.training.measured import uncertainty_of, values_of
 from tasks.training.networks import trained_policy, write_policy
@@ -42,6 +43,13 @@ def run(job: StageJob[ResolvedSupervisedFineTuning]) -> StageResult:
     optimizer = make_optimizer(policy, weight_decay=work.weight_decay)
     order = order_of(train, work, stage_seed(job))
     num_steps = order.num_batches(work.epochs)
+    taken = Taken(
+        longest_row(train),
+        [lambda batch: policy.logprobs(batch, temperature=1.0).logprobs],
+        work.precision,
+        [optimizer],
+    )
+    work = within_memory(job, found_limits(job, taken, device=device)).work
 
     # 2. Optimiser steps, from wherever an earlier attempt got to
     with Attempt(

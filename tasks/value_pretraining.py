@@ -7,6 +7,7 @@ before any policy update. The proof is explained variance on prompts that it was
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -42,6 +43,7 @@ from tasks.rollout.sampler_check import compare_with_sampler
 from tasks.training import carried_optimizer, progress
 from tasks.training.attempt import Attempt
 from tasks.training.best_weights import keep_if_best
+from tasks.training.found_limits import Taken, found_limits, longest_response, within_memory
 from tasks.training.measured import defined
 from tasks.training.metric_sums import LossSums, MetricSums
 from tasks.training.networks import fixed_policy, put_back, trained
@@ -103,6 +105,16 @@ def run(job: StageJob[ResolvedValuePretraining]) -> StageResult:
 
     # 2. Where responses come from, and those to validation prompts, to be measured on
     source = load_source(job, models)
+    taken = Taken(
+        longest_response(source.prompts, job.generation, shares_prompt=work.pass_limits.share_prompts),
+        [partial(values, critic)],
+        work.precision,
+        [optimizer],
+        models.sampler,
+    )
+    found = found_limits(job, taken, device=device)
+    models, job = models.within(found, job), within_memory(job, found)
+    source = replace(source, job=job, models=models)
     encoding = encoding_metrics(job, "prompts", [source.prompts])
     moments = score_moments(source)
     held_out = measured_responses(source, moments, VALIDATION)

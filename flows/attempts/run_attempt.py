@@ -37,7 +37,7 @@ from storage.environments import keep_environment
 from storage.refs import Ref
 from storage.storage import Storage, open_storage
 from storage.store import Locked
-from tasks.training.scratch import REPORTS, RESUMED_FROM, read_committed
+from tasks.training.scratch import REPORTS, RESUMED_FROM, forget_found, read_committed, read_found
 
 _PATIENCE_SECONDS = 1.0
 """How long to wait for the stage key before checking whether a stop was requested."""
@@ -206,6 +206,8 @@ class _Attempt:
         number = self.storage.next_attempt(key)
         scratch = self.storage.scratch_folder(key)
         keep_environment(self.storage, environment())
+        if getattr(self.request.work, "microbatch_tokens", None) is not None:
+            forget_found(scratch)  # the recipe has the word
         begun = AttemptBegun(attempt=number, provenance=self._provenance(scratch), scratch=scratch)
         self.begun = begun
         self.observer.begun(begun)
@@ -233,6 +235,7 @@ class _Attempt:
         request = self.request
         if (content := KINDS[job.work.kind].content) is not None:
             check_dataset(job.output, content, step=request.step)
+        made_with = self._found_provenance(begun)
         artifact = self.storage.commit(
             job.output,
             stage_key=request.stage_key,
@@ -240,13 +243,13 @@ class _Attempt:
             run_id=request.run_id,
             description=_description(request, result),
             key_parts=request.key_parts,
-            provenance=begun.provenance,
+            provenance=made_with,
         )
         return AttemptOutcome(
             status="made",
             attempt=job.attempt,
             artifact=artifact,
-            provenance=begun.provenance,
+            provenance=made_with,
             made_by=request.run_id,
             samples=result.samples,
             dropped=self._dropped(artifact),
@@ -265,7 +268,7 @@ class _Attempt:
         return AttemptOutcome(
             status="failed",
             attempt=self.begun.attempt,
-            provenance=self.begun.provenance,
+            provenance=self._found_provenance(self.begun),
             committed_step=committed_step,
             failure=failure,
         )
@@ -316,6 +319,13 @@ class _Attempt:
                 asked = getattr(request.work, name) or "any number"
                 present[name] = f"{reduced} in place of {asked}: memory ran out"
         return {**present, **identity()}
+
+    def _found_provenance(self, begun: AttemptBegun) -> dict[str, str]:
+        """Provenance of the computation with the limits that it found; those that memory ran out under are told already."""
+        found = read_found(begun.scratch)
+        return (
+            begun.provenance if found is None else {"microbatch_tokens": found.described, **begun.provenance}
+        )
 
     def _dropped(self, artifact: Artifact) -> dict[str, int]:
         report = self.storage.folder(artifact) / "report.json"

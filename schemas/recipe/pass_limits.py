@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, replace
 
+from schemas.frozen import Frozen
+
 
 @dataclass(frozen=True)
 class PassLimits:
@@ -31,3 +33,22 @@ class PassLimits:
 
 UNLIMITED = PassLimits()
 """Any number of rows and positions."""
+
+
+class FoundLimits(Frozen):
+    """The most positions that memory has room for, as a stage found them before its first step."""
+
+    tokens: int
+    """Of a pass that trains."""
+    sampled_tokens: int | None = None
+    """Of responses that are sampled side by side; None: the stage samples none."""
+
+    @property
+    def described(self) -> str:
+        """In words: ``found: passes of at most 65,536 positions``."""
+        sampled = (
+            ""
+            if self.sampled_tokens is None
+            else f", responses of {self.sampled_tokens:,} sampled side by side"
+        )
+        return f"found: passes of at most {self.tokens:,} positions{sampled}"

@@ -133,7 +133,8 @@ class Stage(Work):
     microbatch_tokens: Count | None = Field(None, exclude_if=is_unset)
     """Most positions of one forward pass, padding included: its sequences times the longest of them; in sampling, times the
     longest prompt and ``generation.max_response_tokens``. Of what cannot be divided (one sequence, a pair, the responses of a
-    ranking) a pass may have more. With ``microbatch_size`` both hold. Changes as little. None: any number."""
+    ranking) a pass may have more. With ``microbatch_size`` both hold. Changes as little. None: on a GPU the largest
+    number that fits, found before the first step; on a CPU any number."""
 
     @property
     def pass_limits(self) -> PassLimits:

@@ -1,14 +1,16 @@
 """The models that sample a rollout, score it and shape its rewards."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from models.policy import PolicyModel
-from schemas.recipe.pass_limits import PassLimits
+from schemas.recipe.pass_limits import FoundLimits, PassLimits
+from schemas.recipe.stage import Stage
 from schemas.recipe.stages import RolloutCollection, Rollouts
 from schemas.records.job import StageJob
 from tasks.data.examples import Codec, codec_of
 from tasks.rewards.scoring import Scorer, load_scorer
-from tasks.rollout.engine import RolloutEngine, load_engine
+from tasks.rollout.engine import LocalEngine, RolloutEngine, load_engine
+from tasks.training.found_limits import Sampler, sampling_limits, within_memory
 from tasks.training.networks import fixed_policy
 from tasks.training.optimization import Precision, frozen_dtype
 
@@ -28,6 +30,22 @@ class RolloutModels:
     limits: PassLimits
     precision: Precision
     """Of the arithmetic that policy, engine and reference share."""
+
+    @property
+    def sampler(self) -> Sampler | None:
+        """What samples here; None: nothing does, and nothing is scored."""
+        if self.scorer is None:
+            return None
+        return Sampler(self.policy, self.precision, self.codec.pad_token_id)
+
+    def within(self, found: FoundLimits | None, job: StageJob[Stage]) -> "RolloutModels":
+        """The same, bounded by what the stage of the job has found."""
+        if found is None:
+            return self
+        assert isinstance(self.engine, LocalEngine), "another kind of engine has memory of its own"
+        given, limits = job.work.microbatch_tokens, within_memory(job, found).work.pass_limits
+        engine = replace(self.engine, limits=sampling_limits(limits, found, given=given))
+        return replace(self, limits=limits, engine=engine)
 
     def sync_engine(self) -> None:
         """Give the engine the policy's weights; call it whenever they have changed, before anything is sampled."""

@@ -149,6 +149,15 @@ def agreed(value: Agreed) -> Agreed:
     return cast(Agreed, first.item())
 
 
+def least(value: Agreed) -> Agreed:
+    """The smallest number of all ranks."""
+    if world_size() == 1:
+        return value
+    smallest = _tensor(value).clone()
+    distributed.all_reduce(smallest, op=distributed.ReduceOp.MIN)
+    return cast(Agreed, smallest.item())
+
+
 def wait() -> None:
     """Go on when every rank has come here."""
     if world_size() > 1:

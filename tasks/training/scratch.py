@@ -1,25 +1,28 @@
 """What lies in a stage's scratch folder: written by the stage, read by whoever watches it."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field
 
 from schemas.frozen import Frozen
-from storage.durable_files import replace_file_unsynced
+from schemas.recipe.pass_limits import FoundLimits
+from storage.durable_files import replace_file, replace_file_unsynced
 
 CHECKPOINTS = "checkpoints"
 BATCHES = "batches"
 JOURNAL = "journal.jsonl"
 PROGRESS = "progress.json"
 _COMMITTED = "committed.json"
+_FOUND = "found_limits.json"
 FETCHED = "fetched"
 """The folder of a registered model, which whoever orders the run has fetched for the step that imports it."""
 
 REPORTS = (PROGRESS, JOURNAL, _COMMITTED)
 """What those who watch an attempt read."""
 
-RESUMED_FROM = (CHECKPOINTS, BATCHES, JOURNAL, _COMMITTED)
+RESUMED_FROM = (CHECKPOINTS, BATCHES, JOURNAL, _COMMITTED, _FOUND)
 """What the next attempt goes on from, on whichever machine."""
 
 _Count = Annotated[int, Field(ge=0, le=2**62, strict=True)]
@@ -46,3 +49,30 @@ def read_committed(scratch: Path) -> tuple[int, int]:
         # Only shown, never relied on: the checkpoint itself is the truth.
         return 0, 0
     return committed.step, committed.journal_offset
+
+
+class _Found(Frozen):
+    """The limits that an attempt found, and what they were found on."""
+
+    device: str
+    limits: FoundLimits
+
+
+def write_found(scratch: Path, limits: FoundLimits, *, device: str) -> None:
+    """Remember what was found on a device, so that the next attempt there computes the same passes."""
+    replace_file(scratch / _FOUND, _Found(device=device, limits=limits).model_dump_json().encode())
+
+
+def read_found(scratch: Path, *, device: str | None = None) -> FoundLimits | None:
+    """What an attempt found, on ``device`` (None: on any); None: nothing."""
+    try:
+        found = _Found.model_validate_json((scratch / _FOUND).read_bytes())
+    except (FileNotFoundError, IsADirectoryError, ValueError):  # found anew, which costs a moment
+        return None
+    return found.limits if device in (None, found.device) else None
+
+
+def forget_found(scratch: Path) -> None:
+    """Find them anew, if at all."""
+    with suppress(FileNotFoundError):
+        (scratch / _FOUND).unlink()

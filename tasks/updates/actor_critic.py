@@ -1,19 +1,23 @@
 """The networks that policy optimisation trains: a policy, and a critic beside it, on its trunk, or none."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from models.heads import ScalarModel, freeze_attention, fresh_value_head, load_critic
+from models.heads import ScalarModel, freeze_attention, fresh_value_head, load_critic, values
 from models.policy import PolicyModel
+from models.sequences import Sequences
 from models.stored_models import Training, load_stored_policy
 from schemas.recipe.algorithm import Algorithm
+from schemas.recipe.pass_limits import FoundLimits
 from schemas.recipe.resolved import ResolvedPolicyOptimization
+from schemas.recipe.stage import Stage
 from schemas.records.job import StageJob
 from schemas.records.model_files import ModelFiles
+from tasks.data.examples import Prompts
 from tasks.rollout.rollout_models import RolloutModels, load_rollout_models
 from tasks.rollout.rollouts import (
     Rollout,
@@ -21,6 +25,7 @@ from tasks.rollout.rollouts import (
     rollout_values_and_final,
 )
 from tasks.training.carried_optimizer import carry_over
+from tasks.training.found_limits import Taken, longest_response
 from tasks.training.networks import trained
 from tasks.training.optimization import make_optimizer
 from tasks.training.seeds import derive_seed, stage_seed
@@ -48,6 +53,10 @@ class ActorCritic:
     def temperature(self) -> float:
         """Of the distribution that is sampled, and that learns."""
         return self.models.codec.generation.temperature
+
+    def within(self, found: FoundLimits | None, job: StageJob[Stage]) -> "ActorCritic":
+        """The same, bounded by what the stage of the job has found."""
+        return replace(self, models=self.models.within(found, job))
 
     def values(self, rollout: Rollout) -> Tensor | None:
         """Values (B,T) of the prefixes that chose each token; on a shared trunk those that ``shape`` read in its pass."""
@@ -95,6 +104,32 @@ def load_actor_critic(job: StageJob[ResolvedPolicyOptimization], device: torch.d
         modules=modules,
         optimizers=optimizers,
         learning_rates=learning_rates,
+    )
+
+
+def taken_by(networks: ActorCritic, prompts: Prompts, job: StageJob[ResolvedPolicyOptimization]) -> Taken:
+    """What the passes of an update take, and sampling before it or beside it."""
+    work, sampler = job.work, networks.models.sampler
+    assert sampler is not None, "a policy is optimised on what is sampled"
+    wants_full_kl = work.algorithm.kl_loss_coef and work.algorithm.kl_loss_kind == "full"
+
+    def read(batch: Sequences) -> Tensor:
+        found: dict[str, Tensor] = networks.policy(
+            batch,
+            temperature=networks.temperature,
+            with_entropy=True,
+            reference=networks.models.reference if wants_full_kl else None,
+            with_values=networks.policy.value_head is not None,
+        )
+        return torch.stack([each.sum() for each in found.values()])
+
+    critics = [] if networks.critic is None else [partial(values, networks.critic)]
+    return Taken(
+        longest_response(prompts, job.generation, shares_prompt=work.pass_limits.share_prompts),
+        [read, *critics],
+        work.precision,
+        list(networks.optimizers.values()),
+        replace(sampler, beside_training=bool(work.rollout.ahead)),
     )
 
 

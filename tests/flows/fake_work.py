@@ -6,7 +6,7 @@ step takes, ``lose.txt`` and ``refuse.txt`` which stage's first process is lost 
 ``idle.txt`` which stage ends with the weights that it started from,
 ``memory.txt`` that a stage has room for so many rows at once (``sft 32``), ``rows.txt`` that a pass has no more than so
 many (``sft 12``), and ``hang.txt`` in how many attempts it
-hangs (``sft 1``), both in ``FATAL_STEP``; ``measured.json`` gives kinds of stage more metrics, and why rows were ``dropped``; ``diagnosis.json`` is a critic's;
+hangs (``sft 1``), both in ``FATAL_STEP``, ``found.txt`` for how many positions it finds room; ``measured.json`` gives kinds of stage more metrics, and why rows were ``dropped``; ``diagnosis.json`` is a critic's;
 ``events.txt`` there gets a line for each computation that starts and that finishes.
 """
 
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import cast
 
 from ledger.journal import Journal
+from schemas.recipe.pass_limits import FoundLimits
 from schemas.recipe.stages import SupervisedFineTuning
 from schemas.recipe.work import ImportVerifier
 from schemas.records.job import StageJob, StageResult
@@ -27,7 +28,7 @@ from storage.durable_files import replace_file
 from tasks import import_verifier
 from tasks.training import preemption
 from tasks.training.progress import Progress, computing
-from tasks.training.scratch import CHECKPOINTS, JOURNAL, PROGRESS, write_committed
+from tasks.training.scratch import CHECKPOINTS, JOURNAL, PROGRESS, write_committed, write_found
 
 STEPS = 12
 CHECKPOINT_EVERY = 4
@@ -105,6 +106,8 @@ def train(job: StageJob, seconds: float) -> str:
         saved = {"step": 0, "weights": digest(job.stage_key + json.dumps(inputs, sort_keys=True))}
         journal.truncate(0)
     progress = Progress(job.scratch / PROGRESS, total=STEPS, phase="training")
+    if (found := _number_for(job, "found.txt")) is not None:
+        write_found(job.scratch, FoundLimits(tokens=found), device="of the tests")
     weights: str = saved["weights"]
     for step in range(saved["step"], STEPS):
         time.sleep(seconds)

@@ -280,6 +280,38 @@ def test_out_of_memory_a_stage_goes_on_once_with_half_the_micro_batch(
     assert second.key_parts == whole.run.record.stages["sft"].key_parts, "the key knows nothing of it"
 
 
+def test_limits_that_a_stage_found_are_told_and_remembered(workspace: Workspace, recipe_file: Path) -> None:
+    allow(workspace, "found.txt", "sft 4096")
+    with orchestrated(workspace, recipe_file) as orchestrator:
+        stage = attempt_all(orchestrator, until="reward")["sft"]
+        run_id, artifact = orchestrator.run.record.run_id, orchestrator.artifacts["sft"]
+        told_words = "found: passes of at most 4,096 positions"
+        assert stage.provenance["microbatch_tokens"] == told_words
+        assert stage.microbatch_tokens is None, "no attempt is given what the stage found by itself"
+        ref = orchestrator.store.lookup(str(stage.stage_key)).ref
+    assert ref is not None
+    assert (ref.artifact, ref.provenance) == (artifact, stage.provenance)
+    finished = [line for line in told(workspace, run_id, "finish_stage") if line["stage"] == "sft"]
+    assert finished[-1]["provenance"]["microbatch_tokens"] == told_words
+
+
+@pytest.mark.parametrize("given", [None, 500])
+def test_limits_that_were_found_hold_until_the_recipe_gives_some(
+    given: int | None, workspace: Workspace, recipe_file: Path
+) -> None:
+    allow(workspace, "found.txt", "sft 4096")
+    allow(workspace, "hang.txt", "sft 1")
+    with orchestrated(workspace, recipe_file, "stages.sft.resources.hang_seconds=8") as orchestrator:
+        attempt_all(orchestrator, until="sft")
+        assert attempt(orchestrator, "sft").exit_code == ExitCode.HUNG
+    (workspace.root / "found.txt").unlink()
+    own = [] if given is None else [f"stages.sft.microbatch_tokens={given}"]
+    with orchestrated(workspace, recipe_file, *own) as orchestrator:
+        stage = attempt_all(orchestrator, until="reward")["sft"]
+    assert stage.attempt == 2
+    assert ("microbatch_tokens" in stage.provenance) == (given is None)
+
+
 def test_out_of_memory_again_a_stage_fails_with_what_a_person_can_do(
     workspace: Workspace, recipe_file: Path
 ) -> None:

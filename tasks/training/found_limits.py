@@ -1,0 +1,185 @@
+"""The bound of a stage's passes where its recipe gives none: the largest that memory has room for, found before the first step.
+
+It changes memory, and no result but for rounding. An attempt that goes on has the bound of the one before.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+import torch
+from torch.optim import Optimizer
+
+from models.policy import PolicyModel
+from schemas.recipe.inputs import Generation
+from schemas.recipe.pass_limits import FoundLimits, PassLimits
+from schemas.recipe.stage import Stage
+from schemas.records.job import StageJob
+from tasks.data.examples import Completions, Prompts, Rankings
+from tasks.training import memory_meter, progress, ranks
+from tasks.training.memory_meter import Meter
+from tasks.training.memory_probe import (
+    Compute,
+    Cost,
+    Row,
+    gradients_to_come,
+    moments_to_come,
+    pass_costs,
+    sampling_cost,
+)
+from tasks.training.optimization import Precision
+from tasks.training.scratch import read_found, write_found
+from tasks.training.writer import writes_files
+
+log = logging.getLogger(__name__)
+
+MARGIN = 0.1
+"""Share of the memory that is left: for what was not measured, and for blocks that the allocator cannot join."""
+STEPS = 8
+"""Bounds are rounded down to one of so many between two powers of 2, so that a few bytes more or less change none."""
+
+Job = TypeVar("Job", bound=StageJob[Stage])
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """A policy that a stage samples from."""
+
+    policy: PolicyModel
+    precision: Precision
+    pad_token_id: int
+    beside_training: bool = False
+    """Whether it samples while others train: then each has half of what is free."""
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What a stage computes, from which it is found what it takes."""
+
+    row: Row
+    computes: Sequence[Compute] = ()
+    """The passes of each network that trains; without optimisers, of one that only reads."""
+    precision: Precision = "float32"
+    optimizers: Sequence[Optimizer] = ()
+    sampler: Sampler | None = None
+
+
+def longest_row(examples: Completions | Rankings, *, shares_prompt: bool = False) -> Row:
+    """That of a dataset; prompts of several responses may be shared."""
+    lengths = examples.lengths()
+    longest = max(range(len(lengths)), key=lengths.__getitem__)
+    prompt = len(examples.prompt_ids[longest])
+    return Row(prompt, lengths[longest] - prompt, shares_prompt)
+
+
+def longest_response(prompts: Prompts, generation: Generation, *, shares_prompt: bool = False) -> Row:
+    """The longest response that may be sampled, to the longest prompt."""
+    return Row(max(map(len, prompts.ids)), generation.max_response_tokens, shares_prompt)
+
+
+def found_limits(job: StageJob[Stage], taken: Taken, *, device: torch.device) -> FoundLimits | None:
+    """What the stage has room for; None where nothing was found: the recipe says it, or memory is not measured here.
+
+    Every rank has the bound of the one that has least room.
+    """
+    meter = memory_meter.meter()
+    if meter is None:
+        return None
+    found = read_found(job.scratch, device=meter.device)
+    if ranks.any_rank(found is None):
+        if job.work.microbatch_tokens is not None:
+            return None
+        found = _find(taken, device, meter)
+        ranks.wait()  # nobody looks any more for what an attempt before has found
+        if writes_files():
+            write_found(job.scratch, found, device=meter.device)
+        log.info("%s", found.described)
+    return found
+
+
+def within_memory(job: Job, found: FoundLimits | None) -> Job:
+    """The job, whose passes have no more positions than were found. After memory ran out, the smaller bound holds."""
+    if found is None:
+        return job
+    given = job.work.microbatch_tokens
+    tokens = found.tokens if given is None else min(given, found.tokens)
+    return job.model_copy(update={"work": job.work.model_copy(update={"microbatch_tokens": tokens})})
+
+
+def sampling_limits(limits: PassLimits, found: FoundLimits | None, *, given: int | None) -> PassLimits:
+    """Those of what is sampled side by side: what was found for it, or less after memory ran out.
+
+    Args:
+        limits: of the stage's other passes.
+        given: ``microbatch_tokens`` before anything was found.
+    """
+    if found is None or found.sampled_tokens is None:
+        return limits
+    tokens = found.sampled_tokens if given is None else min(given, found.sampled_tokens)
+    return PassLimits(rows=limits.rows, tokens=tokens, share_prompts=limits.share_prompts)
+
+
+def _find(taken: Taken, device: torch.device, meter: Meter) -> FoundLimits:
+    progress.phase("measuring memory")
+    row, sampler, gradients = taken.row, taken.sampler, gradients_to_come(taken.optimizers)
+    beside = sampler is not None and sampler.beside_training
+    room = meter.limit() * (1 - MARGIN) - moments_to_come(taken.optimizers)
+    if beside:
+        room -= gradients  # as much as the copy of the policy that samples
+    costs = partial(
+        pass_costs,
+        taken.computes,
+        taken.optimizers,
+        row,
+        precision=taken.precision,
+        device=device,
+        meter=meter,
+    )
+    tokens = _most(costs, room, share=0.5 if beside else 1.0, row=row)
+    sampled = None
+    if sampler is not None:
+        sampled = _most(
+            lambda: [
+                sampling_cost(
+                    sampler.policy,
+                    row,
+                    precision=sampler.precision,
+                    pad_token_id=sampler.pad_token_id,
+                    meter=meter,
+                )
+            ],
+            room - gradients if beside else room,
+            share=0.5 if beside else 1.0,
+            row=row,
+        )
+    meter.begin()  # what was measured is no part of the first step's peak
+    return FoundLimits(tokens=tokens, sampled_tokens=sampled)
+
+
+def _most(costs: Callable[[], list[Cost]], room: float, *, share: float, row: Row) -> int:
+    """The positions for which the room suffices, on every rank; at least those of a row, which nothing divides.
+
+    Args:
+        costs: measures what passes take.
+        share: of what is free, that passes may take.
+    """
+    try:
+        fitting = min((cost.positions_in(room, share=share) for cost in costs()), default=0)
+    except torch.OutOfMemoryError as error:
+        if ranks.are_sharded():  # the others wait for this rank's part of the weights
+            raise
+        log.warning("two of the longest sequences do not fit side by side: %s", error)
+        fitting = 0
+    return ranks.least(max(row.total, rounded(fitting)))
+
+
+def rounded(positions: int) -> int:
+    """Down to one of ``STEPS`` numbers between two powers of 2.
+
+    >>> rounded(70_000)
+    65536
+    """
+    unit = max(1, (1 << positions.bit_length() - 1) // STEPS) if positions else 1
+    return positions // unit * unit

@@ -1,0 +1,225 @@
+"""How many positions a pass may have: a few small passes are measured before the first step, and nothing is moved by them."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from transformers import PreTrainedModel
+
+from models.parts import in_parts
+from models.pass_counts import add_counts, taken_counts
+from models.policy import PolicyModel
+from models.sampling import InStep, sample
+from models.sequences import Sequences, collate
+from models.sharding import local
+from tasks.training import progress, ranks
+from tasks.training.cuts import Lengths, shared
+from tasks.training.memory_meter import Meter
+from tasks.training.optimization import Precision, autocast
+
+Compute = Callable[[Sequences], Tensor]
+"""A pass forward: sequences → anything whose sum has the gradient of the stage's loss in size."""
+
+TOKENS = 2
+"""That are sampled in a measurement: the second is drawn beside the cache of the first."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """The longest sequence that a stage reads."""
+
+    prompt: int
+    response: int
+    shares_prompt: bool = False
+    """Whether a pass may read a prompt once for several responses."""
+
+    @property
+    def total(self) -> int:
+        """Tokens."""
+        return self.prompt + self.response
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The most bytes that were taken at once in a pass of so many positions."""
+
+    positions: int
+    peak: int
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What passes of one kind take: bytes whatever they hold, weights included, and bytes for each position."""
+
+    fixed: float
+    each: float
+
+    def positions_in(self, room: float, *, share: float = 1.0) -> int:
+        """The most positions for which so many bytes suffice, or a share of those that nothing fixed takes; 0: none."""
+        return max(0, int((room - self.fixed) * share / self.each))
+
+
+def cost_of(small: Measured, large: Measured) -> Cost:
+    """The line through two measurements; a pass that takes no more than a smaller one is taken to need a byte a position."""
+    each = max(1.0, (large.peak - small.peak) / (large.positions - small.positions))
+    return Cost(fixed=small.peak - each * small.positions, each=each)
+
+
+def pass_costs(
+    computes: Sequence[Compute],
+    optimizers: Iterable[Optimizer],
+    row: Row,
+    *,
+    precision: Precision,
+    device: torch.device,
+    meter: Meter,
+) -> list[Cost]:
+    """What the passes of each network take, forward and backward, the gradients of all beside them.
+
+    Sequences of their own are measured, and where a prompt may be shared, responses to one: each of them takes a copy of the
+    prompt's keys and values, which no position counts.
+    """
+    found = []
+    with _nothing_moved(device):
+        try:
+            batches = [_alone(row, count, device) for count in (1, 2)]
+            for compute in computes:  # so that all gradients are there
+                _pass(compute, batches[0], precision=precision, meter=meter)
+            for compute in computes:
+                pairs = [batches]
+                if row.shares_prompt and not ranks.are_sharded():
+                    pairs.append([_of_one_prompt(row, count, device) for count in (2, 3)])
+                for pair in pairs:
+                    small, large = (_pass(compute, each, precision=precision, meter=meter) for each in pair)
+                    found.append(cost_of(small, large))
+        finally:
+            for optimizer in optimizers:
+                optimizer.zero_grad(set_to_none=True)
+    return found
+
+
+def sampling_cost(
+    policy: PolicyModel, row: Row, *, precision: Precision, pad_token_id: int, meter: Meter
+) -> Cost:
+    """What sampling takes for each position of its cache: a prompt's pass and a token's numbers over the vocabulary, shared
+    out over the row, and keys and values."""
+
+    def sampled(count: int) -> Measured:
+        meter.begin()
+        with autocast(precision, policy.device):
+            sample(
+                policy.causal_lm,
+                _prompts(row.prompt, count),
+                max_new_tokens=min(TOKENS, row.response),
+                temperature=1.0,
+                eos_token_ids=(),
+                pad_token_id=pad_token_id,
+                seed=0,
+                greedy=True,
+                in_step=_in_step(policy),
+            )
+        return Measured(count * row.total, meter.peak())
+
+    with _nothing_moved(policy.device):
+        progress.computing(1, row.total)
+        small, large = sampled(1), sampled(2)
+        cost = cost_of(small, large)
+        later = _cache_bytes(policy, row.prompt, precision=precision, meter=meter) * row.response / row.total
+    return Cost(cost.fixed, cost.each + later)
+
+
+def moments_to_come(optimizers: Iterable[Optimizer]) -> int:
+    """Bytes of the state that AdamW makes in its first step, on this rank."""
+    return sum(
+        2 * local(parameter).numel() * parameter.element_size()
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        if not optimizer.state.get(parameter)
+    )
+
+
+def gradients_to_come(optimizers: Iterable[Optimizer]) -> int:
+    """Bytes of all gradients, on this rank."""
+    return sum(
+        local(parameter).numel() * parameter.element_size()
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    )
+
+
+def _pass(compute: Compute, batch: Sequences, *, precision: Precision, meter: Meter) -> Measured:
+    """One pass, whose gradients are added to those that are there."""
+    positions = _positions(batch)
+    progress.computing(len(batch), positions)
+    meter.begin()
+    with autocast(precision, batch.input_ids.device):
+        found = compute(batch)
+    if found.requires_grad:
+        found.float().sum().backward()
+    del found
+    return Measured(positions, meter.peak())
+
+
+def _positions(batch: Sequences) -> int:
+    """As ``microbatch_tokens`` counts them."""
+    return (
+        batch.input_ids.numel()
+        if batch.layout is None
+        else shared(Lengths(batch), range(len(batch))).positions
+    )
+
+
+def _alone(row: Row, count: int, device: torch.device) -> Sequences:
+    """Sequences of the longest row's length, a row each."""
+    return collate(_prompts(row.prompt, count), [[0] * row.response] * count, pad_token_id=0).to(device)
+
+
+def _of_one_prompt(row: Row, count: int, device: torch.device) -> Sequences:
+    """Responses to one prompt, which is read once."""
+    batch = collate(_prompts(row.prompt, 1) * count, [[0] * row.response] * count, pad_token_id=0).to(device)
+    return in_parts(batch, shared(Lengths(batch), range(count)).cuts)
+
+
+def _prompts(length: int, count: int) -> list[list[int]]:
+    """Prompts that differ, so that none is read for another."""
+    return [[number % 2] * length for number in range(count)]
+
+
+def _in_step(policy: PolicyModel) -> InStep | None:
+    """All ranks sample as many tokens, whatever they are."""
+    if not ranks.are_sharded():
+        return None
+    return InStep(forward=policy.next_logits, num_batches=1, all_ended=lambda ended: ended)
+
+
+@torch.no_grad()
+def _cache_bytes(policy: PolicyModel, length: int, *, precision: Precision, meter: Meter) -> float:
+    """Keys and values of a position, in all layers."""
+    model: PreTrainedModel = policy.causal_lm
+    ids = torch.zeros(1, length, dtype=torch.long, device=model.device)
+    forward: Callable[..., Any] = model if _in_step(policy) is None else policy.next_logits
+    before = meter.taken()
+    with autocast(precision, model.device):
+        cache = forward(input_ids=ids, use_cache=True, logits_to_keep=1).past_key_values
+    after = meter.taken()
+    del cache
+    return max(0, after - before) / length
+
+
+@contextmanager
+def _nothing_moved(device: torch.device) -> Iterator[None]:
+    """Random states and the counts of passes are afterwards what they were."""
+    counted = taken_counts()
+    devices = [torch.cuda.current_device()] if device.type == "cuda" else []
+    try:
+        with torch.random.fork_rng(devices=devices):
+            yield
+    finally:
+        taken_counts()
+        add_counts(counted)

@@ -1,0 +1,197 @@
+"""The largest passes that fit are found before the first step: in memory that is counted tensor by tensor."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from ledger.journal import read
+from schemas.recipe.pass_limits import FoundLimits
+from tasks.stages import run_stage
+from tasks.training import cuts, found_limits, memory_meter, memory_probe
+from tasks.training.scratch import JOURNAL, read_found, write_found
+from tests.tasks.kills import same_bytes_after_a_kill
+from tests.tasks.live_memory import LiveMemory
+
+Contents = Callable[[Path], dict[str, bytes]]
+PLENTY = 10**10
+ROW = 80
+"""Tokens: no demonstration of the pipeline has more, and two of the longest have."""
+LEARNING_RATE = 1e-3
+"""Of the pipeline's fine-tuning, reward model and value pretraining: the most by which a step moves a weight, about."""
+DEVICE = "a device of the tests"
+
+
+@contextmanager
+def memory(limit: int, monkeypatch: pytest.MonkeyPatch, *, device: str = DEVICE) -> Iterator[LiveMemory]:
+    """Stages have so many bytes, and count them."""
+    live = LiveMemory(limit, device=device)
+    with monkeypatch.context() as patched:
+        patched.setattr(memory_meter, "meter", lambda: live)
+        with live:
+            yield live
+
+
+@pytest.mark.parametrize("name", ["sft", "reward", "value", "policy"])
+def test_where_all_fits_the_search_leaves_no_trace(
+    name: str, pipeline: Any, tmp_path: Path, contents: Contents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No random state, weight, gradient or count of passes is another than without it."""
+    whole, searched = (pipeline.job(name, folder=tmp_path / each) for each in ("whole", "searched"))
+    expected = run_stage(whole)
+    with memory(PLENTY, monkeypatch) as live:
+        assert run_stage(searched) == expected
+    assert live.asked == 1
+    assert contents(searched.output) == contents(whole.output)
+    assert curve(searched) == curve(whole)
+
+
+@pytest.mark.parametrize(
+    ("name", "share", "copies"), [("sft", 0.6, 0), ("reward", 0.6, 0), ("value", 0.85, 1), ("policy", 0.9, 1)]
+)
+def test_passes_fill_the_memory_that_there_is_and_change_no_weight(
+    name: str, share: float, copies: int, pipeline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a share of the memory that the stage takes where there is plenty. It keeps so many copies of the weights elsewhere
+    than on a GPU: the best so far, on the CPU."""
+    monkeypatch.setitem(cuts.OVERHEAD, "cpu", 10**6)  # nothing but memory cuts
+    whole, cut = (pipeline.job(name, folder=tmp_path / each) for each in ("whole", "cut"))
+    with memory(PLENTY, monkeypatch) as live:
+        run_stage(whole)
+    limit = int(share * live.peak())
+    with memory(limit, monkeypatch) as live:
+        run_stage(cut)
+    weights = sum(file.stat().st_size for file in cut.output.glob("*.safetensors"))
+    assert 0.8 * limit < live.peak() - copies * weights <= limit
+    found, unbounded = (read_found(job.scratch) for job in (cut, whole))
+    assert found is not None
+    assert unbounded is not None
+    assert found.tokens < unbounded.tokens
+    for file in whole.output.glob("*.safetensors"):
+        there, here = load_file(file), load_file(cut.output / file.name)
+        for tensor, values in there.items():
+            apart = (here[tensor] - values).abs()
+            assert apart.max() < LEARNING_RATE / 10, "AdamW magnifies what rounding does to a gradient near 0"
+            assert apart.mean() < LEARNING_RATE / 1000
+
+
+@pytest.mark.parametrize("step", [0, 2])
+def test_an_attempt_that_goes_on_has_the_limits_of_the_one_before(
+    step: int, pipeline: Any, tmp_path: Path, contents: Contents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though memory is another by now; before the first checkpoint too."""
+    limits = iter([10**6, 10**6, PLENTY])  # the whole attempt's, the killed one's, and its successor's
+
+    def run(job: Any) -> Any:
+        with memory(next(limits), monkeypatch):
+            return run_stage(job)
+
+    monkeypatch.setitem(cuts.OVERHEAD, "cpu", 10**6)
+    same_bytes_after_a_kill(
+        run,
+        lambda folder: pipeline.job("sft", folder=folder),
+        tmp_path,
+        step=step,
+        contents=contents,
+        monkeypatch=monkeypatch,
+    )
+    assert not list(limits)
+    found = read_found(tmp_path / "cut" / "scratch")
+    assert found is not None
+    assert found.tokens < 200, "no more than one row, where there is too little memory for the weights"
+
+
+def test_limits_of_another_device_are_found_anew(
+    pipeline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = pipeline.job("sft", folder=tmp_path)
+    write_found(job.scratch, FoundLimits(tokens=100), device="a smaller one")
+    with memory(PLENTY, monkeypatch) as live:
+        run_stage(job)
+    assert live.asked == 1
+    assert read_found(job.scratch, device="a smaller one") is None
+    found = read_found(job.scratch, device=DEVICE)
+    assert found is not None
+    assert found.tokens > 100
+
+
+def test_what_the_recipe_says_is_not_looked_for(
+    pipeline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = pipeline.job("sft", folder=tmp_path, microbatch_tokens=500)
+    with memory(PLENTY, monkeypatch) as live:
+        run_stage(job)
+    assert live.asked == 0
+    assert read_found(job.scratch) is None
+
+
+def test_after_memory_ran_out_the_smaller_bound_holds(pipeline: Any, tmp_path: Path) -> None:
+    """The half of a sampling batch may be more than a pass that trains has room for."""
+    found = FoundLimits(tokens=400, sampled_tokens=3000)
+    for given, tokens, sampled in ((None, 400, 3000), (1500, 400, 1500), (200, 200, 200)):
+        job = pipeline.job("value", folder=tmp_path, microbatch_tokens=given)
+        within = found_limits.within_memory(job, found).work.pass_limits
+        assert within.tokens == tokens
+        assert found_limits.sampling_limits(within, found, given=given).tokens == sampled
+
+
+def test_what_does_not_fit_twice_goes_one_by_one(
+    pipeline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = pipeline.job("sft", folder=tmp_path)
+    embedding = torch.nn.Embedding.forward
+
+    def forward(self: torch.nn.Embedding, ids: torch.Tensor) -> torch.Tensor:
+        if torch.is_grad_enabled() and ids.numel() > ROW:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return embedding(self, ids)
+
+    monkeypatch.setattr(torch.nn.Embedding, "forward", forward)
+    with memory(PLENTY, monkeypatch):
+        run_stage(job)
+    found = read_found(job.scratch)
+    assert found is not None
+    assert found.tokens <= ROW
+    assert "two of the longest sequences do not fit side by side: CUDA out of memory" in caplog.text
+
+
+def test_dropout_draws_what_it_would_have_drawn(
+    pipeline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states: list[torch.Tensor] = []
+    search = found_limits.found_limits
+
+    def seen(*args: Any, **named: Any) -> Any:
+        torch.manual_seed(7)
+        found = search(*args, **named)
+        states.append(torch.get_rng_state())
+        return found
+
+    monkeypatch.setattr("tasks.sft.found_limits", seen)
+    compute = memory_probe._pass
+
+    def drawing(*args: Any, **named: Any) -> Any:
+        torch.rand(3)
+        return compute(*args, **named)
+
+    monkeypatch.setattr(memory_probe, "_pass", drawing)
+    run_stage(pipeline.job("sft", folder=tmp_path / "whole"))
+    with memory(PLENTY, monkeypatch):
+        run_stage(pipeline.job("sft", folder=tmp_path / "searched"))
+    assert torch.equal(*states)
+
+
+def curve(job: Any) -> list[dict[str, float]]:
+    """What every step says of itself, but for time and memory."""
+    return [
+        {
+            name: value
+            for name, value in entry.metrics.items()
+            if name not in ("tokens_per_second", "peak_memory")
+        }
+        for entry in read(job.scratch / JOURNAL)
+    ]
