@@ -1,6 +1,5 @@
 """Lineage in MLflow: the runs that made a stage's inputs, its dataset and model inputs, and its lineage tags."""
 
-import json
 from typing import NamedTuple
 
 from mlflow import entities
@@ -9,11 +8,12 @@ from mlflow.tracking import MlflowClient
 from ledger.entries import RunEntry
 from ledger.notes import ArtifactKey, Link, artifact_key
 from ledger.operations import Input
+from ledger.to_mlflow.artifact_fields import dataset_fields
 from ledger.to_mlflow.runs import page_of, search
 from ledger.to_mlflow.server import Server
 from schemas.records.artifacts import Artifact, Dataset
 
-_INPUT_TAG_LENGTH, _DATASET_DIGEST_LENGTH = 500, 36  # MLflow's limits
+_INPUT_TAG_LENGTH = 500  # MLflow's limit
 
 
 class Producer(NamedTuple):
@@ -115,16 +115,9 @@ def _dataset_input(role: str, given: Input, kind: str, source_sha256: str | None
     artifact = given.artifact
     context = "evaluation" if kind == "evaluation" else "training"
     tags = {"mlflow.data.context": context, "vantage.role": role, "vantage.digest": artifact.digest}
-    source = {"uri": artifact.uri, "sha256": artifact.digest}
     if source_sha256:
-        tags["vantage.source.sha256"] = source["source_sha256"] = source_sha256
+        tags["vantage.source.sha256"] = source_sha256
     return entities.DatasetInput(
-        entities.Dataset(
-            name=given.stage.removeprefix("data."),
-            digest=artifact.digest[:_DATASET_DIGEST_LENGTH],
-            source_type="vantage",
-            source=json.dumps(source),
-            profile=json.dumps(artifact.metrics),
-        ),
+        entities.Dataset(source_type="vantage", **dataset_fields(given, source_sha256)),
         [entities.InputTag(name, value[:_INPUT_TAG_LENGTH]) for name, value in tags.items()],
     )
