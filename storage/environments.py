@@ -9,7 +9,7 @@ from pathlib import Path
 
 from schemas.records.environment import Environment
 from storage.durable_files import make_folder, replace_file
-from storage.storage import Storage
+from storage.storage import Readable, Storage
 from storage.store import Store, checked_digest
 
 _FOLDER = "environments"
@@ -38,7 +38,7 @@ def keep_environment(storage: Storage, environment: Environment) -> str:
     return digest
 
 
-def read_environment(storage: Storage, digest: str) -> Environment | None:
+def read_environment(storage: Readable, digest: str) -> Environment | None:
     """The environment of a digest; None: the storage does not have it.
 
     Raises:
@@ -57,7 +57,7 @@ def read_environment(storage: Storage, digest: str) -> Environment | None:
     return Environment.model_validate_json(data)
 
 
-def _read(storage: Storage, path: str) -> bytes:
+def _read(storage: Readable, path: str) -> bytes:
     if isinstance(storage, Store):
         return (storage.root / path).read_bytes()
     import obstore
@@ -65,7 +65,7 @@ def _read(storage: Storage, path: str) -> bytes:
 
     try:
         return bytes(obstore.get(storage.remote, path).bytes())
-    except NotFoundError:
+    except (FileNotFoundError, NotFoundError):
         raise FileNotFoundError(path) from None
 
 

@@ -91,8 +91,15 @@ def hash_listed(listed: Mapping[str, Listed], clock: HashClock) -> dict[str, Has
     return found
 
 
+def is_pipe(path: Path) -> bool:
+    """Whether reading would wait for ever for somebody who writes."""
+    return path.is_fifo()
+
+
 def list_folder(folder: Path, *, digest: str | None) -> Listed:
     """What names and sizes say of a sealed folder; ``digest`` None: that of its own manifest."""
+    if is_pipe(folder / MANIFEST):
+        return Listed((f"{MANIFEST}: is not a plain file",), {}, ())
     problems = find_problems(folder, digest=digest, read=False)
     try:
         records = read_manifest(folder, digest=digest)
@@ -137,6 +144,8 @@ class FolderReader:
     def ref(self, stage_key: str) -> Ref | None:
         path = self._refs / f"{checked_digest(stage_key)}.json"
         try:
+            if is_pipe(path):
+                raise ValueError("no plain file")
             ref = Ref.model_validate_json(path.read_bytes())
         except FileNotFoundError:
             return None
@@ -151,10 +160,18 @@ class FolderReader:
         return list_folder(self.folder(digest), digest=digest)
 
     def sealed(self, digest: str) -> Sealed:
-        return read_sealed(self.folder(digest), digest=digest)
+        return read_sealed(self._readable(digest, METRICS_FILE), digest=digest)
 
     def read_file(self, digest: str, path: str) -> bytes | None:
-        return read_sealed_file(self.folder(digest), path, digest=digest)
+        return read_sealed_file(self._readable(digest, path), path, digest=digest)
+
+    def _readable(self, digest: str, path: str) -> Path:
+        """The object's folder; ValueError if its manifest or this file would keep its reader waiting."""
+        folder = self.folder(digest)
+        for name in (MANIFEST, path):
+            if is_pipe(folder / name):
+                raise ValueError(f"{name}: is not a plain file")
+        return folder
 
     def folder(self, digest: str) -> Path:
         """Where an object lies, or would."""

@@ -40,6 +40,14 @@ def ref_check(evidence: Evidence, ref: Ref) -> Check:
     return check_of("ref", sealed) if isinstance(sealed, Missing) else Check(subject="ref")
 
 
+def environment_checks(evidence: Evidence, ref: Ref) -> Iterator[Check]:
+    """The list of what was installed where it was computed; none of an artifact that records no such list."""
+    digest = ref.provenance.get("environment")
+    if isinstance(digest, str) and _DIGEST.fullmatch(digest):
+        problem = evidence.environment_problem(digest)
+        yield Check(subject="environment") if problem is None else check_of("environment", problem)
+
+
 def _kind_problems(ref: Ref) -> Iterator[str]:
     kind = str(ref.key_parts.get("kind"))
     if kind not in KINDS:

@@ -12,6 +12,7 @@ from flows.runs.workspace import RunError, Workspace
 from ledger import tracking
 from ledger.replay import DamagedOutbox, Replay, read_replay
 from schemas.records.audit import Check
+from storage.environments import read_environment
 from storage.hashed_files import HashClock
 from storage.measured_file import Sealed
 from storage.read_only import Hashed, ReadOnlyStore, hash_objects, open_read_only, read_refs
@@ -112,6 +113,17 @@ class Evidence:
         """Whether the store has an object of this digest."""
         return self.store is not None and self.store.has_object(digest)
 
+    def environment_problem(self, digest: str) -> Missing | Broken | None:
+        """What is wrong with the list of what was installed where something was computed; None: it is of its digest."""
+        return self.once(("environment", digest), lambda: self._read_environment(digest))
+
+    def _read_environment(self, digest: str) -> Missing | Broken | None:
+        try:
+            found = None if self.store is None else read_environment(self.store, digest)
+        except (ValueError, OSError) as error:
+            return Broken(error)
+        return Missing("the list of what was installed is not in the store") if found is None else None
+
     def sealed(self, digest: str) -> Sealed | Missing | Broken:
         """What was measured of an artifact, from its own files."""
         if digest not in self._sealed:
@@ -171,13 +183,16 @@ class Evidence:
             return Missing(f"{self.workspace.address} has no run {run_id}")
         try:
             return with_answers(self.workspace, self.workspace.records.read(run_id))
-        except RunError as error:
+        except (RunError, OSError) as error:
             return Broken(error)
 
     def _read_replay(self, run_id: str) -> Replay | Missing | Broken:
         if run_id not in self.run_ids:
             return Missing(f"{self.workspace.address} has no run {run_id}")
-        data = self.workspace.records.read_outbox(run_id)
+        try:
+            data = self.workspace.records.read_outbox(run_id)
+        except OSError as error:
+            return Broken(f"run {run_id}: its outbox cannot be read ({error.strerror or error})")
         if data is None:
             record = self.record(run_id)
             removed = isinstance(record, RunRecord) and record.status == "removed"

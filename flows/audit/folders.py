@@ -2,6 +2,7 @@
 
 import json
 import re
+import stat
 from collections.abc import Iterator, Mapping
 from hashlib import sha256
 from pathlib import Path
@@ -9,10 +10,11 @@ from typing import Any
 
 from flows.audit.evidence import Evidence
 from flows.audit.mlflow_copies import problems_of_folder
+from flows.audit.mlflow_descriptions import DESCRIPTION, description_problems, kinds_of
 from flows.audit.walk import Walk
 from flows.runs.named_models import PROVENANCE_FILE
 from flows.runs.workspace import RunError
-from ledger.published_copies import TOKENIZER, WEIGHTS
+from ledger.published_copies import TOKENIZER, WEIGHTS, belongs_to_tokenizer
 from schemas.records.audit import Check
 from storage.hashed_files import FileToHash, chunks_of, hash_all
 from storage.read_only import hash_listed, list_folder
@@ -93,6 +95,11 @@ def _exported(evidence: Evidence, walk: Walk, path: Path) -> tuple[str, list[Che
     if not _DIGEST.fullmatch(digest):
         raise RunError(f"{path / PROVENANCE_FILE}: digest {digest!r} is no digest; export the model again")
     problems = list(_file_problems(evidence, path, files))
+    if (path / DESCRIPTION).exists():
+        names = ("digest", "stage_key", "stage", "run_id")
+        tags = {f"vantage.{name}": str(told.get(name)) for name in names}
+        kinds = kinds_of(evidence, digest)
+        problems += description_problems(path, path, tags, kinds=kinds, weights_at=".", any_params=True)
     detail = "; ".join(problems) or f"{len(files)} files as {PROVENANCE_FILE} lists them"
     checks = [Check(subject="folder", outcome="wrong" if problems else "ok", detail=detail)]
     checks += _against_artifact(evidence, told, files, digest, parents)
@@ -128,10 +135,21 @@ def _file_problems(evidence: Evidence, path: Path, files: Mapping[str, str]) -> 
     }
     for name in sorted(files.keys() - present.keys()):
         yield f"{name}: is missing"
-    for name in sorted(present.keys() - files.keys()):
-        if name not in _WRITTEN_ANEW and not name.startswith(f"{TOKENIZER}/"):
+    # MLflow's copy of the tokenizer has the same files once more
+    again = {f"{TOKENIZER}/{name}": sha for name, sha in files.items() if belongs_to_tokenizer(name)}
+    anew = {f"{TOKENIZER}/{name}" for name in _WRITTEN_ANEW}
+    for name in sorted(present.keys() - files.keys() - again.keys()):
+        if name not in _WRITTEN_ANEW and name not in anew:
             yield f"{name}: is not in {PROVENANCE_FILE}"
-    listed = sorted(present.keys() & files.keys())
+    for name in sorted(anew & present.keys()):
+        own = path / name.removeprefix(f"{TOKENIZER}/")
+        plain = _is_plain(present[name]) and own.is_file()
+        if not plain or present[name].read_bytes() != own.read_bytes():
+            yield f"{name}: differs from {own.name}"
+    files = {**again, **files}
+    for name in sorted(name for name in present.keys() & files.keys() if not _is_plain(present[name])):
+        yield f"{name}: is a link or no plain file"
+    listed = sorted(name for name in present.keys() & files.keys() if _is_plain(present[name]))
     to_hash = [
         FileToHash(name, present[name].lstat().st_size, lambda file=present[name]: chunks_of(file))  # type: ignore[misc]
         for name in listed
@@ -141,6 +159,10 @@ def _file_problems(evidence: Evidence, path: Path, files: Mapping[str, str]) -> 
             yield f"{name}: cannot be read: {sha}"
         elif sha != files[name]:
             yield f"{name}: sha256 is {sha}, must be {files[name]}"
+
+
+def _is_plain(path: Path) -> bool:
+    return stat.S_ISREG(path.lstat().st_mode)
 
 
 def _against_artifact(

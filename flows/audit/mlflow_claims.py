@@ -1,5 +1,6 @@
 """MLflow's entry of a run or a stage, compared with what the outbox told."""
 
+import json
 from collections.abc import Iterator, Mapping, Set
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ from schemas.records.artifacts import Artifact
 from schemas.records.audit import Check
 
 if TYPE_CHECKING:
-    from ledger.to_mlflow.audited_runs import MlflowRun
+    from ledger.to_mlflow.audited_runs import DatasetInput, MlflowRun
     from ledger.to_mlflow.expected_runs import ExpectedRun, Row
 
 _SUBJECT = "MLflow"
@@ -25,7 +26,18 @@ _OURS = (
     "vantage.approval",
     "vantage.alias.",
 )
-_OURS_EXACTLY = frozenset({"vantage.verdict", "vantage.digest", "vantage.stage_key", "vantage.kind"})
+_OURS_EXACTLY = frozenset(
+    {
+        "vantage.verdict",
+        "vantage.digest",
+        "vantage.stage_key",
+        "vantage.kind",
+        "vantage.remark",
+        "vantage.warnings",
+        "vantage.tokenizer_digest",
+        "vantage.uri",
+    }
+)
 """Tags that nobody but the run itself has a reason to write."""
 
 
@@ -50,8 +62,9 @@ def mlflow_check(evidence: Evidence, run_id: str, stage: str | None) -> Check:
     found = runs.get(stage, [])
     if not found:
         return _absent(sent, required, stage)
-    problems = list(_problems(required, allowed, found[0]))
+    problems = [*_problems(required, allowed, found[0]), *_latest_problems(found[0])]
     problems += _pointers(evidence, found[0], runs.get(None, []), stage)
+    problems += _model_problems(evidence, found[0], allowed)
     for double in found[1:]:
         contradicting = [*_problems(ExpectedRun(), allowed, double), *_other_tags(allowed, double)]
         problems += [
@@ -171,21 +184,95 @@ def _row_problems(required: "Set[Row]", allowed: "Set[Row]", found: "Set[Row]") 
         yield f"and {more} more rows"
 
 
+def _latest_problems(found: "MlflowRun") -> Iterator[str]:
+    """MLflow keeps the newest value of each metric a second time, and shows that one in its tables."""
+    newest: dict[str, tuple[int, int]] = {}
+    for name, time, step, _ in found.rows:
+        newest[name] = max(newest.get(name, (step, time)), (step, time))
+    values: dict[str, list[float]] = {}
+    for name, time, step, value in found.rows:
+        if newest[name] == (step, time):
+            values.setdefault(name, []).append(value)
+    for name, value in sorted(found.latest.items()):
+        if name not in values:
+            yield f"metric {name} is shown as {value:g}, and has no row"
+        elif value not in values[name]:
+            yield f"metric {name} is shown as {value!r}, and its newest row is {values[name][0]!r}"
+
+
 def _dataset_problems(required: "ExpectedRun", allowed: "ExpectedRun", found: "MlflowRun") -> Iterator[str]:
-    given = {tags.get("vantage.digest", ""): (field, tags) for field, tags in found.datasets}
+    given = {each.tags.get("vantage.digest", ""): each for each in found.datasets}
     known = allowed.datasets | allowed.optional_datasets
     optional = {digest: tags for digest, tags in required.optional_datasets.items() if digest in given}
     for digest, tags in (required.datasets | optional).items():
-        field, told = given.get(digest, ("", {}))
         if digest not in given:
             yield f"dataset input {digest[:12]} is missing"
-        elif not field or not digest.startswith(field):
-            yield f"dataset input {digest[:12]} has the digest {field[:12]} in MLflow's own field"
-        for name, value in tags.items() if digest in given else ():
-            if told.get(name) not in (value, known[digest].get(name)):
-                yield f"dataset input {digest[:12]}: {name} is {_shown(told.get(name))}, and was sent as {_shown(value)}"
+            continue
+        dataset = given[digest]
+        for name, value in tags.items():
+            if dataset.tags.get(name) not in (value, known[digest].get(name)):
+                yield f"dataset input {digest[:12]}: {name} is {_shown(dataset.tags.get(name))}, and was sent as {_shown(value)}"
+        yield from _dataset_field_problems(dataset, allowed.dataset_fields[digest])
     for digest in sorted(given.keys() - known.keys()):
         yield f"dataset input {digest[:12] or 'without our digest'}: nobody sent it"
+
+
+def _dataset_field_problems(dataset: "DatasetInput", sent: list[dict[str, str]]) -> Iterator[str]:
+    """MLflow's own fields. One dataset that came from two sources has the first of them there, and both in the tags."""
+    described = f"dataset input {sent[0]['digest'][:12]}"
+    if dataset.digest != sent[0]["digest"]:
+        yield f"{described} has the digest {dataset.digest[:12]} in MLflow's own field"
+    if dataset.name not in {fields["name"] for fields in sent}:
+        yield f"{described} has the name {_shown(dataset.name)}, and was sent as {_shown(sent[0]['name'])}"
+    for field in sent[0].keys() & {"source", "profile"}:
+        told, ours = _parsed(getattr(dataset, field)), _parsed(sent[0][field])
+        if told != ours:
+            yield f"{described} has the {field} {_shown(str(told))}, and was sent as {_shown(str(ours))}"
+
+
+def _parsed(text: str) -> object:
+    """A field of a dataset, without what may differ."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return (
+        {name: each for name, each in value.items() if name != "source_sha256"}
+        if isinstance(value, dict)
+        else value
+    )
+
+
+def _model_problems(evidence: Evidence, found: "MlflowRun", allowed: "ExpectedRun") -> Iterator[str]:
+    """The logged model of the stage's artifact: what MLflow's page of it says."""
+    model_id = found.tags.get("vantage.model")
+    if model_id is None:
+        return
+    tags, what = found.tags, f"logged model {model_id}"
+    model = evidence.ask(lambda server: server.model(model_id))
+    if model is None:
+        yield f"tag vantage.model is {model_id}, which MLflow does not have"
+        return
+    if isinstance(model, Missing):
+        return
+    names = ("vantage.digest", "vantage.stage_key", "vantage.stage", "vantage.run_id")
+    expected: dict[str, str | None] = {name: tags.get(name) for name in names}
+    expected |= {name: value for name, value in tags.items() if _is_parent(name)}
+    yield from _differing(what, model.tags, expected)
+    for name in sorted(model.tags.keys() - expected.keys()):
+        # adapters have a base among their parents, which is no input
+        if name.startswith("vantage.") and not _is_parent(name):
+            yield f"{what} has the tag {name}, which nobody sent"
+    if model_id not in found.models:
+        yield f"{what} is no longer an output of this run in MLflow"
+    if model.run_id != found.run_id:
+        yield f"{what} says that MLflow's run {model.run_id[:8]} made it"
+    if not allowed.model:
+        return
+    told = {"name": model.name, "kind": model.kind, **{f"params.{k}": v for k, v in model.params.items()}}
+    for name in dict.fromkeys((*allowed.model, *told)):
+        if told.get(name) != allowed.model.get(name):
+            yield f"{what}: {name} is {_shown(told.get(name))}, and was sent as {_shown(allowed.model.get(name))}"
 
 
 def _pointers(
@@ -201,20 +288,6 @@ def _pointers(
     same = {name: tags.get(name) for name in ("vantage.digest", "vantage.stage_key")}
     if "vantage.reused_from" in tags:
         yield from _points_to(evidence, "vantage.reused_from", tags["vantage.reused_from"], same)
-    if "vantage.model" in tags:
-        expected = same | {
-            name: value for name, value in tags.items() if name in ("vantage.stage", "vantage.run_id")
-        }
-        expected |= {
-            name: value
-            for name, value in tags.items()
-            if name.startswith("vantage.parent.") and not _is_pointer(name)
-        }
-        model = evidence.ask(lambda server: server.model_tags(tags["vantage.model"]))
-        if model is None:
-            yield f"tag vantage.model is {tags['vantage.model']}, which MLflow does not have"
-        elif not isinstance(model, Missing):
-            yield from _differing(f"logged model {tags['vantage.model']}", model, expected)
 
 
 def _points_to(
@@ -233,6 +306,10 @@ def _differing(what: str, told: Mapping[str, str], expected: Mapping[str, str | 
     for tag, value in expected.items():
         if told.get(tag) != value:
             yield f"{what} {tag} is {_shown(told.get(tag))}, and must be {_shown(value)}"
+
+
+def _is_parent(tag: str) -> bool:
+    return tag.startswith("vantage.parent.") and not _is_pointer(tag)
 
 
 def _is_pointer(tag: str) -> bool:

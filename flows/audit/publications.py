@@ -1,5 +1,6 @@
 """Registered models: a version's tags, MLflow's own copy of the weights, and who moved an alias."""
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from ledger.to_mlflow.audited_runs import MlflowVersion
 
 _FACTS = ("vantage.gate.", "vantage.measured.")
+_OWN_TAGS = frozenset({"vantage.digest", "vantage.stage_key", "vantage.stage", "vantage.run_id"})
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,11 @@ class Recorded:
 def publications(evidence: Evidence, name: str) -> list[Recorded]:
     """Every publication under a name by the runs of the workspace, in the order in which they happened."""
     return [each for each in _recorded(evidence, name) if isinstance(each.operation, Publish)]
+
+
+def is_published(evidence: Evidence, run_id: str, name: str, digest: str) -> bool:
+    """Whether MLflow has taken a publication by this run."""
+    return any((each.run_id, each.digest) == (run_id, digest) for each in publications(evidence, name))
 
 
 def movements(evidence: Evidence, name: str, alias: str) -> list[Recorded]:
@@ -120,9 +127,28 @@ def alias_check(evidence: Evidence, version: "MlflowVersion", alias: str) -> Che
     by = f"moved by {moves[-1].by}"
     if wrong:
         return Check(subject=subject, outcome="wrong", detail=f"{by}, and {'; '.join(wrong)}")
+    if said := _otherwise_said(version, alias, moves[-1]):
+        return Check(subject=subject, outcome="wrong", detail=f"{by}; {said}")
     if missing:
         return Check(subject=subject, outcome="unchecked", detail=f"{by}; {'; '.join(missing)}")
     return Check(subject=subject, detail=f"{by}{_after(moves[-1])}")
+
+
+def _otherwise_said(version: "MlflowVersion", alias: str, last: Recorded) -> str:
+    """What the tag of the registered model says of the movement, if that is another; empty: the same, or nothing."""
+    told = version.moved.get(alias)
+    if told is None:
+        return ""  # of an earlier version of Vantage
+    try:
+        said = json.loads(told)
+        same = (str(said["version"]), said["time"], said["run_id"]) == (
+            version.version,
+            last.operation.time,
+            last.run_id,
+        )
+    except (ValueError, TypeError, KeyError, RecursionError):
+        same = False
+    return "" if same else f"tag vantage.alias.{alias} of the registered model says {told[:120]}"
 
 
 def moved_away(evidence: Evidence, run_id: str) -> Iterator[Check]:
@@ -191,6 +217,11 @@ def _tag_problems(evidence: Evidence, version: "MlflowVersion", told: list[Recor
     for name in ("vantage.digest", "vantage.stage_key", "vantage.stage", "vantage.run_id"):
         if version.model_tags and version.model_tags.get(name) != tags.get(name):
             yield f"tag {name} is {tags.get(name)}, that of its logged model is {version.model_tags.get(name)}"
+    made = evidence.ask(lambda server: server.tags_of(version.run_id)) if version.run_id else None
+    if made is None:
+        yield f"MLflow has no run {version.run_id or 'of its own'}, which it names as the one that made it"
+    elif not isinstance(made, Missing) and made.get("vantage.digest") != digest:
+        yield f"the run of MLflow that it names made {str(made.get('vantage.digest'))[:12]}"
     doubles = evidence.ask(lambda server: server.versions_of(digest))
     numbers = (
         []
@@ -208,6 +239,9 @@ def _tag_problems(evidence: Evidence, version: "MlflowVersion", told: list[Recor
     for name, value in facts[-1].items():
         if name not in tags:
             yield f"tag {name} is absent, and was sent as “{value}”"
+    for name in sorted(tags):
+        if name.startswith("vantage.") and not name.startswith(_FACTS) and name not in _OWN_TAGS:
+            yield f"tag {name} is “{tags[name]}”, which no run sent"
 
 
 def _unknown_publication(evidence: Evidence, version: "MlflowVersion", subject: str) -> Check:

@@ -3,12 +3,16 @@
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from flows.audit.evidence import Evidence, Missing
 from ledger.operations import to_json
 from ledger.replay import Replay, Told
+from schemas.records.audit import Check
 
+_CLOCKS_DIFFER_SECONDS = 3600
+"""By how much clocks of machines that take one run over from another may differ."""
 _WITHOUT_ENTRY = ("publish", "close_run")
 """Operations that leave nothing in the entry of a run or a stage."""
 
@@ -61,6 +65,24 @@ def is_taken(evidence: Evidence, run_id: str, replay: Replay, told: Told) -> boo
     """Whether the server must have applied this operation."""
     sent = sent_to(evidence, run_id, replay)
     return isinstance(sent, SentTo) and any(each.end == told.end for each in sent.required)
+
+
+def order_checks(evidence: Evidence, run_id: str, replay: Replay) -> Iterator[Check]:
+    """Whether the outbox is still the one that was sent, and its times follow one another."""
+    lines = {0, *(each.end for each in replay.told)}
+    cut = sorted({end for end in _ends(evidence, run_id).values() if end not in lines})
+    if cut:
+        said = f"{cut[0]:,} bytes of it were sent to MLflow, and none of its lines ends there: it was changed since"
+        yield Check(subject="outbox", outcome="wrong", detail=said)
+    timed = [each.operation for each in replay.told if hasattr(each.operation, "time")]
+    for one, other in pairwise(timed):
+        if (ahead := (one.time - other.time) / 1000) > _CLOCKS_DIFFER_SECONDS:
+            said = (
+                f"its {one.operation.replace('_', ' ')} says that it was {ahead:,.0f} s after the {other.operation.replace('_', ' ')} "
+                "that follows it: a clock was wrong, or the time was edited, so who moved an alias last cannot be told"
+            )
+            yield Check(subject="outbox", outcome="unchecked", detail=said)
+            return
 
 
 def _ends(evidence: Evidence, run_id: str) -> dict[str, int]:

@@ -3,15 +3,15 @@
 import re
 from pathlib import Path
 
-from flows.audit.evidence import Evidence, Missing
+from flows.audit.evidence import Broken, Evidence, Missing
 from flows.audit.folders import add_folder
 from flows.audit.publications import moved_away, publications, required_steps, version_checks
 from flows.audit.walk import Walk
 from flows.audit.whole_runs import run_checks
 from flows.runs.record import RunRecord
-from flows.runs.run import read_run
 from flows.runs.run_ids import LATEST, find_run
 from flows.runs.workspace import RunError
+from ledger.replay import Replay
 from schemas.records.audit import AuditReport, Check, Hashing
 
 _MLFLOW_RUN = re.compile(r"[0-9a-f]{32}")
@@ -28,7 +28,7 @@ def audit(evidence: Evidence, target: str) -> AuditReport:
     walk = Walk(evidence)
     described, checks = _begin(evidence, walk, target)
     artifacts = walk.audited()
-    inner = {edge.parent for artifact in artifacts for edge in artifact.parents}
+    inner = {edge.parent for artifact in artifacts for edge in artifact.parents} - walk.first
     runs = [run_checks(evidence, run_id) for run_id in walk.runs()]
     clock = evidence.clock
     return AuditReport(
@@ -75,7 +75,9 @@ def _begin(evidence: Evidence, walk: Walk, target: str) -> tuple[str, list[Check
 
 
 def _run(evidence: Evidence, walk: Walk, run_id: str, step: str) -> tuple[str, list[Check]]:
-    record = read_run(evidence.workspace, run_id)
+    record = evidence.record(run_id)
+    if isinstance(record, Missing | Broken):
+        return _without_record(evidence, walk, run_id, step, record)
     made = [name for name, stage in record.stages.items() if stage.digest and stage.stage_key]
     if step and step not in record.stages:
         raise RunError(f"run {run_id} has no step {step}; it has {', '.join(record.stages) or 'none yet'}")
@@ -92,6 +94,19 @@ def _run(evidence: Evidence, walk: Walk, run_id: str, step: str) -> tuple[str, l
         return f"{step} of run {run_id}", []
     status = record.status.replace("_", " ")
     return f"run {run_id} of {record.recipe.recipe}, {status}", list(moved_away(evidence, run_id))
+
+
+def _without_record(
+    evidence: Evidence, walk: Walk, run_id: str, step: str, problem: Missing | Broken
+) -> tuple[str, list[Check]]:
+    """A run whose ``run.json`` is gone or cannot be read: what its outbox told of is audited."""
+    replay = evidence.replay(run_id)
+    told = replay.entry.stages if isinstance(replay, Replay) else {}
+    for name, stage in told.items():
+        if stage.artifact is not None and step in ("", name):
+            walk.add(stage.artifact.digest, stage.stage_key, asked=(run_id, name))
+    said = str(problem).partition("; ")[0]
+    return f"run {run_id}", [Check(subject="run record", outcome="wrong", detail=said)]
 
 
 def _known_digests(evidence: Evidence) -> list[str]:
@@ -168,6 +183,7 @@ def _registered(
         walk.add(digest, key)
     else:
         walk.add_digest(digest)
+    walk.first = {next(iter(walk.found.values())).id}  # what was asked for, before what decided on its alias
     _add_what_held_it_back(evidence, walk, name, digest)
     return described, list(version_checks(evidence, version))
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from flows.attempts.jobs import BASE_SUFFIX
-from flows.audit.artifact_claims import files_check, ref_check
+from flows.audit.artifact_claims import environment_checks, files_check, ref_check
 from flows.audit.evidence import Broken, Evidence, Missing, check_of
 from flows.audit.mlflow_claims import check_without_outbox, mlflow_check
 from flows.audit.publications import version_checks
@@ -56,6 +56,8 @@ class Walk:
     def __init__(self, evidence: Evidence) -> None:
         self.evidence = evidence
         self.found: dict[tuple[str, str | None], Found] = {}
+        self.first: set[str] = set()
+        """Ids of artifacts that begin the tree, also where others are made of them."""
         self.checked_versions: set[tuple[str, str]] = set()
         """Name and version of those that are checked elsewhere."""
 
@@ -214,6 +216,8 @@ class Walk:
             checks.append(found.problem)
         elif found.ref is not None and is_there:
             checks.append(ref_check(self.evidence, found.ref))
+        if found.ref is not None:
+            checks += environment_checks(self.evidence, found.ref)
         for run_id, step in self._told_by(found):
             checks += self._claims(found, run_id, step, artifact)
         if found.ref is not None:

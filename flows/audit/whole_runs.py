@@ -6,13 +6,19 @@ from pydantic import ValidationError
 
 from flows.audit.evidence import Broken, Evidence, Missing, check_of
 from flows.audit.mlflow_claims import mlflow_check
+from flows.audit.published import published_checks
+from flows.audit.run_claims import ENDED
+from flows.audit.sent import order_checks
 from flows.runs.record import REMOVED, RunRecord
 from flows.runs.run import recipe_digest
+from ledger import tracking
 from ledger.operations import OpenRun, RecordApproval
+from ledger.remarks import remark_on
 from ledger.replay import Replay
 from schemas.recipe.recipe import ResolvedRecipe
 from schemas.recipe.sources import Registered
 from schemas.records.audit import AuditedRun, Check
+from schemas.records.metric_warnings import warnings_of
 from schemas.records.stage_key import differences
 
 
@@ -30,6 +36,9 @@ def run_checks(evidence: Evidence, run_id: str) -> AuditedRun:
     elif isinstance(record, RunRecord):
         checks.append(_check("outbox", list(_outbox_problems(record, replay))))
         checks.append(mlflow_check(evidence, run_id, None))
+        checks += _strange_stages(evidence, run_id, replay)
+        checks += order_checks(evidence, run_id, replay)
+        checks += published_checks(evidence, run_id, replay)
     return AuditedRun(run_id=run_id, checks=tuple(checks))
 
 
@@ -51,6 +60,40 @@ def _record_problems(record: RunRecord) -> Iterator[str]:
         yield f"it says completed, and the gate of {', '.join(closed)} is closed"
     if record.status == "gate_closed" and not closed:
         yield "it says gate closed, and no gate of it is"
+
+
+def _strange_stages(evidence: Evidence, run_id: str, replay: Replay) -> Iterator[Check]:
+    """Runs of MLflow that say they are of a stage which this run does not have."""
+    runs = evidence.mlflow_runs(replay.opened.experiment, run_id)
+    if isinstance(runs, Missing):
+        return  # the check of the parent run says so
+    tracking.set_up_client()
+    from ledger.to_mlflow.expected_runs import expected_runs  # imports MLflow
+
+    strange = sorted(str(stage) for stage in runs.keys() - expected_runs(replay.told).keys() if stage)
+    for stage in strange:
+        said = f"MLflow has a run that says it is stage {stage} of this run, which told of no such stage"
+        yield Check(subject="MLflow", outcome="wrong", detail=said)
+
+
+def _stage_problems(record: RunRecord, replay: Replay) -> Iterator[str]:
+    """Stages as the run told of them, against ``run.json``: their number, how they ended, and what is remarked on them."""
+    for step, told in replay.entry.stages.items():
+        stage = record.stages.get(step)
+        if stage is None or (told.artifact is not None and stage.digest is None):
+            yield f"it told of {step}, which run.json does not have"
+            continue
+        if told.artifact is None or stage.status not in ENDED or stage.digest != told.artifact.digest:
+            continue
+        if (stage.status, told.outcome) == ("completed", "reused"):
+            yield f"it told that {step} was found in the store, run.json says that it was made"
+        if told.attempt is not None and stage.attempt != told.attempt:
+            yield f"it told that attempt {told.attempt} made {step}, run.json says {stage.attempt}"
+        if stage.remark != (remark := remark_on(told.artifact, told.inputs)):
+            yield f"run.json remarks on {step}: {stage.remark or 'nothing'}; by its metrics and files it is: {remark or 'nothing'}"
+        if stage.warnings != (warnings := warnings_of(told.artifact.metrics)):
+            shown = "; ".join(warnings) or "none"
+            yield f"run.json has other warnings about {step} than its metrics give: {shown}"
 
 
 def _outbox_problems(record: RunRecord, replay: Replay) -> Iterator[str]:
@@ -78,6 +121,7 @@ def _outbox_problems(record: RunRecord, replay: Replay) -> Iterator[str]:
     for answer in told_answers:
         if answer not in record.approvals:
             yield f"it told of an answer about {answer.question.subject} ({answer}), which run.json does not have"
+    yield from _stage_problems(record, replay)
     told_copies = {(each.registered_model, each.artifact.digest) for each, _ in replay.publications()}
     for name, copy in record.copies.items():
         if (name, copy.digest) not in told_copies:

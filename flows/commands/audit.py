@@ -50,6 +50,10 @@ def audit(
 
         if html is not None and html.is_dir():
             raise IsADirectoryError(f"--html {html} is a folder; name a file in it")
+        if html is not None and not html.absolute().parent.is_dir():
+            raise FileNotFoundError(
+                f"--html {html}: there is no folder {html.absolute().parent}; make it first"
+            )
 
         def tell(num_objects: int) -> None:
             if num_objects and not as_json and sys.stderr.isatty():

@@ -53,7 +53,7 @@ class FolderRecords:
         """The run's ``run.json``; RunError if it does not exist or cannot be read."""
         path = self._workspace.folder(run_id) / "run.json"
         try:
-            data = path.read_bytes()
+            data = _read_plain(path)
         except (FileNotFoundError, NotADirectoryError):
             if path.parent.is_dir():
                 raise RunError(f"{path} is missing; {REMEDY}") from None
@@ -185,6 +185,13 @@ class FolderRecords:
 
 def _bytes_of(path: Path) -> bytes | None:
     try:
-        return path.read_bytes()
+        return _read_plain(path)
     except FileNotFoundError:
         return None
+
+
+def _read_plain(path: Path) -> bytes:
+    """A file's bytes; a pipe, whose reader would wait for ever, is refused."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise OSError(f"{path} is no plain file; move it away")
+    return path.read_bytes()

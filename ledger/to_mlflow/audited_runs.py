@@ -8,7 +8,7 @@ import sqlite3
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import unquote, urlsplit
@@ -21,6 +21,7 @@ from mlflow.tracking import MlflowClient
 from sqlalchemy import create_engine, inspect
 from sqlalchemy.exc import SQLAlchemyError
 
+from ledger.to_mlflow.aliases import TAG
 from ledger.to_mlflow.expected_runs import Row, row_of
 from ledger.to_mlflow.logged_models import model_in
 from ledger.to_mlflow.runs import search
@@ -46,8 +47,38 @@ class MlflowRun:
     tags: Mapping[str, str]
     params: Mapping[str, str]
     rows: frozenset[Row]
-    datasets: tuple[tuple[str, Mapping[str, str]], ...]
-    """Digest in MLflow's field (36 characters), and tags, of each dataset input."""
+    latest: Mapping[str, float]
+    """Metric → the value that MLflow shows, which it keeps beside the rows."""
+    datasets: "tuple[DatasetInput, ...]"
+    models: tuple[str, ...]
+    """Ids of the logged models that it made."""
+
+
+@dataclass(frozen=True)
+class DatasetInput:
+    """A dataset that one of MLflow's runs has read."""
+
+    digest: str
+    """In MLflow's field, of 36 characters."""
+    name: str
+    source: str
+    """JSON: address and digests."""
+    profile: str
+    """JSON: metrics."""
+    tags: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class LoggedModel:
+    """An artifact on MLflow's page of models."""
+
+    name: str
+    kind: str
+    run_id: str
+    """Of MLflow's run that made it."""
+    tags: Mapping[str, str]
+    params: Mapping[str, str]
+    metrics: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -62,6 +93,10 @@ class MlflowVersion:
     """Of its files; empty: it has none."""
     model_tags: Mapping[str, str]
     """Of its logged model."""
+    run_id: str = ""
+    """Of MLflow's run that made it."""
+    moved: Mapping[str, str] = field(default_factory=dict)
+    """Alias → who moved it last, as a tag of the registered model says."""
 
 
 class AuditedServer:
@@ -102,7 +137,7 @@ class AuditedServer:
         found: dict[str | None, list[MlflowRun]] = {}
         with self._answers() as client:
             place = client.get_experiment_by_name(experiment)
-            if place is None:
+            if place is None or place.lifecycle_stage != "active":
                 return {}
             for run in search(client, [place.experiment_id], "vantage.run_id", run_id):
                 found.setdefault(run.data.tags.get("vantage.stage"), []).append(self._read(client, run))
@@ -126,10 +161,27 @@ class AuditedServer:
                 return None
         return dict(run.data.tags) if run.info.lifecycle_stage == "active" else None
 
-    def model_tags(self, model_id: str) -> Mapping[str, str] | None:
-        """Tags of a logged model; None: there is none."""
+    def model(self, model_id: str) -> LoggedModel | None:
+        """A logged model; None: there is none."""
         with self._answers() as client:
-            return _model_tags(client, model_id)
+            found = _model(client, model_id)
+        if found is None:
+            return None
+        return LoggedModel(
+            name=str(found.name),
+            kind=str(found.model_type),
+            run_id=str(found.source_run_id),
+            tags=dict(found.tags),
+            params=dict(found.params),
+            metrics=tuple(sorted({each.key for each in found.metrics or ()})),
+        )
+
+    def versions(self, name: str) -> list[MlflowVersion]:
+        """Every version of a registered model."""
+        with self._answers() as client:
+            return [
+                self._described(client, each) for each in client.search_model_versions(f"name = '{name}'")
+            ]
 
     def version(self, name: str, version: str | None, alias: str | None) -> MlflowVersion | None:
         """A version by its number or alias; without both, the newest; None: there is none."""
@@ -198,10 +250,28 @@ class AuditedServer:
         }
         given = run.inputs.dataset_inputs if run.inputs is not None else []
         datasets = tuple(
-            (each.dataset.digest, {tag.key: tag.value for tag in each.tags or []}) for each in given
+            DatasetInput(
+                digest=each.dataset.digest,
+                name=each.dataset.name,
+                source=each.dataset.source,
+                profile=each.dataset.profile or "",
+                tags={tag.key: tag.value for tag in each.tags or []},
+            )
+            for each in given
         )
+        made = run.outputs.model_outputs if run.outputs is not None else []
         return MlflowRun(
-            run.info.run_id, dict(run.data.tags), dict(run.data.params), frozenset(rows), datasets
+            run_id=run.info.run_id,
+            tags=dict(run.data.tags),
+            params=dict(run.data.params),
+            rows=frozenset(rows),
+            latest={
+                name: row_of(name, value, 0, 0)[3]
+                for name, value in run.data.metrics.items()
+                if not name.startswith(SYSTEM_METRICS)
+            },
+            datasets=datasets,
+            models=tuple(each.model_id for each in made),
         )
 
     def _described(self, client: MlflowClient, found: Any) -> MlflowVersion:
@@ -210,20 +280,20 @@ class AuditedServer:
             location.removeprefix("models:/") if location.startswith("models:/m-") else None
         )
         if model_id is not None:
-            model_tags = dict(_model_tags(client, model_id) or {})
+            model = _model(client, model_id)
+            model_tags = dict(model.tags) if model is not None else {}
             if location.startswith("models:/"):
                 location = client.get_logged_model(model_id).artifact_location
+        aliases, registered = _registered(client, found.name)
         return MlflowVersion(
             name=found.name,
             version=str(found.version),
             tags=dict(found.tags),
-            aliases=tuple(
-                alias
-                for alias, version in _aliases(client, found.name).items()
-                if version == str(found.version)
-            ),
+            aliases=tuple(alias for alias, version in aliases.items() if version == str(found.version)),
             location=location,
             model_tags=model_tags,
+            run_id=str(found.run_id or ""),
+            moved={name.removeprefix(TAG): text for name, text in registered.items() if name.startswith(TAG)},
         )
 
     @contextmanager
@@ -238,7 +308,7 @@ class AuditedServer:
         except Unanswered as error:
             self._why_not = str(error)
             raise
-        except (MlflowException, SQLAlchemyError, OSError, sqlite3.Error) as error:
+        except (MlflowException, SQLAlchemyError, OSError, ImportError, sqlite3.Error) as error:
             first = (str(error).splitlines() or [type(error).__name__])[0]
             self._why_not = (
                 f"MLflow at {self.address} does not answer ({without_login(first, self._address)})"
@@ -246,8 +316,8 @@ class AuditedServer:
             raise Unanswered(self._why_not) from error
 
     def _connect(self) -> MlflowClient:
-        for name in ("alembic", "mlflow"):
-            logging.getLogger(name).setLevel(logging.WARNING)
+        for name in ("alembic", "mlflow"):  # what goes wrong comes as an exception, and is told once
+            logging.getLogger(name).setLevel(logging.CRITICAL)
         if is_missing_database(self._address):
             raise Unanswered(f"there is no MLflow database at {self.address}")
         if self._address.startswith("sqlite"):
@@ -274,21 +344,21 @@ class AuditedServer:
         return f"sqlite:///{target}"
 
 
-def _model_tags(client: MlflowClient, model_id: str) -> Mapping[str, str] | None:
+def _model(client: MlflowClient, model_id: str) -> entities.LoggedModel | None:
     try:
-        return dict(client.get_logged_model(model_id).tags)
+        return client.get_logged_model(model_id)
     except MlflowException as error:
         if error.error_code not in _MISSING:
             raise
         return None
 
 
-def _aliases(client: MlflowClient, name: str) -> Mapping[str, str]:
-    """Alias → version: what is searched for comes without them."""
+def _registered(client: MlflowClient, name: str) -> tuple[Mapping[str, str], Mapping[str, str]]:
+    """Alias → version, and the tags, of a registered model: what is searched for comes without them."""
     try:
         found = client.get_registered_model(name)
     except MlflowException as error:
         if error.error_code not in _MISSING:
             raise
-        return {}
-    return {alias: str(version) for alias, version in sorted(found.aliases.items())}
+        return {}, {}
+    return {alias: str(version) for alias, version in sorted(found.aliases.items())}, dict(found.tags)

@@ -26,9 +26,16 @@ from ledger.operations import (
 from ledger.remarks import remark_on
 from ledger.replay import Told
 from ledger.to_mlflow.answer_tags import alias_tags, answer_tags
+from ledger.to_mlflow.artifact_fields import (
+    dataset_fields,
+    model_name,
+    model_params,
+    source_fields,
+    source_tags,
+)
 from ledger.to_mlflow.energy_tags import energy_tags
-from ledger.to_mlflow.source_tags import source_tags
 from ledger.to_mlflow.writing import fit_param, fit_tag, flatten
+from schemas.kind import MODELS
 from schemas.kinds import KINDS
 from schemas.records.approvals import Approval
 from schemas.records.artifacts import Artifact, Dataset
@@ -52,6 +59,10 @@ class ExpectedRun:
     """Content digest → tags of the dataset's input."""
     optional_datasets: dict[str, dict[str, str]] = field(default_factory=dict)
     """The same of a source file: a run that an earlier version recorded has none."""
+    dataset_fields: dict[str, list[dict[str, str]]] = field(default_factory=dict)
+    """Content digest → MLflow's own fields of it, one for each step that it comes from."""
+    model: dict[str, str] = field(default_factory=dict)
+    """Of an artifact that is a model: name and kind of its logged model, and its params as ``params.NAME``."""
     optional_tags: dict[str, str] = field(default_factory=dict)
     """Of a stage that was reused: only where the server did not know who had made it."""
     optional_rows: set[Row] = field(default_factory=set)
@@ -141,11 +152,15 @@ class _Expected:
             run.tags["vantage.source.sha256"] = stage.source_sha256
         if stage.kind == "prepare_data" and stage.source_sha256 and stage.source:
             run.optional_datasets[stage.source_sha256] = source_tags(stage.source_sha256)
+            fields = source_fields(stage.name, stage.source, stage.source_sha256)
+            run.dataset_fields.setdefault(stage.source_sha256, []).append(fields)
         for role, given in stage.inputs.items():
             run.tags[f"vantage.parent.{role}"] = given.artifact.digest
             if isinstance(given.artifact, Dataset):
                 tags = _dataset_tags(entry, stage.kind, given)
                 run.datasets[given.artifact.digest] = tags
+                fields = run.dataset_fields.setdefault(given.artifact.digest, [])
+                fields.append(dataset_fields(given, tags.get("vantage.source.sha256")))
 
     def _verdicts(self, operation: RecordVerdicts) -> None:
         tags = self._run(operation.stage).tags
@@ -181,6 +196,10 @@ class _Expected:
             tags["vantage.warnings"] = fit_tag("\n".join(warnings))
         if tokenizer := getattr(artifact, "tokenizer_digest", None):
             tags["vantage.tokenizer_digest"] = tokenizer
+        if artifact.kind in MODELS:
+            run.model = {"name": model_name(stage), "kind": artifact.kind}
+            for name, value in model_params(entry.stages[stage].inputs).items():
+                run.model[f"params.{name}"] = value
         last = {name: step for (of, name), step in entry.last_steps.items() if of == stage}
         measured = [(name, value) for name, value in artifact.metrics.items() if value is not None]
         rows = {row_of(name, value, made, last.get(name, -1) + 1) for name, value in measured}

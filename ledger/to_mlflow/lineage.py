@@ -1,6 +1,5 @@
 """Lineage in MLflow: the runs that made a stage's inputs, its dataset and model inputs, and its lineage tags."""
 
-import json
 from typing import NamedTuple
 
 from mlflow import entities
@@ -9,13 +8,12 @@ from mlflow.tracking import MlflowClient
 from ledger.entries import RunEntry, StageEntry
 from ledger.operations import Input
 from ledger.page_links import ArtifactKey, Link, artifact_key
+from ledger.to_mlflow.artifact_fields import dataset_fields, source_fields, source_tags
 from ledger.to_mlflow.runs import page_of, search
 from ledger.to_mlflow.server import Server
-from ledger.to_mlflow.source_tags import source_tags
 from schemas.records.artifacts import Artifact, Dataset
-from schemas.safe_text import safe_text
 
-_INPUT_TAG_LENGTH, _DATASET_DIGEST_LENGTH = 500, 36  # MLflow's limits
+_INPUT_TAG_LENGTH = 500  # MLflow's limit
 
 
 class Producer(NamedTuple):
@@ -120,23 +118,19 @@ def measured_dataset(stage: StageEntry) -> tuple[str, str] | None:
     chosen = (
         roles.get("prompts") or roles.get("data") or (next(iter(roles.values())) if len(roles) == 1 else None)
     )
-    return (
-        None if chosen is None else (_dataset_name(chosen), chosen.artifact.digest[:_DATASET_DIGEST_LENGTH])
-    )
+    if chosen is None:
+        return None
+    fields = dataset_fields(chosen, None)
+    return fields["name"], fields["digest"]
 
 
 def source_input(stage: StageEntry) -> entities.DatasetInput | None:
     """The file that a dataset was prepared from, with its sha256."""
     if stage.source_sha256 is None or stage.source is None:
         return None
-    source = safe_text(stage.source)
+    fields = source_fields(stage.name, stage.source, stage.source_sha256)
     return entities.DatasetInput(
-        entities.Dataset(
-            name=f"source of {stage.name.removeprefix('data.')}",
-            digest=stage.source_sha256[:_DATASET_DIGEST_LENGTH],
-            source_type="vantage",
-            source=json.dumps({"uri": source, "sha256": stage.source_sha256}),
-        ),
+        entities.Dataset(source_type="vantage", **fields),
         [entities.InputTag(name, value) for name, value in source_tags(stage.source_sha256).items()],
     )
 
@@ -146,20 +140,9 @@ def _dataset_input(role: str, given: Input, kind: str, source_sha256: str | None
     artifact = given.artifact
     context = "evaluation" if kind == "evaluation" else "training"
     tags = {"mlflow.data.context": context, "vantage.role": role, "vantage.digest": artifact.digest}
-    source = {"uri": artifact.uri, "sha256": artifact.digest}
     if source_sha256:
-        tags["vantage.source.sha256"] = source["source_sha256"] = source_sha256
+        tags["vantage.source.sha256"] = source_sha256
     return entities.DatasetInput(
-        entities.Dataset(
-            name=_dataset_name(given),
-            digest=artifact.digest[:_DATASET_DIGEST_LENGTH],
-            source_type="vantage",
-            source=json.dumps(source),
-            profile=json.dumps(artifact.metrics),
-        ),
+        entities.Dataset(source_type="vantage", **dataset_fields(given, source_sha256)),
         [entities.InputTag(name, value[:_INPUT_TAG_LENGTH]) for name, value in tags.items()],
     )
-
-
-def _dataset_name(given: Input) -> str:
-    return given.stage.removeprefix("data.")

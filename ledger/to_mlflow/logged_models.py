@@ -6,6 +6,7 @@ from mlflow import entities
 from mlflow.tracking import MlflowClient
 
 from ledger.entries import StageEntry
+from ledger.to_mlflow.artifact_fields import model_name, model_params
 from ledger.to_mlflow.writing import NOTE, fit_tag
 from schemas.records.artifacts import Artifact
 
@@ -39,16 +40,12 @@ def record_model(
             EXTERNAL: "true",
             **{f"vantage.parent.{role}": digest for role, digest in artifact.parents.items()},
         }
-        parents = {
-            f"parent.{role}": f"{given.stage} {given.artifact.digest[:12]}"
-            for role, given in stage.inputs.items()
-        }
         model = client.create_logged_model(
             experiment_id,
-            name=_model_name(stage.name),
+            name=model_name(stage.name),
             source_run_id=run_id,
             tags=tags,
-            params=parents,
+            params=model_params(stage.inputs),
             model_type=artifact.kind,
         )
     client.set_logged_model_tags(model.model_id, {NOTE: fit_tag(note)})
@@ -57,11 +54,6 @@ def record_model(
     if outputs is None or model.model_id not in {output.model_id for output in outputs.model_outputs}:
         client.log_outputs(run_id, [entities.LoggedModelOutput(model.model_id, step=0)])
     return str(model.model_id)
-
-
-def _model_name(stage: str) -> str:
-    """MLflow allows no dots, slashes, colons, percents or quotes in the name of a logged model."""
-    return "".join(letter if letter.isalnum() or letter in "_-" else "-" for letter in stage)
 
 
 def model_in(location: str) -> str | None:

@@ -73,21 +73,16 @@ def write_description(
     Raises:
         PublishingError: the folder is missing, or is no model with a tokenizer.
     """
-    is_adapter = (folder / "adapter_config.json").is_file()
+    is_adapter = _is_adapter(folder)
     needed = (*([] if is_adapter else ["config.json"]), "tokenizer_config.json")
     missing = [name for name in needed if not (folder / name).is_file()]
     if missing:
         raise PublishingError(
             f"{folder} has no {' and no '.join(missing)}; only a whole model can be published"
         )
-    flavors = (
-        _adapter_flavors(folder, weights=weights)
-        if is_adapter
-        else _pipeline_flavors(folder, kind, metadata, weights=weights)
-    )
+    described = describe(folder, kind=kind, metadata=metadata, weights=weights, params=params)
     _copy_tokenizer(folder, target / TOKENIZER)
-    required = (*REQUIREMENTS, *(["peft"] if is_adapter else []))
-    requirements = [f"{name}=={_public_version(name)}" for name in required]
+    requirements = [f"{name}=={_public_version(name)}" for name in requirements_of(folder)]
     (target / "requirements.txt").write_text("\n".join(requirements) + "\n")
     environment = {
         "python": platform.python_version(),
@@ -100,15 +95,39 @@ def write_description(
     for name, content in zip(EXAMPLES, (texts, {"inputs": texts}), strict=True):
         (target / name).write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
 
-    pipeline = _PIPELINES[kind]
     description = {
-        "flavors": flavors,
-        "metadata": dict(metadata),
+        "flavors": described["flavors"],
+        "metadata": described["metadata"],
         "mlflow_version": _public_version("mlflow"),
         "model_id": model_id,
         "model_size_bytes": sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()),
         "model_uuid": uuid.uuid4().hex if model_id is None else model_id.removeprefix("m-"),
         "run_id": run_id,
+        "saved_input_example_info": described["saved_input_example_info"],
+        "signature": described["signature"],
+        "utc_time_created": datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S.%f"),
+    }
+    known = {name: value for name, value in description.items() if value is not None}
+    (target / "MLmodel").write_text(yaml.safe_dump(known, sort_keys=False))
+
+
+def describe(
+    folder: Path,
+    *,
+    kind: str,
+    metadata: Mapping[str, str],
+    weights: str = WEIGHTS,
+    params: Mapping[str, bool | int | float] | None = None,
+) -> dict[str, Any]:
+    """What ``MLmodel`` says of the folder, except what depends on when and where it is written; see ``write_description``."""
+    flavors = (
+        _adapter_flavors(folder, weights=weights)
+        if _is_adapter(folder)
+        else _pipeline_flavors(folder, kind, metadata, weights=weights)
+    )
+    return {
+        "flavors": flavors,
+        "metadata": dict(metadata),
         "saved_input_example_info": {
             "artifact_path": EXAMPLES[0],
             "serving_input_path": EXAMPLES[1],
@@ -116,13 +135,19 @@ def write_description(
         },
         "signature": {
             "inputs": json.dumps([_TEXT]),
-            "outputs": json.dumps(pipeline["outputs"]),
+            "outputs": json.dumps(_PIPELINES[kind]["outputs"]),
             "params": None if params is None else json.dumps([_param(*each) for each in params.items()]),
         },
-        "utc_time_created": datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S.%f"),
     }
-    known = {name: value for name, value in description.items() if value is not None}
-    (target / "MLmodel").write_text(yaml.safe_dump(known, sort_keys=False))
+
+
+def requirements_of(folder: Path) -> tuple[str, ...]:
+    """The packages that MLflow needs to load the folder."""
+    return (*REQUIREMENTS, *(["peft"] if _is_adapter(folder) else []))
+
+
+def _is_adapter(folder: Path) -> bool:
+    return (folder / "adapter_config.json").is_file()
 
 
 def _param(name: str, value: bool | int | float) -> dict[str, Any]:

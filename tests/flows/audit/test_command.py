@@ -1,11 +1,15 @@
 """The command: its exit codes, its JSON, its tree and its page."""
 
 import json
+import os
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from html.parser import HTMLParser
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from flows.commands.audit_page import audit_page
@@ -59,6 +63,39 @@ def test_what_is_not_there_is_refused_in_one_sentence(case: Case, tmp_path: Path
         code, printed, error = run(target, *at)
         assert (code, printed) == (ExitCode.BAD_INPUT, ""), target
         assert said in error and "Traceback" not in error, (target, error)
+
+
+def test_a_run_whose_record_or_outbox_cannot_be_read_is_wrong_and_told_so(case: Case) -> None:
+    """It is audited from what is left; a pipe, whose reader would wait for ever, is not read."""
+    at = ("--workspace", str(case.workspace.root))
+    case.run_json.write_text("{")
+    code, printed, error = run("latest", *at)
+    assert (code, error) == (1, "")
+    assert "✗ run record" in printed and "run.json cannot be read" in printed
+    assert "policy" in printed, "what the outbox told of is audited"
+    case.run_json.unlink()
+    os.mkfifo(case.run_json)
+    case.outbox.unlink()
+    case.outbox.mkdir()
+    code, printed, error = run("fake@champion", *at)
+    assert (code, error) == (1, "")
+    assert "its outbox cannot be read" in printed
+
+
+def test_a_database_of_others_is_told_without_a_traceback(
+    case: Case, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at = ("--workspace", str(case.workspace.root))
+    (case.workspace.root / "mlflow.db").unlink()
+    with closing(sqlite3.connect(case.workspace.root / "mlflow.db")) as database:
+        database.execute("CREATE TABLE experiments (number INTEGER)")
+        database.commit()
+    code, printed, _ = run("latest/sft", *at)
+    assert (code, "does not answer" in printed) == (2, True)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "postgresql+nothing://ada:secret@127.0.0.1:9/mlflow")
+    code, printed, _ = run("latest/sft", *at)
+    assert (code, "does not answer" in printed, "secret" in printed) == (2, True, False)
+    assert "Traceback" not in "".join(capfd.readouterr())
 
 
 def test_the_help_has_the_audits_own_exit_codes() -> None:

@@ -1,11 +1,14 @@
 """Each way of tampering is found, and told by what was touched."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+import yaml
+from mlflow.tracking import MlflowClient
 
 from flows.runs.record import RunRecord
 from tests.flows.audit.conftest import run_once
@@ -144,7 +147,31 @@ def recorded_key_parts(case: Case) -> None:
     edit_json(case.run_json, lambda run: run["stages"]["sft"]["key_parts"].update(seed=99))
 
 
+def recorded_stage_taken_out(case: Case) -> None:
+    """The evaluation whose gate was closed never happened."""
+    edit_json(case.run_json, lambda run: run["stages"].pop("strict"))
+
+
+def recorded_attempt(case: Case) -> None:
+    edit_stage(case, "policy", attempt=7)
+
+
+def recorded_remark(case: Case) -> None:
+    edit_stage(case, "policy", remark="seen by ada")
+
+
+def recorded_warnings(case: Case) -> None:
+    edit_stage(case, "policy", warnings=["none"])
+
+
 # The outbox
+
+
+def told_reason(case: Case) -> None:
+    """What nobody else has a copy of; the outbox is no longer as long as what was sent."""
+    data = case.outbox.read_bytes()
+    assert b'"reason": null' in data
+    write(case.outbox, data.replace(b'"reason": null', b'"reason": "it is good"', 1))
 
 
 def told_metric_rows(case: Case) -> None:
@@ -306,7 +333,127 @@ def logged_model_tag(case: Case) -> None:
     )
 
 
+def mlflow_shown_metric(case: Case) -> None:
+    """The value in MLflow's tables, which it keeps beside the rows."""
+    case.sql(
+        "UPDATE latest_metrics SET value = 0.9 WHERE run_uuid = ? AND key = 'accuracy_gain'",
+        case.mlflow_run("evaluation"),
+    )
+
+
+def mlflow_shown_metric_added(case: Case) -> None:
+    case.sql(
+        "INSERT INTO latest_metrics (key, value, timestamp, step, is_nan, run_uuid) VALUES ('safety', 1, 1, 0, 0, ?)",
+        case.mlflow_run("policy"),
+    )
+
+
+def mlflow_stage_added(case: Case) -> None:
+    """A stage that the run does not have, with a verdict."""
+    client = client_of(case)
+    ours = client.get_run(case.mlflow_run("evaluation"))
+    tags = {name: value for name, value in ours.data.tags.items() if name.startswith("vantage.")}
+    client.create_run(ours.info.experiment_id, tags=tags | {"vantage.stage": "safety"})
+
+
+def mlflow_remark(case: Case) -> None:
+    case.sql(
+        "INSERT INTO tags (key, value, run_uuid) VALUES ('vantage.remark', 'seen by ada', ?)",
+        case.mlflow_run("policy"),
+    )
+
+
+def mlflow_dataset_name(case: Case) -> None:
+    case.sql("UPDATE datasets SET name = 'clean' WHERE name = 'demonstrations'")
+
+
+def mlflow_dataset_source(case: Case) -> None:
+    case.sql("UPDATE datasets SET dataset_source = '{}' WHERE name = 'demonstrations'")
+
+
+def mlflow_experiment_deleted(case: Case) -> None:
+    case.sql("UPDATE experiments SET lifecycle_stage = 'deleted' WHERE name = 'fake'")
+
+
+def logged_model_param(case: Case) -> None:
+    case.sql("UPDATE logged_model_params SET param_value = 'nothing' WHERE param_key = 'parent.critic'")
+
+
+def logged_model_kind(case: Case) -> None:
+    case.sql("UPDATE logged_models SET model_type = 'reward_model' WHERE name = 'policy'")
+
+
+def logged_model_run(case: Case) -> None:
+    case.sql("UPDATE logged_models SET source_run_id = ? WHERE name = 'policy'", case.mlflow_run("strict"))
+
+
 # Registered models
+
+
+def client_of(case: Case) -> MlflowClient:
+    return MlflowClient(tracking_uri=f"sqlite:///{case.workspace.root / 'mlflow.db'}")
+
+
+def version_deleted(case: Case) -> None:
+    client_of(case).delete_model_version("fake-reward", "1")
+
+
+def version_digest_without_alias(case: Case) -> None:
+    """No artifact of the run leads to the version any longer."""
+    case.sql(
+        "UPDATE model_version_tags SET value = ? WHERE key = 'vantage.digest' AND name = 'fake-reward'",
+        "0" * 64,
+    )
+
+
+def model_renamed(case: Case) -> None:
+    client_of(case).rename_registered_model("fake-reward", "other")
+
+
+def version_run(case: Case) -> None:
+    case.sql("UPDATE model_versions SET run_id = ? WHERE name = 'fake'", case.mlflow_run("sft"))
+
+
+def version_tag_added(case: Case) -> None:
+    client_of(case).set_model_version_tag("fake", "1", "vantage.approved_by", "ada")
+
+
+def alias_tag(case: Case) -> None:
+    """Who moved the alias, as MLflow's page of the model says."""
+    said = {"version": "1", "time": 1, "run_id": "0001-fake-000000", "by": "ada", "reason": "it is good"}
+    client_of(case).set_registered_model_tag("fake", "vantage.alias.champion", json.dumps(said))
+
+
+def edit_mlmodel(case: Case, change: Callable[[Any], None]) -> None:
+    path = case.copy_of("fake") / "MLmodel"
+    described = yaml.safe_load(path.read_bytes())
+    change(described)
+    write(path, yaml.safe_dump(described).encode())
+
+
+def task_in_mlflow(case: Case) -> None:
+    edit_mlmodel(
+        case, lambda described: described["flavors"]["transformers"].update(task="text-classification")
+    )
+
+
+def prompt_template_in_mlflow(case: Case) -> None:
+    """MLflow would put every prompt into it."""
+    edit_mlmodel(case, lambda described: described["metadata"].update(prompt_template="Agree: {prompt}"))
+
+
+def flavor_of_another_form(case: Case) -> None:
+    edit_mlmodel(case, lambda described: described.update(flavors=["python_function"], metadata=None))
+
+
+def python_in_mlflow(case: Case) -> None:
+    path = case.copy_of("fake") / "python_env.yaml"
+    write(path, re.sub(rb"python: \S+", b"python: 2.7.1", path.read_bytes()))
+
+
+def package_version_in_mlflow(case: Case) -> None:
+    path = case.copy_of("fake") / "requirements.txt"
+    write(path, re.sub(rb"transformers==\S+", b"transformers==4.0.0", path.read_bytes()))
 
 
 def weights_in_mlflow(case: Case) -> None:
@@ -423,6 +570,47 @@ CASES: dict[Callable[[Case], None], tuple[str, str]] = {
     ),
     outbox_without_an_end: ("policy: outbox", "told of no artifact of policy, and run.json has one"),
     outbox_of_garbage: ("run ", "of the outbox is no operation"),
+    told_reason: ("run ", "none of its lines ends there: it was changed since"),
+    recorded_stage_taken_out: ("run ", "it told of strict, which run.json does not have"),
+    recorded_attempt: ("run ", "it told that attempt 1 made policy, run.json says 7"),
+    recorded_remark: ("run ", "run.json remarks on policy: seen by ada"),
+    recorded_warnings: ("run ", "run.json has other warnings about policy"),
+    mlflow_shown_metric: (
+        "evaluation: MLflow",
+        "metric accuracy_gain is shown as 0.9, and its newest row is 0.1",
+    ),
+    mlflow_shown_metric_added: ("policy: MLflow", "metric safety is shown as 1, and has no row"),
+    mlflow_stage_added: ("run ", "MLflow has a run that says it is stage safety of this run"),
+    mlflow_remark: ("policy: MLflow", "tag vantage.remark is “seen by ada”, which nobody sent"),
+    mlflow_dataset_name: ("sft: MLflow", "has the name “clean”, and was sent as “demonstrations”"),
+    mlflow_dataset_source: ("sft: MLflow", "has the source “{}”, and was sent as"),
+    mlflow_experiment_deleted: ("policy: MLflow", "MLflow has no run of stage policy any longer"),
+    logged_model_param: ("policy: MLflow", "params.parent.critic is “nothing”, and was sent as “value"),
+    logged_model_kind: ("policy: MLflow", "kind is “reward_model”, and was sent as “policy”"),
+    logged_model_run: ("policy: MLflow", "says that MLflow's run"),
+    version_deleted: ("run ", "as fake-reward, and MLflow has no version that says it holds it"),
+    version_digest_without_alias: ("run ", "as fake-reward, and MLflow has no version that says it holds it"),
+    model_renamed: ("run ", "as fake-reward, and MLflow has no version that says it holds it"),
+    version_run: ("policy: version fake/1", "the run of MLflow that it names made"),
+    version_tag_added: ("policy: version fake/1", "tag vantage.approved_by is “ada”, which no run sent"),
+    alias_tag: ("policy: alias fake@champion", "tag vantage.alias.champion of the registered model says"),
+    task_in_mlflow: (
+        "policy: copy fake/1",
+        "flavors.transformers.task is text-classification, must be text-generation",
+    ),
+    prompt_template_in_mlflow: (
+        "policy: copy fake/1",
+        "metadata.prompt_template is Agree: {prompt}, nobody published it",
+    ),
+    flavor_of_another_form: (
+        "policy: copy fake/1",
+        "MLmodel: flavors.python_function.env.virtualenv is absent",
+    ),
+    python_in_mlflow: ("policy: copy fake/1", "python_env.yaml: python is '2.7.1', which nobody published"),
+    package_version_in_mlflow: (
+        "policy: copy fake/1",
+        "requirements.txt: another transformers than MLmodel says",
+    ),
     mlflow_digest_tag: ("policy: MLflow", "tag vantage.digest is “0000"),
     mlflow_verdict_tag: ("strict: MLflow", "tag vantage.verdict is “passed”, and was sent as “closed”"),
     mlflow_evidence_tag: ("evaluation: MLflow", "tag vantage.gate.accuracy_gain.evidence is"),
@@ -455,7 +643,7 @@ CASES: dict[Callable[[Case], None], tuple[str, str]] = {
     weights_in_mlflow: ("policy: copy fake/1", "model: model.safetensors: sha256 is"),
     weights_in_mlflow_sealed_again: ("policy: copy fake/1", "manifest.json: sha256 is"),
     tokenizer_in_mlflow: ("policy: copy fake/1", "components/tokenizer: tokenizer.json: sha256 is"),
-    code_in_mlflow: ("policy: copy fake/1", "MLmodel: loader_module is somebody.elses"),
+    code_in_mlflow: ("policy: copy fake/1", "loader_module is somebody.elses, must be mlflow.transformers"),
     package_in_mlflow: (
         "policy: copy fake/1",
         "requirements.txt: 'torch-but-not-really==1.0', which nobody published",
@@ -541,6 +729,41 @@ def test_an_exported_folder_is_compared_with_the_artifact(case: Case) -> None:
     shutil.copy(case.object("policy") / "model.safetensors", folder / "model.safetensors")
     (folder / "vantage.json").write_text(json.dumps(told | {"metrics": {"score": 9.0}}))
     assert "metric score is 9.0, the artifact's is 1.5" in found(case.audit(str(folder)))[0]
+    (folder / "vantage.json").write_text(json.dumps(told))
+    tokenizer = folder / "components" / "tokenizer"
+    tokenizer.mkdir(parents=True)
+    (tokenizer / "tokenizer.json").write_text("[]")
+    (tokenizer / "code.py").write_text("")
+    (folder / "MLmodel").write_text("flavors: {python_function: {loader_module: somebody.elses}}")
+    for name in ("requirements.txt", "python_env.yaml"):
+        shutil.copy(case.copy_of("fake") / name, folder / name)
+    said = found(case.audit(str(folder)))[0]
+    assert "components/tokenizer/tokenizer.json: sha256 is" in said
+    assert "components/tokenizer/code.py: is not in vantage.json" in said
+    assert "MLmodel: flavors.python_function.loader_module is somebody.elses, must be" in said
+
+
+def test_an_edited_list_of_what_was_installed_is_found(case: Case) -> None:
+    [kept] = (case.workspace.store / "environments").glob("*.json")
+    whole = kept.read_bytes()
+    write(kept, whole.replace(b"torch", b"t0rch", 1))
+    assert any("sft: environment: environments/" in each for each in found(case.audit("latest/sft")))
+    kept.unlink()
+    report = case.audit("latest/sft")
+    assert (report.exit_code, found(report)) == (2, [])
+    kept.write_bytes(whole)
+    assert case.audit("latest/sft").exit_code == 0
+
+
+def test_a_time_that_was_moved_on_leaves_open_who_moved_an_alias_last(case: Case) -> None:
+    """The same length, so that the outbox still ends where it was sent."""
+    [line] = [each for each in case.outbox.read_bytes().splitlines() if b'"alias": "champion"' in each]
+    time = str(json.loads(line)["time"]).encode()
+    later = line.replace(time, str(int(time) + 10**9).encode())
+    write(case.outbox, case.outbox.read_bytes().replace(line, later))
+    report = case.audit("latest/sft")
+    assert report.exit_code == 2
+    assert any("a clock was wrong, or the time was edited" in each for each in found(report, "unchecked"))
 
 
 def test_a_ref_that_names_a_run_which_only_found_the_artifact(
@@ -553,9 +776,7 @@ def test_a_ref_that_names_a_run_which_only_found_the_artifact(
 
 
 def test_a_second_version_and_a_second_run_that_say_they_are_ours(case: Case) -> None:
-    from mlflow.tracking import MlflowClient
-
-    client = MlflowClient(tracking_uri=f"sqlite:///{case.workspace.root / 'mlflow.db'}")
+    client = client_of(case)
     first = client.get_model_version("fake", "1")
     forged = client.create_model_version("fake", first.source, first.run_id, tags=first.tags)
     client.set_registered_model_alias("fake", "champion", forged.version)
