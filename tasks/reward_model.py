@@ -117,7 +117,9 @@ def run(job: StageJob[ResolvedRewardModelling]) -> StageResult:
     # 4. Scores have no natural zero: put it at the mean demonstration
     score_shift = 0.0
     if work.centre_on is not None:
-        demonstrations = read_completions(job.inputs["centre_on"], TRAIN, ["response"], codec)
+        demonstrations = read_completions(
+            job.inputs["centre_on"], TRAIN, ["response"], codec, enough=CENTRE_ROWS
+        )
         score_shift = mean_score(
             reward, demonstrations, limits=replace(at_once, rows=2 * (at_once.rows or work.batch_size))
         )

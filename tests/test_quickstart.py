@@ -50,6 +50,8 @@ REDUCED = {
 
 STAGES = ("sft", "reward", "value", "policy", "evaluation")
 STEPS = ("model", "data.demonstrations", "data.preferences", "data.prompts", *STAGES)
+BEFORE = {"sft": STEPS[:4], "value": STEPS[:6], "policy": STEPS[:7]}
+"""What has ended before a stage begins. ``reward`` runs beside ``sft``."""
 
 
 def command(*words: str, workspace: Path, **overrides: Any) -> list[str]:
@@ -154,7 +156,7 @@ def test_killed_in_the_middle_of_three_stages_it_goes_on_and_ends_with_the_same_
     for stage in ("sft", "value", "policy"):
         kill_in_the_middle_of(stage, workspace)
         [record] = (json.loads(path.read_text()) for path in workspace.glob("runs/*/run.json"))
-        before = {name: record["stages"][name]["digest"] for name in STEPS[: STEPS.index(stage)]}
+        before = {name: record["stages"][name]["digest"] for name in BEFORE[stage]}
         assert before == {name: digests(whole)[name] for name in before}
         assert record["stages"][stage]["digest"] is None, "it was in the middle of it"
     code, report = run(workspace)
@@ -163,7 +165,10 @@ def test_killed_in_the_middle_of_three_stages_it_goes_on_and_ends_with_the_same_
     ran = {name for name, status in statuses(report).items() if status != "reused"}
     assert ran == {"policy", "evaluation"}, "the rest was finished before the last kill"
     for name, stage in json.loads(next(workspace.glob("runs/*/run.json")).read_text())["stages"].items():
-        assert stage["attempt"] == (2 if name in ("sft", "value", "policy") else 1), name
+        most = 2 if name in ("sft", "reward", "value", "policy") else 1
+        # The first kill found the reward model running beside sft, or at its end, or not begun.
+        least = 1 if name == "reward" else most
+        assert least <= stage["attempt"] <= most, name
 
 
 def kill_in_the_middle_of(stage: str, workspace: Path) -> None:

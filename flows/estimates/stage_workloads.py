@@ -188,7 +188,7 @@ def _value(subject: Subject) -> Workload:
         )  # the sampler's log-probabilities are read
         found = rollouts.logprobs(times, count, reference=has_reference)
         passes += [each for each in found if each.role != "policy" or not is_known]
-    validations = 1 + work.iterations / work.validate_every
+    validations = 1 + math.ceil(work.iterations / work.validate_every)
     passes.append(forward("critic", validations, rollouts.scored(held_out[0], logits=0.0)))
     passes.append(forward("critic", 2, rollouts.scored(held_out[1], logits=0.0)))
     critic = Network(role="critic", shape=subject.shape, is_scalar=True, is_trained=True)

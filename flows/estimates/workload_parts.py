@@ -120,7 +120,7 @@ def selection(
     work: ResolvedPolicyOptimization | ResolvedBestOfN, rollouts: Responses, *, reference: bool
 ) -> tuple[list[Sampling], list[Pass]]:
     """The measurements on held-out prompts: before the first iteration, every few iterations, and at the end."""
-    measured = 1 + work.iterations / work.validate_every
+    measured = 1 + math.ceil(work.iterations / work.validate_every)
     tests = work.test_samples or work.validation_samples
     samplings = [
         rollouts.sampling("policy", measured, work.validation_samples),

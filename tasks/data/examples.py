@@ -247,12 +247,14 @@ def read_completions(
     codec: Codec,
     *,
     train_on: TrainOn = "last_response",
+    enough: int | None = None,
 ) -> Completions:
     """Prompts and responses of one split as ids.
 
     Long prompts are left out, long responses are cut off (no EOS), and pairs whose sides are then the same are left out.
 
     Args:
+        enough: as many usable rows as are needed; when they are there, the rest of the file is not read. None: read all.
         train_on: of demonstrations that are conversations: with `all_responses` the assistant's earlier turns are a part
             of the response, in which what others say is not learnt.
     """
@@ -264,7 +266,7 @@ def read_completions(
     margins = array("d")
     subgroups: list[str | None] = []
     names: dict[str | None, str | None] = {}  # so that each name is in memory once
-    counts, num_too_long = NOT_COUNTED, 0
+    counts, num_too_long, num_kept = NOT_COUNTED, 0, 0
     for rows in row_batches(folder, split, _ROWS_AT_ONCE):
         part = _encode_completions(rows, columns, codec)
         if has_turns and train_on == "all_responses":
@@ -278,6 +280,9 @@ def read_completions(
             names.setdefault(row["subgroup"], row["subgroup"]) for row in part.rows if has_subgroups
         ]
         counts, num_too_long = counts + part.counts, num_too_long + len(rows) - part.num_fitting
+        num_kept += len(part.rows)
+        if enough is not None and num_kept >= enough:
+            break
     log.info("%s: %s rows, %s of them with a prompt that is too long", split, counts.num_rows, num_too_long)
     _refuse_no_fit(counts.num_rows, num_too_long, counts.shortest_prompt, codec)
     if not len(kept := prompts.rows()):

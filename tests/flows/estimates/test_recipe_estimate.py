@@ -325,7 +325,7 @@ def test_the_command_prints_a_row_for_each_stage() -> None:
     for name in ("sft", "reward", "value", "policy", "evaluation"):
         assert f" {name} " in done.output
     assert "2 × 8 ddp" in done.output
-    assert "demonstrations: 24,000 generated rows, tokens one a character" in done.output
+    assert "demonstrations: 20,000 generated rows, tokens one a character" in done.output
 
 
 def test_the_command_prints_json_and_measures_this_cpu() -> None:
@@ -359,7 +359,7 @@ def test_data_that_is_elsewhere_is_taken_to_be_as_long_as_the_limits() -> None:
     done = run("quickstart", "--set", "data.preferences.source=no_such.jsonl", "--gpu", "h100")
     assert done.exit_code == ExitCode.OK, done.output
     assert (
-        "no_such.jsonl is not here: 16,000 rows as the recipe says, all as long as its limits" in done.output
+        "no_such.jsonl is not here: 10,000 rows as the recipe says, all as long as its limits" in done.output
     )
 
 
