@@ -65,6 +65,7 @@ def sample(
     in_step: InStep | None = None,
     is_beside_another: bool = False,
     on_token: Callable[[int, int], None] | None = None,
+    on_batch: Callable[[list[int], list[list[int]]], None] | None = None,
 ) -> Samples:
     """Sample one response to each prompt at `rows` from softmax(logits / temperature), the whole vocabulary.
 
@@ -79,6 +80,7 @@ def sample(
         in_step: of a sharded model, all of whose ranks make every pass together; None: a whole model.
         is_beside_another: another thread uses the device meanwhile.
         on_token: called before each token with the number of responses that have ended, and the token's number (from 1).
+        on_batch: called when a batch has ended and another follows, with places in `prompts` and their responses' ids.
 
     Raises:
         ValueError: no prompts, an empty one, or a prompt and response that exceed the model's positions.
@@ -124,6 +126,8 @@ def sample(
             for place, response in zip(batch, sampled, strict=True):
                 responses.setdefault(place, response)
             started += len(batch)
+            if on_batch is not None and number + 1 < len(of_batches):
+                on_batch(batch, [ids for ids, _, _ in sampled])
     finally:
         if replayed is not None:
             replayed.close()

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 import weakref
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -63,6 +64,8 @@ class VerifierProcess:
         self._configuration = dict(configuration)
         self._name, self._function = name, function
         self._running: _Running | None = None
+        self._begun: list[Case] = []
+        """Asked about, and not answered yet, in that order."""
 
     def __call__(self, prompt: str, response: str, answer: str | None) -> bool:
         """Right or wrong; see ``verdicts``."""
@@ -78,16 +81,42 @@ class VerifierProcess:
         if not cases:
             return []
         with self._killed_when_anything_breaks_off():
-            if self._running is None:
-                self._running = _Running(self._configuration, self._name)
-                self._load(self._running)
-            self._running.ask(cases)
-            found = [self._verdict(self._running, case) for case in cases]
-            self._running.look(0.0)  # what it has printed
-            return found
+            running = self._started()
+            known: dict[Case, deque[bool]] = defaultdict(deque)
+            begun, self._begun = self._begun, []
+            others = _without(cases, begun)
+            if others:
+                running.ask(others)
+            for case in [*begun, *others]:
+                known[case].append(self._verdict(running, case))
+            running.look(0.0)  # what it has printed
+            return [known[case].popleft() for case in cases]
+
+    def begin(self, cases: Sequence[Case]) -> None:
+        """Ask about cases whose verdicts are wanted later, beside others; does not wait for the process."""
+        if not cases:
+            return
+        with self._killed_when_anything_breaks_off():
+            running = self._started()
+            running.ask(cases)
+            self._begun += cases
+            running.look(0.0)
+
+    def keep_up(self) -> None:
+        """Send what is left of the cases that were begun, as far as the process takes it."""
+        if self._begun and self._running is not None:
+            with self._killed_when_anything_breaks_off():
+                self._running.look(0.0)
+
+    def _started(self) -> "_Running":
+        if self._running is None:
+            self._running = _Running(self._configuration, self._name)
+            self._load(self._running)
+        return self._running
 
     def close(self) -> None:
         """End the process; another call would start a new one."""
+        self._begun = []
         if self._running is not None:
             self._running.end()
             self._running = None
@@ -134,6 +163,17 @@ class VerifierProcess:
             raise
 
 
+def _without(cases: Sequence[Case], begun: Sequence[Case]) -> list[Case]:
+    """The cases that were not begun, in order; equal ones are as many as they are more."""
+    left, found = Counter(begun), []
+    for case in cases:
+        if left[case]:
+            left[case] -= 1
+        else:
+            found.append(case)
+    return found
+
+
 class _NoReply:
     """The process printed too much, has ended with a status, or (both unset) took too long."""
 
@@ -177,8 +217,9 @@ class _Running:
 
     def ask(self, cases: Sequence[Case]) -> None:
         """Send a batch, as far as the process takes it for now."""
-        self._to_send = memoryview(json.dumps(cases).encode() + b"\n")
-        self._selector.register(self._requests, selectors.EVENT_WRITE)
+        if not self._to_send:
+            self._selector.register(self._requests, selectors.EVENT_WRITE)
+        self._to_send = memoryview(bytes(self._to_send) + json.dumps(cases).encode() + b"\n")
 
     def reply(self, seconds: float) -> bytes | _NoReply:
         """The next line of the process, which may take so long for it."""

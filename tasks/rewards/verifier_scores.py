@@ -1,6 +1,7 @@
 """A term that asks a verifier: 1 for a right response, and for a wrong one what the term says."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -24,11 +25,20 @@ def load(term: VerifierTerm, source: Source) -> TermScores:
 def scored_by(verifier: VerifierFunction, *, wrong: float = 0.0) -> TermScores:
     """Scores by a loaded verifier."""
 
-    def scores(given: Responses) -> Tensor:
-        right = judged(verifier, given.prompts, given.responses, given.answers)
-        return torch.where(right.to(given.device), 1.0, wrong)
+    return VerifierScores(verifier, wrong)
 
-    return scores
+
+@dataclass(frozen=True)
+class VerifierScores:
+    """1 for a right response, ``wrong`` for a wrong one."""
+
+    verifier: VerifierFunction
+    wrong: float
+
+    def __call__(self, given: Responses) -> Tensor:
+        """Scores (B,)."""
+        right = judged(self.verifier, given.prompts, given.responses, given.answers)
+        return torch.where(right.to(given.device), 1.0, self.wrong)
 
 
 def judged(

@@ -17,7 +17,7 @@ from torch import Tensor
 from models.pass_counts import PassCounts, add_counts, taken_counts
 from models.policy import PolicyModel
 from models.sampling import Samples
-from tasks.rollout.engine import LocalEngine, of_all_ranks
+from tasks.rollout.engine import Listener, LocalEngine, of_all_ranks
 from tasks.rollout.rollout_models import RolloutModels
 from tasks.training import ranks
 
@@ -86,12 +86,18 @@ class AheadEngine:
         begun.thread.start()
 
     def generate(
-        self, prompts: Sequence[list[int]], *, count: int, seed: int, greedy: bool = False
+        self,
+        prompts: Sequence[list[int]],
+        *,
+        count: int,
+        seed: int,
+        greedy: bool = False,
+        listener: Listener | None = None,
     ) -> Samples:
-        """See ``RolloutEngine``; the responses that were begun, where they are these."""
+        """See ``RolloutEngine``; the responses that were begun, where they are these, of which no listener is told."""
         begun, repeated = self._begun, [prompt for prompt in prompts for _ in range(count)]
         if begun is None or greedy or (begun.prompts, begun.seed) != (repeated, seed):
-            return self._now.generate(prompts, count=count, seed=seed, greedy=greedy)
+            return self._now.generate(prompts, count=count, seed=seed, greedy=greedy, listener=listener)
         own = self._joined(begun)
         self._begun, self.took_begun = None, True
         add_counts(begun.counts)

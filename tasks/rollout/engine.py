@@ -15,15 +15,32 @@ from tasks.training import progress, ranks
 from tasks.training.optimization import Precision, autocast
 
 
+class Listener(Protocol):
+    """Goes on with responses while others are still sampled."""
+
+    def sampled(self, rows: Sequence[int], responses: Sequence[list[int]]) -> None:
+        """The ids of some responses, by their rows among all; each is told once at most."""
+
+    def keep_up(self) -> None:
+        """Called before each token that is sampled; to return at once."""
+
+
 class RolloutEngine(Protocol):
     """Samples from a policy, in this process or in another."""
 
     def generate(
-        self, prompts: Sequence[list[int]], *, count: int, seed: int, greedy: bool = False
+        self,
+        prompts: Sequence[list[int]],
+        *,
+        count: int,
+        seed: int,
+        greedy: bool = False,
+        listener: Listener | None = None,
     ) -> Samples:
         """``count`` responses to each prompt's ids, those of a prompt in a row, with the log-probability of each id.
 
-        The same seed, prompts and weights give the same responses. ``greedy`` takes the likeliest ids instead.
+        The same seed, prompts and weights give the same responses. ``greedy`` takes the likeliest ids instead. The
+        listener may be told of some of this rank's responses before all are sampled.
         """
 
     def take_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
@@ -44,7 +61,13 @@ class LocalEngine:
     """Whether another thread uses the device while this one samples."""
 
     def generate(
-        self, prompts: Sequence[list[int]], *, count: int, seed: int, greedy: bool = False
+        self,
+        prompts: Sequence[list[int]],
+        *,
+        count: int,
+        seed: int,
+        greedy: bool = False,
+        listener: Listener | None = None,
     ) -> Samples:
         """See ``RolloutEngine`` and ``models.sampling.sample``."""
         repeated = [prompt for prompt in prompts for _ in range(count)]
@@ -52,10 +75,13 @@ class LocalEngine:
 
         def show(ended: int, token: int) -> None:
             progress.phase("sampling", ended, len(repeated), note=f"token {token} of {limit}")
+            if listener is not None:
+                listener.keep_up()
 
         mine = ranks.own(len(repeated))
         progress.computing(*self._largest_batch(repeated[mine]))
-        own = self.sample_own(repeated, mine, seed=seed, greedy=greedy, on_token=show)
+        told = None if listener is None else listener.sampled
+        own = self.sample_own(repeated, mine, seed=seed, greedy=greedy, on_token=show, on_batch=told)
         return of_all_ranks(own, mine, count=len(repeated), max_length=limit)
 
     def sample_own(
@@ -66,6 +92,7 @@ class LocalEngine:
         seed: int,
         greedy: bool = False,
         on_token: Callable[[int, int], None],
+        on_batch: Callable[[list[int], list[list[int]]], None] | None = None,
     ) -> Samples:
         """This rank's responses alone: one to each of the prompts at ``mine``."""
         with autocast(self.precision, self.policy.device):
@@ -84,6 +111,7 @@ class LocalEngine:
                 in_step=self._in_step(repeated),
                 is_beside_another=self.is_beside_another,
                 on_token=on_token,
+                on_batch=on_batch,
             )
 
     def _batches(self, prompts: Sequence[list[int]]) -> list[list[int]]:

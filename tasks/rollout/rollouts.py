@@ -21,9 +21,10 @@ from models.sequences import Sequences, collate
 from schemas.recipe.algorithm import Returns
 from schemas.recipe.pass_limits import PassLimits
 from tasks.data.examples import Codec, Prompts
-from tasks.rewards.scoring import Scores, score
+from tasks.rewards.scoring import Scorer, Scores, score
 from tasks.rollout.engine import RolloutEngine
 from tasks.rollout.rollout_models import RolloutModels
+from tasks.rollout.scored_meanwhile import scored_meanwhile
 from tasks.training import progress, ranks
 from tasks.training.data_order import DataOrder
 from tasks.training.optimization import autocast
@@ -134,10 +135,16 @@ def sample_responses(
     seed: int,
     count: int = 1,
     greedy: bool = False,
+    scorer: Scorer | None = None,
 ) -> Sampled:
-    """``count`` responses to each of the prompts at ``indices``, those of a prompt in a row, on ``device``."""
+    """``count`` responses to each of the prompts at ``indices``, those of a prompt in a row, on ``device``.
+
+    ``scorer``: what will score them, which may begin with the first while others are sampled.
+    """
     prompt_ids = [prompts.ids[index] for index in indices]
-    samples = engine.generate(prompt_ids, count=count, seed=seed, greedy=greedy)
+    repeated = [index for index in indices for _ in range(count)]
+    listener = None if scorer is None else scored_meanwhile(scorer, codec, prompts, repeated)
+    samples = engine.generate(prompt_ids, count=count, seed=seed, greedy=greedy, listener=listener)
     rows = [index for index in indices for _ in range(count)]
     sequences = collate(
         [prompts.ids[index] for index in rows], samples.responses, pad_token_id=codec.pad_token_id
@@ -176,6 +183,7 @@ def sample_and_score(
         seed=seed,
         count=count,
         greedy=greedy,
+        scorer=models.scorer,
     )
     assert models.scorer is not None, "a stage that samples scores what it sampled"
     scores = score(

@@ -13,7 +13,7 @@ class LiveMemory(TorchDispatchMode):
     """Counts within ``with``; a ``tasks.training.memory_meter.Meter``."""
 
     def __init__(self, limit: int, *, device: str = "a device of the tests") -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._limit, self.device = limit, device
         self._alive: Any = WeakIdKeyDictionary()
         self._now = self._most = 0

@@ -193,3 +193,42 @@ def test_nothing_is_left_when_its_owner_is_gone(tmp_path: Path) -> None:
     del process
     gone, _ = psutil.wait_procs(started, timeout=10)
     assert started and len(gone) == len(started)
+
+
+def test_cases_that_were_begun_are_answered_once_wherever_they_stand(
+    tmp_path: Path, verifier: VerifierProcess
+) -> None:
+    """The process answers with how often it has been asked, odd or even: each case is judged once, in the order of asking."""
+    define(tmp_path, "seen.append(response); return len(seen) % 2 == 1", before="seen = []")
+    a, b, c = (("p", response, None) for response in "abc")
+    verifier.begin([b, a])  # 1 right, 2 wrong
+    verifier.begin([c, a])  # 3 right, 4 wrong
+    assert verifier.verdicts([a, b, c, b, a]) == [False, True, True, True, False], "the second b is the fifth"
+    assert verifier.verdicts([a]) == [False], "the sixth: nothing is left of what was begun"
+
+
+def test_what_the_pipe_has_no_room_for_is_sent_later(tmp_path: Path, verifier: VerifierProcess) -> None:
+    define(tmp_path, "return len(response) == int(answer)")
+    long = [("p", "x" * 50_000, str(50_000 + number % 2)) for number in range(20)]
+    verifier.begin(long)
+    for _ in range(200):
+        verifier.keep_up()
+        time.sleep(0.005)
+    assert verifier.verdicts(long[::-1]) == [number % 2 == 0 for number in range(20)][::-1]
+
+
+def test_a_fault_in_what_was_begun_is_told_when_verdicts_are_wanted(
+    tmp_path: Path, verifier: VerifierProcess
+) -> None:
+    define(tmp_path, "if prompt == 'raise': raise OSError\n    return response == answer")
+    raising = ("raise", "", "")
+    verifier.begin([CASE, raising])
+    verifier.keep_up()
+    with pytest.raises(BrokenVerifier) as late:
+        verifier.verdicts([raising, CASE])
+    with pytest.raises(BrokenVerifier) as at_once:
+        verifier.verdicts([raising, CASE])
+    assert str(late.value) == str(at_once.value)
+    assert verifier.verdicts([CASE, ("p", "1", "2")]) == [True, False], (
+        "a new process, with nothing left over"
+    )

@@ -1,0 +1,49 @@
+"""Verifiers that judge responses in processes of their own while the next ones are sampled."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tasks.data.examples import Codec, Prompts
+from tasks.rewards.scoring import Scorer
+from tasks.rewards.verifier_process import VerifierProcess
+from tasks.rewards.verifier_scores import VerifierScores
+from tasks.rollout.engine import Listener
+
+
+@dataclass(frozen=True)
+class Meanwhile:
+    """A `Listener` that has verifiers begin with what it is told of."""
+
+    verifiers: Sequence[VerifierProcess]
+    codec: Codec
+    prompts: Prompts
+    indices: Sequence[int]
+    """Of the prompts, response by response."""
+
+    def sampled(self, rows: Sequence[int], responses: Sequence[list[int]]) -> None:
+        """Ask about these responses; whoever wants the verdicts waits for them later."""
+        prompts = [self.indices[row] for row in rows]
+        texts = self.codec.response_texts(responses)
+        cases = [
+            (self.prompts.texts[prompt], text, self.prompts.answers[prompt])
+            for prompt, text in zip(prompts, texts, strict=True)
+        ]
+        for verifier in self.verifiers:
+            verifier.begin(cases)
+
+    def keep_up(self) -> None:
+        """Send what a verifier's pipe had no room for."""
+        for verifier in self.verifiers:
+            verifier.keep_up()
+
+
+def scored_meanwhile(
+    scorer: Scorer, codec: Codec, prompts: Prompts, indices: Sequence[int]
+) -> Listener | None:
+    """What the scorer can begin with; None: nothing that it asks has a process of its own."""
+    verifiers = [
+        term.scores.verifier
+        for term in scorer.terms
+        if isinstance(term.scores, VerifierScores) and isinstance(term.scores.verifier, VerifierProcess)
+    ]
+    return Meanwhile(verifiers, codec, prompts, indices) if verifiers else None
