@@ -126,6 +126,9 @@ def test_weights_and_tokenizer_are_the_stored_bytes_and_the_rest_says_where_they
     assert told["metrics"]["test_nll"] == record.stages["sft"].metrics["test_nll"]
     card = (policy / "README.md").read_text()
     assert record.run_id in card
+    for title in ("Measured", "Limits", "Data", "Licence", "Parents", "Check"):
+        assert f"\n## {title}\n" in card, title
+    assert str(record.stages["data.demonstrations"].digest)[:16] in card
     assert "`<|im_end|>`, `<|endoftext|>`" in card
     assert [each.name for each in policy.parent.iterdir()] == ["policy"]  # nothing half-written is left
 
