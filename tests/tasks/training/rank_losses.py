@@ -31,6 +31,7 @@ from schemas.recipe.resolved import (
     ResolvedRewardModelling,
     ResolvedValuePretraining,
 )
+from schemas.recipe.stage import Stage
 from schemas.recipe.stages import PolicyOptimization
 from schemas.records.job import StageJob
 from tasks import dpo, reward_model, value_pretraining
@@ -344,7 +345,8 @@ def limits_found(folder: Path, scratch: Path, rank: int) -> int:
     """The most positions of a pass, of ranks each of which has less memory than the one before."""
     scratch.mkdir(exist_ok=True)
     policy = PolicyModel(load_policy(folder))
-    job = cast(StageJob, SimpleNamespace(scratch=scratch, work=SimpleNamespace(microbatch_tokens=None)))
+    work = SimpleNamespace(microbatch_tokens=None)
+    job = cast(StageJob[Stage], SimpleNamespace(scratch=scratch, work=work))
     taken = Taken(
         Row(8, 8),
         [lambda batch: policy.logprobs(batch, temperature=1.0).logprobs],
