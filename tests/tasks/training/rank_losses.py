@@ -39,19 +39,15 @@ from tasks.rewards.scoring import Scorer, Scores
 from tasks.rollout.engine import load_engine
 from tasks.rollout.rollout_models import RolloutModels
 from tasks.rollout.rollouts import Rollout, Sampled, Scored, build_rollout
-from tasks.training import memory_meter, ranks
+from tasks.training import ranks
 from tasks.training.attempt import Attempt
 from tasks.training.best_weights import keep_if_best
-from tasks.training.found_limits import Taken, found_limits
 from tasks.training.likelihood import accumulate_nll
-from tasks.training.memory_probe import Row
-from tasks.training.optimization import make_optimizer
 from tasks.training.stage_state import BestSoFar
 from tasks.training.writer import writes_files
 from tasks.updates.actor_critic import ActorCritic
 from tasks.updates.estimates import estimate
 from tasks.updates.policy_losses import accumulate_losses, minibatch_of, surrogate_and_old_kl
-from tests.tasks.live_memory import LiveMemory
 
 LENGTHS = [5, 1, 7, 2, 3, 9, 4]
 """Tokens of the responses: of those of the three ranks 11, 4 and 16. The first has two passes, the others one."""
@@ -340,24 +336,6 @@ def agreements(scratch: Path, rank: int) -> dict[str, Any]:
     }
 
 
-def limits_found(folder: Path, scratch: Path, rank: int) -> int:
-    """The most positions of a pass, of ranks each of which has less memory than the one before."""
-    scratch.mkdir(exist_ok=True)
-    policy = PolicyModel(load_policy(folder))
-    job = cast(StageJob, SimpleNamespace(scratch=scratch, work=SimpleNamespace(microbatch_tokens=None)))
-    taken = Taken(
-        Row(8, 8),
-        [lambda batch: policy.logprobs(batch, temperature=1.0).logprobs],
-        optimizers=[make_optimizer(policy, weight_decay=0.0)],
-    )
-    live = LiveMemory(2**28 >> rank)
-    memory_meter.meter = lambda: live
-    with live:
-        found = found_limits(job, taken, device=torch.device("cpu"))
-    assert found is not None
-    return found.tokens
-
-
 def main(folder: Path, rank: int, world_size: int, rendezvous: Path, output: Path) -> None:
     """The sum of the ranks' gradients, each rank's metrics, and what they agreed on."""
     os.environ["RANK"] = str(rank)
@@ -371,11 +349,7 @@ def main(folder: Path, rank: int, world_size: int, rendezvous: Path, output: Pat
         gradient = gradient_of(network)
         distributed.all_reduce(gradient)
         gradients[name] = gradient
-    said = {
-        "metrics": metrics,
-        "agreements": agreements(output / "scratch", rank),
-        "found": limits_found(folder, output / "found", rank),
-    }
+    said = {"metrics": metrics, "agreements": agreements(output / "scratch", rank)}
     (output / f"{rank}.json").write_text(json.dumps(said))
     if rank == 0:
         save_file(gradients, output / "gradients.safetensors")

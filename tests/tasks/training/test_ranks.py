@@ -13,11 +13,11 @@ from safetensors.torch import load_file
 
 from ledger.journal import read
 from models.builtin import build_tiny
-from tasks.training import memory_meter, ranks
+from tasks.training import ranks
 from tasks.training.checkpoint_folders import committed
-from tasks.training.scratch import CHECKPOINTS, JOURNAL, read_found
+from tasks.training.scratch import CHECKPOINTS, JOURNAL
 from tasks.training.writer import writes_files
-from tests.tasks.training.rank_losses import LENGTHS, LOSSES, ROWS, gradient_of, limits_found
+from tests.tasks.training.rank_losses import LENGTHS, LOSSES, ROWS, gradient_of
 
 RANKS = 3
 
@@ -89,18 +89,6 @@ def test_the_ranks_agree_on_where_to_stop_and_what_is_best(three_ranks: Path) ->
         assert agreed["any"] == [True, False]
         assert agreed["total"] == [6, 4.5, [3, 3]]
     assert [agreed["writes"] for agreed in all_agreed] == [True, False, False]
-
-
-def test_all_ranks_have_the_limits_of_the_one_with_least_memory(three_ranks: Path, model: Path) -> None:
-    found = [said(three_ranks, rank)["found"] for rank in range(RANKS)]
-    assert found == [found[0]] * RANKS
-    remembered = read_found(three_ranks / "found")
-    assert remembered is not None
-    assert remembered.tokens == found[0]
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(memory_meter, "meter", memory_meter.meter)
-        alone = [limits_found(model, three_ranks / f"alone {rank}", rank) for rank in range(RANKS)]
-    assert alone[0] > alone[1] > alone[2] == found[0]
 
 
 def test_the_first_rank_alone_writes(three_ranks: Path) -> None:
