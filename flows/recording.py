@@ -177,6 +177,7 @@ class Recording:
             folder=self.store.local_folder(artifact.digest),
             provenance=outcome.provenance,
             energy=outcome.energy,
+            usage=outcome.usage,
         )
         # Another process that holds the key may use the folder; then it removes the folder.
         with (
@@ -193,7 +194,9 @@ class Recording:
             self.run.update_stage(step, microbatch_tokens=retry.microbatch_tokens)
         reason = safe_text(f"{outcome.failure.message}; {retry.remedy} ({log})")
         if stage.status == "running":
-            self.ledger.finish_stage(step, retry.status, reason=reason, energy=outcome.energy)
+            self.ledger.finish_stage(
+                step, retry.status, reason=reason, energy=outcome.energy, usage=outcome.usage
+            )
         return self.ended(
             step,
             status=retry.status,

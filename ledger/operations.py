@@ -13,6 +13,7 @@ from schemas.recipe.fields import is_unset
 from schemas.records.approvals import Approval
 from schemas.records.artifacts import Artifact, Digest
 from schemas.records.energy import Energy
+from schemas.records.usage import Usage
 from schemas.records.verdicts import Verdict
 
 StageOutcome = Literal["completed", "gate_closed", "waiting_approval", "failed", "resumable"]
@@ -90,6 +91,8 @@ class FinishStage(Frozen):
     """Folder of the artifact's files."""
     energy: Energy | None = Field(None, exclude_if=is_unset)
     """Of the attempt; None: not measured."""
+    usage: Usage | None = Field(None, exclude_if=is_unset)
+    """Of the machine during the attempt; None: not measured."""
 
 
 class RecordReuse(Frozen):

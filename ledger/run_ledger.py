@@ -42,6 +42,7 @@ from ledger.to_mlflow.model_description import PUBLISHABLE, PublishingError
 from schemas.records.approvals import Approval
 from schemas.records.artifacts import Artifact
 from schemas.records.energy import Energy
+from schemas.records.usage import Usage
 from schemas.records.verdicts import Verdict
 
 log = logging.getLogger(__name__)
@@ -186,6 +187,7 @@ class Ledger:
         provenance: Mapping[str, str] | None = None,
         reason: str | None = None,
         energy: Energy | None = None,
+        usage: Usage | None = None,
     ) -> None:
         """An attempt at a stage ends; ``folder`` has the files of the artifact."""
         self._record(
@@ -198,6 +200,7 @@ class Ledger:
                 reason=reason,
                 folder=str(folder.absolute()) if folder else None,
                 energy=energy,
+                usage=usage,
             )
         )
 

@@ -5,12 +5,12 @@ side each get all that the package used meanwhile. What cannot be read is not me
 """
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from importlib import import_module
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 
+from flows.attempts.nvml import handle_of, initialised
 from schemas.records.energy import Energy
 
 POWERCAP = Path("/sys/class/powercap")
@@ -70,7 +70,7 @@ class EnergyMeter:
         if not self._gpus:
             return None
         # no driver, no library, or a GPU (an older one, or a part of one) without a counter
-        with suppress(Exception), _initialised(self._nvml) as nvml:
+        with suppress(Exception), initialised(self._nvml) as nvml:
             return sum(_millijoules(nvml, gpu) for gpu in self._gpus) / 1000
         return None
 
@@ -120,19 +120,6 @@ def _text(file: Path) -> str:
         return ""
 
 
-@contextmanager
-def _initialised(nvml: ModuleType | None) -> Iterator[ModuleType]:
-    """The library, with a connection to the driver."""
-    library = import_module("pynvml") if nvml is None else nvml
-    library.nvmlInit()
-    try:
-        yield library
-    finally:
-        library.nvmlShutdown()
-
-
 def _millijoules(nvml: ModuleType, gpu: str) -> int:
     """Since the driver was loaded; an error of NVML where there is no such GPU or no counter."""
-    by_index = gpu.isdecimal()
-    device = nvml.nvmlDeviceGetHandleByIndex(int(gpu)) if by_index else nvml.nvmlDeviceGetHandleByUUID(gpu)
-    return int(nvml.nvmlDeviceGetTotalEnergyConsumption(device))
+    return int(nvml.nvmlDeviceGetTotalEnergyConsumption(handle_of(nvml, gpu)))

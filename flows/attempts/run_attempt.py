@@ -19,6 +19,7 @@ from flows.attempts.energy import EnergyMeter
 from flows.attempts.jobs import threads_of
 from flows.attempts.micro_batches import with_limits
 from flows.attempts.provenance import drift, provenance
+from flows.attempts.usage import UsageMeter
 from flows.identity.environment import environment
 from flows.identity.identity import identity
 from flows.launchers.launcher import Launcher, StageFailed
@@ -32,6 +33,7 @@ from schemas.records.artifacts import Artifact
 from schemas.records.attempt import AttemptBegun, AttemptOutcome, AttemptRequest
 from schemas.records.energy import Energy
 from schemas.records.job import StageJob, StageResult
+from schemas.records.usage import Usage
 from schemas.safe_text import without_secrets
 from storage.environments import keep_environment
 from storage.refs import Ref
@@ -122,7 +124,8 @@ def run_attempt(
         outcome = AttemptOutcome(status="stopped")
     except Exception as error:  # a failed attempt must not stop those that run beside it
         outcome = attempt.failed(error)
-    return outcome.model_copy(update={"seconds": time.monotonic() - began, "energy": attempt.energy})
+    measured = {"energy": attempt.energy, "usage": attempt.usage}
+    return outcome.model_copy(update={"seconds": time.monotonic() - began, **measured})
 
 
 def reused(request: AttemptRequest, ref: Ref, storage: Storage) -> AttemptOutcome:
@@ -155,6 +158,7 @@ class _Attempt:
         self.launcher = launcher
         self.begun: AttemptBegun | None = None
         self.energy: Energy | None = None
+        self.usage: Usage | None = None
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
@@ -215,20 +219,23 @@ class _Attempt:
 
     @contextmanager
     def measured(self) -> Iterator[Callable[[], None]]:
-        """Measure the energy of a computation, however it ends; what is yielded is called while it runs."""
+        """Measure what a computation uses, however it ends; what is yielded is called while it runs."""
         request = self.request
         is_here = num_nodes(request.work) == 1  # else others compute, whose counters are theirs
-        meter = EnergyMeter(request.share.gpus if request.share else available_gpus()) if is_here else None
+        gpus = request.share.gpus if request.share else available_gpus()
+        energy, usage = (EnergyMeter(gpus), UsageMeter(gpus)) if is_here else (None, None)
 
         def polled() -> None:
             self.observer.polled()
-            if meter is not None:
-                meter.poll()
+            for meter in (energy, usage):
+                if meter is not None:
+                    meter.poll()
 
         try:
             yield polled
         finally:
-            self.energy = meter.finish() if meter is not None else None
+            self.energy = energy.finish() if energy is not None else None
+            self.usage = usage.finish() if usage is not None else None
 
     def commit(self, begun: AttemptBegun, job: StageJob, result: StageResult) -> AttemptOutcome:
         """Check the files in ``job.output`` and commit them as the artifact of the stage key."""

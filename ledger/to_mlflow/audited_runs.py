@@ -26,10 +26,9 @@ from ledger.to_mlflow.expected_runs import Row, row_of
 from ledger.to_mlflow.logged_models import model_in
 from ledger.to_mlflow.runs import search
 from ledger.to_mlflow.server import EXPERIMENT_TAG, is_database
+from ledger.to_mlflow.system_metrics import SYSTEM_METRICS
 from ledger.tracking import is_missing_database, without_login, without_password
 
-SYSTEM_METRICS = "system/"
-"""Beginning of the names of metrics that MLflow itself measures."""
 _ARTIFACTS = "mlartifacts"
 """Folder of MLflow's files in a workspace."""
 _MISSING = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")

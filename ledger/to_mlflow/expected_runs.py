@@ -152,8 +152,8 @@ class _Expected:
             run.tags["vantage.source.sha256"] = stage.source_sha256
         if stage.kind == "prepare_data" and stage.source_sha256 and stage.source:
             run.optional_datasets[stage.source_sha256] = source_tags(stage.source_sha256)
-            fields = source_fields(stage.name, stage.source, stage.source_sha256)
-            run.dataset_fields.setdefault(stage.source_sha256, []).append(fields)
+            of_source = source_fields(stage.name, stage.source, stage.source_sha256)
+            run.dataset_fields.setdefault(stage.source_sha256, []).append(of_source)
         for role, given in stage.inputs.items():
             run.tags[f"vantage.parent.{role}"] = given.artifact.digest
             if isinstance(given.artifact, Dataset):

@@ -54,6 +54,7 @@ from ledger.to_mlflow.registered_models import Published, publish
 from ledger.to_mlflow.runs import Runs, close_running
 from ledger.to_mlflow.samples import example_prompt, log_samples
 from ledger.to_mlflow.server import Server, is_permanent_error
+from ledger.to_mlflow.system_metrics import system_metrics
 from ledger.to_mlflow.writing import (
     NOTE,
     fit_tag,
@@ -224,6 +225,7 @@ class RunWriter:
         tags: dict[str, str] = {"vantage.status": operation.outcome}
         tags |= {f"vantage.provenance.{part}": value for part, value in operation.provenance.items()}
         tags |= energy_tags(operation.energy)
+        write_metrics(self._client, run_id, system_metrics(operation.usage))
         if operation.artifact is not None:
             self._record_artifact(entry, operation.stage, operation.artifact)
         self._write_stage(entry, operation.stage, tags)

@@ -13,6 +13,7 @@ from schemas.recipe.rewards import Reward
 from schemas.recipe.stage import Resources
 from schemas.records.artifacts import Artifact, Digest
 from schemas.records.energy import Energy
+from schemas.records.usage import Usage
 
 RUN_STAGE = "tasks.stages.run_stage"
 """The function ``StageJob -> StageResult`` that computes every stage."""
@@ -114,3 +115,5 @@ class AttemptOutcome(Frozen):
     """Wall time."""
     energy: Energy | None = Field(None, exclude_if=is_unset)
     """Of the computation; None: there was none, or the machine has no counter that can be read."""
+    usage: Usage | None = Field(None, exclude_if=is_unset)
+    """Of the machine meanwhile; None: nothing was computed, or several machines did."""

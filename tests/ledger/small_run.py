@@ -23,6 +23,7 @@ from schemas.records.artifacts import (
     ValueModel,
 )
 from schemas.records.energy import Energy
+from schemas.records.usage import Usage
 from schemas.records.verdicts import Verdict
 
 ROOT = Path(__file__).parents[2]
@@ -94,6 +95,11 @@ def responses(folder: Path) -> Path:
     return folder
 
 
+USAGE = Usage(
+    times=(1_700_000_001_000, 1_700_000_011_000), readings={"cpu_utilization_percentage": (None, 87.5)}
+)
+
+
 def tell_stage(ledger: Ledger, stage: str, *, attempt: int = 1) -> None:
     kind, inputs, made = STAGES[stage]
     ledger.open_stage(
@@ -109,9 +115,14 @@ def tell_stage(ledger: Ledger, stage: str, *, attempt: int = 1) -> None:
         ledger.send_metrics(stage, JOURNAL)
         ledger.record_verdicts(stage, [VERDICT])
     folder = responses(ledger.workspace / "responses") if stage == "evaluation" else None
-    energy = Energy(gpu_joules=1234.56) if stage == "sft" else None
     ledger.finish_stage(
-        stage, "completed", artifact=made, folder=folder, provenance={"device": "cpu"}, energy=energy
+        stage,
+        "completed",
+        artifact=made,
+        folder=folder,
+        provenance={"device": "cpu"},
+        energy=Energy(gpu_joules=1234.56) if stage == "sft" else None,
+        usage=USAGE if stage == "sft" else None,
     )
 
 

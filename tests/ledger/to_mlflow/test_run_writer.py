@@ -55,6 +55,13 @@ def test_a_run_is_recorded_with_params_curves_verdicts_and_lineage(workspace: Pa
     told = {(name, tag) for name, run in runs.items() for tag in run.data.tags if "energy" in tag}
     assert told == {("sft", "vantage.energy.gpu_joules")}, "nothing is told where nothing was measured"
 
+    # What the machine did, where MLflow's page shows "System metrics"
+    assert sft.data.metrics["system/cpu_utilization_percentage"] == 87.5
+    told = {
+        name for name, run in runs.items() if any(each.startswith("system/") for each in run.data.metrics)
+    }
+    assert told == {"sft"}
+
     # 3. What it was made of: by our digests, MLflow's runs, its datasets, and its models
     tags = sft.data.tags
     assert (tags["vantage.digest"], tags["vantage.stage_key"]) == (sha("sft"), sha("key of sft"))

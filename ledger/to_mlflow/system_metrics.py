@@ -1,0 +1,20 @@
+"""MLflow's system metrics: what the machine did during an attempt."""
+
+from collections.abc import Iterator
+
+from mlflow import entities
+
+from schemas.records.usage import Usage
+
+SYSTEM_METRICS = "system/"
+"""What the names of metrics begin with that MLflow shows under "System metrics"."""
+
+
+def system_metrics(usage: Usage | None) -> Iterator[entities.Metric]:
+    """A metric for each reading; its step is the reading's number."""
+    if usage is None:
+        return
+    for name, values in usage.readings.items():
+        for step, (time, value) in enumerate(zip(usage.times, values, strict=True)):
+            if value is not None:
+                yield entities.Metric(f"{SYSTEM_METRICS}{name}", value, time, step)
