@@ -359,7 +359,7 @@ def test_data_that_is_elsewhere_is_taken_to_be_as_long_as_the_limits() -> None:
     done = run("quickstart", "--set", "data.preferences.source=no_such.jsonl", "--gpu", "h100")
     assert done.exit_code == ExitCode.OK, done.output
     assert (
-        "no_such.jsonl is not here: 10,000 rows as the recipe says, all as long as its limits" in done.output
+        "no_such.jsonl is not here: 12,000 rows as the recipe says, all as long as its limits" in done.output
     )
 
 
