@@ -10,27 +10,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
-import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from models.value_reads import reads_values
+
 ROOT = Path(__file__).resolve().parents[2]
-ATEN = torch.ops.aten
-READS = {
-    ATEN._local_scalar_dense,  # item(), int(), float(), bool() and a tensor as a condition
-    ATEN.equal,
-    ATEN.is_nonzero,
-}
-SHAPED_BY_VALUES = {
-    ATEN.nonzero,
-    ATEN.masked_select,
-    ATEN._unique2,
-    ATEN.unique_dim,
-    ATEN.unique_consecutive,
-    ATEN.repeat_interleave,
-}
-INDEXED = {ATEN.index, ATEN.index_put, ATEN.index_put_, ATEN._index_put_impl_, ATEN._unsafe_index}
 LIBRARY = "transformers"
 COPIES = {Tensor.tolist, Tensor.cpu, Tensor.numpy, Tensor.__array__}
 """Which no operator tells of where the tensor is on the CPU already."""
@@ -58,11 +44,9 @@ class HostWaits(TorchDispatchMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Count the operator if it waits, and call it."""
-        packet, named = func.overloadpacket, kwargs or {}
-        is_shaped = packet in SHAPED_BY_VALUES and named.get("output_size") is None
-        if packet in READS or is_shaped or (packet in INDEXED and _by_mask(func, args)):
-            self.where[_caller(packet.__name__)] += 1
-        return func(*args, **named)
+        if reads_values(func, args, kwargs or {}):
+            self.where[_caller(func.overloadpacket.__name__)] += 1
+        return func(*args, **(kwargs or {}))
 
     @property
     def own(self) -> int:
@@ -81,13 +65,6 @@ class _Copies(TorchFunctionMode):
         if func in COPIES:
             self._where[_caller(func.__name__)] += 1
         return func(*args, **(kwargs or {}))
-
-
-def _by_mask(func: Any, args: Sequence[Any]) -> bool:
-    """Whether a tensor is indexed by True and False; one number for all that are True needs no wait."""
-    masks = [each for each in args[1] if each is not None and each.dtype in (torch.bool, torch.uint8)]
-    fills = func.overloadpacket is not ATEN.index and len(masks) == 1 and args[2].numel() == 1
-    return bool(masks) and not fills
 
 
 def _caller(name: str) -> str:
