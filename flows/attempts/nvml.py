@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
@@ -9,13 +10,12 @@ from typing import Any
 @contextmanager
 def initialised(nvml: ModuleType | None) -> Iterator[ModuleType]:
     """The library with a connection to the driver; None: the installed one. An exception of its own where there is no driver."""
-    if nvml is None:
-        import pynvml as nvml
-    nvml.nvmlInit()
+    library = import_module("pynvml") if nvml is None else nvml
+    library.nvmlInit()
     try:
-        yield nvml
+        yield library
     finally:
-        nvml.nvmlShutdown()
+        library.nvmlShutdown()
 
 
 def handle_of(nvml: ModuleType, gpu: str) -> Any:
