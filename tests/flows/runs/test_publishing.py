@@ -100,6 +100,31 @@ POLICY = StageRecord(status="completed")
 PUBLICATION = Publication(stage="policy", registered_model="quickstart", alias="champion", after="evaluation")
 
 
+@pytest.fixture(autouse=True)
+def bills(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The stages whose bill of materials was told; tests/flows/runs/test_bill_of_materials.py is about the bills."""
+    told: list[str] = []
+    monkeypatch.setattr("flows.runs.bills.tell_bill", lambda run, step, **of: told.append(step))
+    return told
+
+
+def test_what_is_published_has_its_bill_told(bills: list[str]) -> None:
+    publish(PUBLICATION, life_with(Recorder(), policy=POLICY, evaluation=gated("completed", gain=0.1)))
+    assert bills == ["policy"]
+
+
+def test_a_model_whose_bill_cannot_be_made_is_published_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(run: Any, step: str, **of: Any) -> None:
+        raise ValueError("nobody knows what was installed")
+
+    monkeypatch.setattr("flows.runs.bills.tell_bill", refuse)
+    ledger = Recorder()
+    life = life_with(ledger, policy=POLICY, evaluation=gated("completed", gain=0.1))
+    publish(PUBLICATION, life)
+    assert ledger.asked == [("policy", "quickstart", "champion")]
+    assert life.said[0] == "  there is no bill of materials of policy: nobody knows what was installed"
+
+
 @pytest.mark.parametrize("status", ["completed", "reused"])
 def test_the_alias_moves_when_the_gate_has_passed(status: str) -> None:
     ledger = Recorder()
