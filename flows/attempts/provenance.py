@@ -11,6 +11,7 @@ import platform
 import re
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -33,8 +34,9 @@ GRAPHS = "VANTAGE_CUDA_GRAPHS"
 """Environment variable; 0: the sampler captures none, so that what it draws is rounded otherwise."""
 
 # CPython 3.11 has one depth counter of syntax trees for all threads: if a garbage collection lets another thread parse
-# at the same time, either fails with a SystemError (python/cpython#106905).
+# at the same time, either fails with a SystemError (python/cpython#106905). Libraries parse too, without this lock.
 _parser_lock = threading.Lock()
+_PARSE_ATTEMPTS = 20
 
 LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "pyarrow", "numpy")
 
@@ -86,10 +88,16 @@ def module_digests(module: str) -> dict[str, str]:
 @cache
 def _read(path: Path) -> tuple[str, tuple[str, ...]]:
     """sha256 of the module's syntax tree without docstrings, and its possible imports; cached."""
-    with _parser_lock:
-        tree = ast.parse(path.read_bytes())
+    tree = _parsed(path.read_bytes())
     imports = tuple(_imports(tree))
     return hashlib.sha256(_dump(_without_docstrings(tree)).encode()).hexdigest(), imports
+
+
+def _parsed(source: bytes) -> ast.Module:
+    for _ in range(_PARSE_ATTEMPTS):
+        with suppress(SystemError), _parser_lock:
+            return ast.parse(source)
+    return ast.parse(source)
 
 
 @cache

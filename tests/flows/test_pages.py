@@ -254,7 +254,7 @@ def test_prefects_graph_has_names_that_a_person_reads_and_a_line_for_each_input(
             "reward": ["sft", "data.preferences"],
             "value": ["sft", "reward", "data.prompts"],
             "policy": ["sft", "value", "reward", "data.prompts"],
-            "evaluation": ["policy", "sft", "data.prompts"],
+            "evaluation": ["policy", "sft", "value", "data.prompts"],
             "strict": ["policy", "sft", "data.prompts"],
         }.items()
     }

@@ -1,5 +1,6 @@
 """Digests of code that the tests write themselves, in a package of their own."""
 
+import ast
 import gc
 import subprocess
 import sys
@@ -161,3 +162,17 @@ def test_nothing_that_it_describes_is_loaded() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
+
+
+def test_a_library_that_parses_at_the_same_time_does_not_fail_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CPython 3.11's counter of depths is one for all threads."""
+    parse, failures = ast.parse, [SystemError("AST constructor recursion depth mismatch")] * 3
+
+    def beside_another(source: bytes) -> ast.Module:
+        if failures:
+            raise failures.pop()
+        return parse(source)
+
+    monkeypatch.setattr(subject.ast, "parse", beside_another)
+    assert ast.dump(subject._parsed(b"a = 1")) == ast.dump(parse("a = 1"))
+    assert not failures
