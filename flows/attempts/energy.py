@@ -104,7 +104,7 @@ class _Package:
 def _packages(powercap: Path) -> list[Path]:
     """One zone for each package; parts of a package, and a second way to the same one (``intel-rapl-mmio``), are left out."""
     zones = [zone for zone in sorted(powercap.glob("intel-rapl:*")) if zone.name.count(":") == 1]
-    return [zone for zone in zones if _text(zone / "name").startswith("package-")]
+    return [zone for zone in zones if _text(zone / "name").partition("-")[0] == "package"]
 
 
 def _microjoules(counter: Path) -> int | None:

@@ -29,7 +29,12 @@ def warnings(recipe: Recipe) -> list[str]:
 
 
 def _unread(recipe: Recipe) -> Iterator[str]:
-    read = {step for inputs in dependencies(recipe).values() for step in inputs.values()}
+    inputs_of = dependencies(recipe)
+    read = {step for inputs in inputs_of.values() for step in inputs.values()}
+    shown = {name for name, stage in recipe.stages.items() if isinstance(stage, PolicyEvaluation)}
+    trained_from = {
+        step for name, inputs in inputs_of.items() if name not in shown for step in inputs.values()
+    }
     scored = {reward_of(stage) for stage in recipe.stages.values()}
     yield from (f"data.{name}: no stage reads it" for name in recipe.data if f"data.{name}" not in read)
     yield from (
@@ -47,7 +52,7 @@ def _unread(recipe: Recipe) -> Iterator[str]:
     yield from (
         f"stages.{name}: no policy_optimization stage starts from this critic"
         for name, stage in recipe.stages.items()
-        if isinstance(stage, ValuePretraining) and name not in read
+        if isinstance(stage, ValuePretraining) and name not in trained_from
     )
 
 

@@ -162,7 +162,8 @@ def test_mlflows_dangerous_switches_are_off_whatever_the_environment_says() -> N
 def test_everything_that_imports_mlflow_turns_them_off_before() -> None:
     """Outside of ``ledger.to_mlflow``, the import of it is in a function that has called ``set_up_client`` before."""
     importing = re.compile(r"^\s+(?:from|import) (?:ledger\.to_mlflow|mlflow)\b", re.MULTILINE)
-    allowed = {"ledger/run_ledger.py", "flows/runs/exporting.py"}  # a constant, and the description of a copy
+    # a constant, and the description of a copy, whose module imports no MLflow
+    allowed = {"ledger/run_ledger.py", "flows/runs/exporting.py", "flows/audit/mlflow_descriptions.py"}
     unset = set()
     for folder in ("flows", "ledger", "tasks"):
         for path in (ROOT / folder).rglob("*.py"):
