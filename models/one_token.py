@@ -119,7 +119,9 @@ def grouped_attention(
     """
     asked = sorted(name for name in UNKNOWN if options.get(name) is not None)
     if asked or attention_mask is None or query.shape[2] != 1:
-        raise NotImplementedError(f"attention with {', '.join(asked) or 'more than one token'}")
+        raise ValueError(
+            f"a step of one token has no attention with {', '.join(asked) or 'more tokens, or without a mask'}"
+        )
     rows, heads, _, _ = query.shape
     groups = key.shape[1]
     found = scaled_dot_product_attention(

@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from torch import nn
 from transformers.cache_utils import DynamicCache
 
+from models.one_token import grouped_attention
 from models.static_cache import Bucket, FixedLayer, StaticCache, length_for, tensors_of
 
 
@@ -76,3 +78,14 @@ def test_a_token_is_written_where_the_column_says() -> None:
     assert layer.get_mask_sizes(1) == (6, 0)
     with pytest.raises(ValueError, match="2 tokens at once"):
         layer.update(torch.ones(2, 1, 2, 2), torch.ones(2, 1, 2, 2))
+
+
+def test_attention_of_one_token_refuses_what_it_does_not_compute() -> None:
+    query, key = torch.zeros(1, 2, 1, 4), torch.zeros(1, 1, 3, 4)
+    mask = torch.ones(1, 1, 1, 3, dtype=torch.bool)
+    with pytest.raises(ValueError, match="no attention with more tokens, or without a mask"):
+        grouped_attention(nn.Identity(), query, key, key, None)
+    with pytest.raises(ValueError, match="no attention with more tokens"):
+        grouped_attention(nn.Identity(), query.repeat(1, 1, 2, 1), key, key, mask)
+    with pytest.raises(ValueError, match="no attention with softcap"):
+        grouped_attention(nn.Identity(), query, key, key, mask, softcap=30.0)
