@@ -3,18 +3,19 @@
 import json
 import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from flows.audit.evidence import Evidence
+from flows.audit.exported_signatures import exported_signature_checks, signature_files
 from flows.audit.mlflow_copies import problems_of_folder
-from flows.audit.mlflow_descriptions import DESCRIPTION, description_problems, kinds_of
+from flows.audit.mlflow_descriptions import DESCRIPTION, description_problems, example_problems, kinds_of
 from flows.audit.walk import Walk
 from flows.runs.named_models import PROVENANCE_FILE
 from flows.runs.workspace import RunError
-from ledger.published_copies import TOKENIZER, WEIGHTS, belongs_to_tokenizer
+from ledger.published_copies import EXAMPLES, TOKENIZER, WEIGHTS, belongs_to_tokenizer
 from schemas.records.audit import Check
 from storage.hashed_files import FileToHash, chunks_of, hash_all
 from storage.read_only import hash_listed, list_folder
@@ -28,6 +29,7 @@ _WRITTEN_ANEW = (
     "MLmodel",
     "requirements.txt",
     "python_env.yaml",
+    *EXAMPLES,
     PROVENANCE_FILE,
 )
 """Files of an exported folder that are no artifact's own."""
@@ -94,7 +96,7 @@ def _exported(evidence: Evidence, walk: Walk, path: Path) -> tuple[str, list[Che
         ) from None
     if not _DIGEST.fullmatch(digest):
         raise RunError(f"{path / PROVENANCE_FILE}: digest {digest!r} is no digest; export the model again")
-    problems = list(_file_problems(evidence, path, files))
+    problems = [*_file_problems(evidence, path, files, beside=signature_files(told)), *example_problems(path)]
     if (path / DESCRIPTION).exists():
         names = ("digest", "stage_key", "stage", "run_id")
         tags = {f"vantage.{name}": str(told.get(name)) for name in names}
@@ -102,6 +104,7 @@ def _exported(evidence: Evidence, walk: Walk, path: Path) -> tuple[str, list[Che
         problems += description_problems(path, path, tags, kinds=kinds, weights_at=".", any_params=True)
     detail = "; ".join(problems) or f"{len(files)} files as {PROVENANCE_FILE} lists them"
     checks = [Check(subject="folder", outcome="wrong" if problems else "ok", detail=detail)]
+    checks += exported_signature_checks(path, told, digest)
     checks += _against_artifact(evidence, told, files, digest, parents)
     return f"exported folder {path}", [*checks, *_go_on(evidence, walk, digest)]
 
@@ -126,8 +129,10 @@ def _is_recorded(evidence: Evidence, digest: str) -> bool:
     )
 
 
-def _file_problems(evidence: Evidence, path: Path, files: Mapping[str, str]) -> Iterator[str]:
-    """The folder's files against the sha256 in ``vantage.json``."""
+def _file_problems(
+    evidence: Evidence, path: Path, files: Mapping[str, str], *, beside: Set[str]
+) -> Iterator[str]:
+    """The folder's files against the sha256 in ``vantage.json``; those ``beside`` them are checked elsewhere."""
     present = {
         file.relative_to(path).as_posix(): file
         for file in sorted(path.rglob("*"))
@@ -138,7 +143,7 @@ def _file_problems(evidence: Evidence, path: Path, files: Mapping[str, str]) -> 
     # MLflow's copy of the tokenizer has the same files once more
     again = {f"{TOKENIZER}/{name}": sha for name, sha in files.items() if belongs_to_tokenizer(name)}
     anew = {f"{TOKENIZER}/{name}" for name in _WRITTEN_ANEW}
-    for name in sorted(present.keys() - files.keys() - again.keys()):
+    for name in sorted(present.keys() - files.keys() - again.keys() - beside):
         if name not in _WRITTEN_ANEW and name not in anew:
             yield f"{name}: is not in {PROVENANCE_FILE}"
     for name in sorted(anew & present.keys()):

@@ -13,9 +13,9 @@ class NotStored(RunError):
     """The store has another artifact than the run's record names, or none."""
 
 
-def lineage(record: RunRecord, step: str) -> list[str]:
-    """The step and every step that it was made from, in the order of the recipe."""
-    reads, found, waiting = dependencies(record.recipe), set[str](), [step]
+def lineage(record: RunRecord, *steps: str) -> list[str]:
+    """The steps and every step that they were made from, in the order of the recipe."""
+    reads, found, waiting = dependencies(record.recipe), set[str](), [*steps]
     while waiting:
         name = waiting.pop()
         if name not in found:

@@ -23,7 +23,8 @@ def find_target(workspace: Workspace, named: str) -> Target:
     Args:
         workspace: with the run.
         named: ``RUN`` (every step with an artifact), ``RUN/STAGE``, or ``NAME``, ``NAME@ALIAS``, ``NAME/VERSION`` of a
-            registered model (also with ``models:/`` before it): the step, and all that it was made from.
+            registered model (also with ``models:/`` before it): the step, the evaluations on which its aliases wait, and all
+            that these were made from.
 
     Raises:
         RunError: there is no such thing, or it has no artifact yet.
@@ -51,7 +52,7 @@ def find_target(workspace: Workspace, named: str) -> Target:
 
 
 def _registered(workspace: Workspace, named: str) -> Target:
-    """The step that made a registered model, and all that it was made from."""
+    """The step that made a registered model, what its aliases wait for, and all that these were made from."""
     from ledger import tracking
 
     name, _, alias = named.partition("@")
@@ -69,7 +70,12 @@ def _registered(workspace: Workspace, named: str) -> Target:
     record = read_run(workspace, found.run_id)
     for step in made_steps(record):
         if record.stages[step].digest == found.digest and record.stages[step].stage_key == found.stage_key:
-            return Target(record, lineage(record, step))
+            waited_for = [
+                each.after
+                for each in record.recipe.publish
+                if each.registered_model == name and each.after in made_steps(record)
+            ]
+            return Target(record, lineage(record, step, *waited_for))
     raise RunError(
         f"{name} version {found.version} is {found.digest[:12]}, which no step of run {found.run_id} has made; "
         f"`vantage audit {name}/{found.version}` shows what differs"

@@ -22,6 +22,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, pipeline
 from typer.testing import CliRunner
 
+from flows.audit.evidence import Evidence
+from flows.audit.target import audit
 from flows.commands.main import app
 from flows.exit_codes import ExitCode
 from flows.prefect_server.server import free_port
@@ -272,6 +274,28 @@ def test_mlflows_copy_is_exported_as_the_run_itself_is(
         role: each["digest"] for role, each in expected["parents"].items()
     }
     assert sha256(tmp_path / "copy" / "generation_config.json") == sha256(policy / "generation_config.json")
+
+
+def test_an_audit_agrees_with_an_exported_folder_until_something_is_changed(
+    small_chat_run: Workspace, policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    copy = tmp_path / "copy"
+    shutil.copytree(policy, copy)
+
+    def audited() -> list[tuple[str, str]]:
+        with Evidence(small_chat_run) as evidence:
+            report = audit(evidence, str(copy))
+        return [(each.outcome, each.detail) for each in report.checks if each.subject == "folder"]
+
+    assert audited() == [("ok", audited()[0][1])]
+    (copy / "input_example.json").write_text('["another"]')
+    assert audited() == [
+        ("wrong", "input_example.json and serving_input_example.json: are not one text, as it was published")
+    ]
+    (copy / "signatures").mkdir()
+    (copy / "signatures" / "strange").write_text("")
+    assert "signatures/strange: is not in vantage.json" in audited()[0][1]
 
 
 def test_an_exported_policy_is_a_models_source_again(policy: Path, tmp_path: Path) -> None:

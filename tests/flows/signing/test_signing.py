@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 from model_signing import verifying
 
+from flows.audit.exported_signatures import exported_signature_checks, signature_files
 from flows.exit_codes import ExitCode
 from flows.runs import exporting
 from flows.runs.execution import exit_code
@@ -24,6 +25,7 @@ from flows.signing.verification import signature_checks
 from ledger import tracking
 from ledger.to_mlflow import published_models
 from schemas.recipe.inputs import Generation
+from schemas.recipe.recipe import Publication
 from storage.removed import Cause
 from storage.signatures import SIGNATURE, STATEMENT, read_signatures
 from storage.store_garbage import StoreGarbage
@@ -245,6 +247,26 @@ def test_an_export_carries_statement_signature_and_key(
         cwd=tmp_path / "out", input=listed, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert (sums.returncode, sums.stdout) == (0, "weights.txt: OK\n")
+
+    def checked(digest: str = str(stage.digest)) -> list[tuple[str, str]]:
+        checks = exported_signature_checks(tmp_path / "out", told, digest)
+        return [(each.outcome, each.detail) for each in checks]
+
+    assert signature_files(told) == {f"{place}/{name}" for name in (STATEMENT, SIGNATURE)} | {
+        f"{Path(place).parent}/key.pub"
+    }
+    assert [outcome for outcome, _ in checked()] == ["ok"]
+    assert "is not about the artifact 000000000000" in checked("0" * 64)[0][1]
+    whole, key = (said / STATEMENT).read_bytes(), said.parent / "key.pub"
+    (said / STATEMENT).write_bytes(whole.replace(b"0", b"1", 1))
+    assert checked()[0][0] == "wrong" and "does not hold" in checked()[0][1]
+    (said / STATEMENT).write_bytes(whole)
+    key.write_bytes(keys.other.public.pem or b"")
+    assert checked()[0][0] == "wrong" and "the key beside it is" in checked()[0][1]
+    (said / SIGNATURE).unlink()
+    assert checked()[0][0] == "wrong" and "cannot be read" in checked()[0][1]
+    outside = {"signatures": {"k": ["../elsewhere", "/etc", 7]}}
+    assert signature_files(outside) == set()
     unsigned = export(model, None, tmp_path / "plain")
     assert "signatures" not in unsigned and not (tmp_path / "plain" / "signatures").exists()
 
@@ -270,6 +292,13 @@ def test_targets_are_runs_stages_and_registered_models(ended: Ended, monkeypatch
         {"name": "tiny", "version": "3", "alias": None},
         {"name": "tiny", "version": None, "alias": None},
     ]
+    waits = Publication(stage="sft", registered_model="tiny", alias="champion", after="reward")
+    published = record.model_copy(update={"recipe": record.recipe.model_copy(update={"publish": (waits,)})})
+    with monkeypatch.context() as patched:
+        patched.setattr("flows.signing.targets.read_run", lambda workspace, run_id: published)
+        assert find_target(workspace, "tiny@champion").steps == STEPS, (
+            "with the gate that holds the alias back"
+        )
     found.digest = "0" * 64
     with pytest.raises(RunError, match="tiny version 3 is 000000000000, which no step of run .* has made"):
         find_target(workspace, "tiny@champion")
