@@ -28,6 +28,7 @@ TO_MLFLOW = (
     "runs",
     "samples",
     "server",
+    "system_metrics",
     "writing",
 )
 """Of the ledger, what may load mlflow."""

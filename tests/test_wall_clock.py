@@ -17,6 +17,7 @@ KNOWN = {
     "flows/prefect_server/approval_form.py": 1,  # when a person answered, for people
     "flows/runs/approving.py": 1,
     "schemas/records/approvals.py": 1,  # the same, written out
+    "flows/attempts/usage.py": 1,  # the times of readings of the machine, which MLflow draws
     "flows/runs/run.py": 1,  # when a run was started, for people
     "tasks/training/attempt.py": 1,  # the times of a journal's lines, which MLflow draws
     "tasks/training/batch_files.py": 1,

@@ -4,7 +4,7 @@ A run publishes at its end, ``vantage publish`` later; ``vantage rollback`` move
 ``why_alias_stays`` first.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Literal, Protocol
 
 from flows.runs.record import SUCCEEDED, PublishedCopy
@@ -68,15 +68,20 @@ def publish(publication: Publication, given: Published, *, by: str | None = None
             f"  {publication.stage} is not published as {publication.registered_model}: {missing}", "magenta"
         )
         return "refused"
-    stays = why_alias_stays(publication, given) if publication.alias else None
+    kept = _why_not_earned(publication, given) if publication.alias else None
+    refused = None if kept else _why_forbidden(publication, given)
     question = None
-    if publication.approve and stays:
+    if publication.approve and (kept or refused):
         given.run.withdraw(f"{PUBLISH_PREFIX}{publication.target}")
     elif publication.approve:
-        stays, question = _without_approval(publication, given)
-    if stays:
+        answer = approval_of(publication, given)
+        if answer is None:
+            kept, question = "it waits for approval", question_about(publication, given)
+        elif not answer.approved:
+            refused = str(answer)
+    if stays := kept or refused:
         given.watcher.say(f"  {publication.alias} stays where it is: {stays}", "yellow")
-    _record_refusal(publication, given, stays)
+    _record_refusal(publication, given, refused)
     alias = None if stays else publication.alias
     if not _register(publication, given, alias, by):
         return "refused"
@@ -85,13 +90,16 @@ def publish(publication: Publication, given: Published, *, by: str | None = None
     return "waiting_approval" if question else "alias_stays" if stays else "published"
 
 
-def _record_refusal(publication: Publication, given: Published, stays: str | None) -> None:
-    """Keep in run.json why the alias stays, or forget it once the alias may move."""
+def _record_refusal(publication: Publication, given: Published, refused: str | None) -> None:
+    """Keep in run.json who forbids the alias to move, or forget it once it may.
+
+    A gate's own verdict is there already. The recipe said that the run goes on after it, so its exit code says nothing of it.
+    """
     record = given.run.record
     others = {target: why for target, why in record.refused_aliases.items() if target != publication.target}
-    refused = others | ({publication.target: stays} if publication.alias and stays else {})
-    if refused != record.refused_aliases:
-        given.run.update(refused_aliases=refused)
+    now = others | ({publication.target: refused} if publication.alias and refused else {})
+    if now != record.refused_aliases:
+        given.run.update(refused_aliases=now)
 
 
 def why_not_published(publication: Publication, given: Published) -> str | None:
@@ -110,7 +118,7 @@ def why_alias_stays(publication: Publication, given: Published) -> str | None:
     and those of ``after`` passed, or a person approved of them; the model is not the one that its stage started from,
     nor the baseline of its evaluation; and the policy on publishing, where there is one, allows it.
     """
-    return next((why for check in _CHECKS if (why := check(publication, given))), None)
+    return _why_not_earned(publication, given) or _why_forbidden(publication, given)
 
 
 def question_about(publication: Publication, given: Published) -> Question:
@@ -130,14 +138,6 @@ def question_about(publication: Publication, given: Published) -> Question:
 def approval_of(publication: Publication, given: Published) -> Approval | None:
     """A person's answer to ``question_about``."""
     return answer_to(question_about(publication, given), given.run.record.approvals)
-
-
-def _without_approval(publication: Publication, given: Published) -> tuple[str | None, Question | None]:
-    """(Why the alias waits for a person, or was rejected; the question if nobody has answered it)."""
-    answer = approval_of(publication, given)
-    if answer is None:
-        return "it waits for approval", question_about(publication, given)
-    return (None if answer.approved else str(answer)), None
 
 
 def _register(publication: Publication, given: Published, alias: str | None, by: str | None) -> bool:
@@ -197,6 +197,11 @@ def _verdicts(publication: Publication, given: Published) -> tuple[Verdict, ...]
     return tuple(verdict for step in _required(publication, given) for verdict in stages[step].verdicts)
 
 
+def _why_not_earned(publication: Publication, given: Published) -> str | None:
+    """What the run itself says against the movement: a gate, or a model that is not a new one."""
+    return _why_gates(publication, given) or _why_unchanged(publication, given)
+
+
 def _why_gates(publication: Publication, given: Published) -> str | None:
     """A gate that neither passed nor was approved of."""
     stages = given.run.record.stages
@@ -246,11 +251,3 @@ def _why_unchanged(publication: Publication, given: Published) -> str | None:
         if step and known and is_same(given.artifacts[stage], given.artifacts[step]):
             return f"{stage} holds the weights of {step}, {what}"
     return None
-
-
-_CHECKS: tuple[Callable[[Publication, Published], str | None], ...] = (
-    _why_gates,
-    _why_unchanged,
-    _why_forbidden,
-)
-"""Each gives a reason why the alias stays, or None. A policy of who may publish is one more of them."""

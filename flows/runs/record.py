@@ -106,7 +106,8 @@ class RunRecord(Frozen):
     unsigned: dict[str, str] = Field(default_factory=dict)
     """Step → why its artifact was not signed, though the recipe asks for it."""
     refused_aliases: dict[str, str] = Field(default_factory=dict)
-    """``NAME@ALIAS`` → why the alias did not move to what the run published."""
+    """``NAME@ALIAS`` → what the policy or a person has against moving it to what the run published; a gate's own no is
+    its verdict."""
     questions: dict[str, Question] = Field(default_factory=dict, exclude_if=is_unset)
     """Subject → what a person was asked last about it, answered or not."""
     approvals: tuple[Approval, ...] = Field((), exclude_if=lambda approvals: not approvals)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from flows.runs.publishing import publish
+from flows.runs.publishing import publish, question_about
 from flows.runs.record import PublishedCopy, StageRecord
 from flows.runs.workspace import Workspace
 from ledger.run_ledger import CopyStatus
@@ -15,6 +15,7 @@ from schemas.recipe.evaluations import PolicyEvaluation
 from schemas.recipe.recipe import Publication
 from schemas.recipe.rewards import Judge
 from schemas.recipe.stage import Gate
+from schemas.records.approvals import Approval
 from schemas.records.artifacts import Evaluation
 from schemas.records.verdicts import check_gate
 
@@ -139,8 +140,20 @@ def test_a_gate_that_failed_but_continues_keeps_the_alias_where_it_is() -> None:
     life = life_with(ledger, policy=POLICY, evaluation=gated("completed", gain=-0.1))
     publish(PUBLICATION, life)
     assert ledger.asked == [("policy", "quickstart", None)]
-    why = life.run.record.refused_aliases["quickstart@champion"]
-    assert why.startswith("gate of evaluation: accuracy_gain")
+    assert any("champion stays where it is: gate of evaluation: accuracy_gain" in line for line in life.said)
+    assert life.run.record.refused_aliases == {}, "the recipe said that the run goes on: exit code 0, not 78"
+
+
+def test_what_a_person_rejected_is_in_the_record() -> None:
+    policy = StageRecord(status="completed", stage_key=sha("key"), digest=sha("policy and its metrics"))
+    life = life_with(Recorder(), policy=policy, evaluation=gated("completed", gain=0.1))
+    asked = PUBLICATION.model_copy(update={"approve": True})
+    question = question_about(asked, life)
+    life.run.record.approvals = (
+        Approval(question=question, approved=False, by="ada", reason="too long", time=0),
+    )
+    publish(asked, life)
+    assert "too long" in life.run.record.refused_aliases["quickstart@champion"]
 
 
 def test_why_an_alias_stayed_is_forgotten_once_it_moves() -> None:

@@ -88,6 +88,7 @@ def run_recipe(workspace: Workspace, recipe: Path, *overrides: str) -> Ended:
         orchestrator._launcher = Here()
         attempt_all(orchestrator)
         orchestrator.run.update(status=orchestrator.run.outcome())
+        orchestrator.ledger.close()  # what is sent in the background would change a workspace that is copied
         lines: list[str] = getattr(orchestrator.watcher, "lines")  # noqa: B009  (of a Witness)
     return Ended(workspace, tuple(lines))
 
