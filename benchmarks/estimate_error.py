@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.peak_memory import PeakMemory, use_libraries
 from schemas.records.job import StageJob, StageResult
 
 if TYPE_CHECKING:
@@ -53,39 +54,17 @@ def measured_stage(job: StageJob) -> StageResult:
     """One attempt at a stage as ``tasks.stages.run_stage`` makes it; appends what it took."""
     from tasks.stages import run_stage
 
-    _use_libraries()
-    Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here on
-    before, start = _status("VmRSS"), time.process_time()
+    use_libraries()
+    memory, start = PeakMemory(), time.process_time()
     result = run_stage(job)
     measured = {
         "stage": job.name,
         "seconds": time.process_time() - start,
-        "bytes": _status("VmHWM") - before,
+        "bytes": memory.bytes,
     }
     with (job.scratch.parents[2] / MEASURED).open("a") as file:
         file.write(json.dumps(measured) + "\n")
     return result
-
-
-def _use_libraries() -> None:
-    """Load what a stage loads, once, so that it does not count: code, thread pools, the allocator's first blocks."""
-    import torch
-    from transformers import LlamaForCausalLM
-
-    from models.builtin import tiny_config
-
-    model = LlamaForCausalLM(tiny_config())
-    optimizer = torch.optim.AdamW(model.parameters())
-    model(torch.zeros(1, 8, dtype=torch.long)).logits.sum().backward()
-    optimizer.step()
-
-
-def _status(field: str) -> int:
-    """Bytes of a field of /proc/self/status."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(f"{field}:"):
-            return int(line.split()[1]) * 1024
-    raise KeyError(field)
 
 
 def make_small_llama(folder: Path) -> None:

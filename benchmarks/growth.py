@@ -17,7 +17,6 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 
 PROMPT_SHARE = 0.5
 """Of a row's tokens."""
@@ -62,7 +61,7 @@ def measure(size: Size, repeats: int) -> Measured:
     import torch
     from transformers import LlamaForCausalLM
 
-    from benchmarks.estimate_error import _status
+    from benchmarks.peak_memory import PeakMemory
     from models.builtin import tiny_config
     from models.pass_counts import taken_counts
     from models.policy import PolicyModel
@@ -105,14 +104,13 @@ def measure(size: Size, repeats: int) -> Measured:
 
     def timed(work: Callable[[], None]) -> tuple[float, float]:
         """Seconds, and MiB above what was there before the first call."""
-        Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here on
-        before, seconds = _status("VmRSS"), []
+        memory, seconds = PeakMemory(), []
         work()  # warms up
         for _ in range(repeats):
             start = time.process_time()
             work()
             seconds.append(time.process_time() - start)
-        return statistics.median(seconds), (_status("VmHWM") - before) / 2**20
+        return statistics.median(seconds), memory.bytes / 2**20
 
     of_sampling = timed(sampling)
     taken_counts()

@@ -15,7 +15,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.estimate_error import _status, _use_libraries
+from benchmarks.peak_memory import PeakMemory, use_libraries
 
 ROWS, TOKENS = 2, 32
 RANK = 16
@@ -44,9 +44,8 @@ def measure(folder: Path, *, trains: str, networks: str) -> dict[str, int]:
     torch.set_num_threads(1)
     training: Training = "all" if trains == "all weights" else Adaptation(Lora(rank=RANK), seed=1)
     files = ModelFiles(rounded(folder) if trains.startswith("QLoRA") else folder)
-    _use_libraries()
-    Path("/proc/self/clear_refs").write_text("5")
-    before = _status("VmRSS")
+    use_libraries()
+    memory = PeakMemory()
     policy = load_stored_policy(files, training=training)
     trained: list[torch.nn.Module] = [policy]
     frozen: list[torch.nn.Module] = []
@@ -65,7 +64,7 @@ def measure(folder: Path, *, trains: str, networks: str) -> dict[str, int]:
         take_step(optimizer, module, learning_rate=1e-4, max_grad_norm=1.0)
     held = {each.data_ptr(): each for module in (*trained, *frozen) for each in module.parameters()}
     return {
-        "peak": _status("VmHWM") - before,
+        "peak": memory.bytes,
         "weights": sum(each.nbytes + _scales(each) for each in held.values()),
         "moments": sum(
             each.nbytes

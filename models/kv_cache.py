@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
 
-ROOM = 128
+ROOM = 32
 """Tokens that space is made for at a time. A row that ends early has had no more than these for nothing."""
 
 

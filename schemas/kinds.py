@@ -15,6 +15,7 @@ from schemas.kind import ArtifactKind, Kind
 from schemas.metric_names import (
     CHOSEN_POLICY,
     COMPARED_BY_JUDGE,
+    COMPILED,
     CRITIC_SLICES,
     DISTINCT,
     LENGTH_GROUPS,
@@ -30,6 +31,7 @@ from schemas.metric_names import (
     SAMPLING,
     SPEED,
     STEP,
+    UNCOMPILED,
     compared,
     judge_metrics,
 )
@@ -139,7 +141,7 @@ _TABLE = (
         data={"data": "demonstrations"},
         learning_rate=2e-5,  # zephyr-7b-beta, alignment-handbook
         estimates=("validation_nll", "test_nll"),
-        numbers=(*PROMPTS_READ, *RESPONSES_READ),
+        numbers=(*PROMPTS_READ, *RESPONSES_READ, *UNCOMPILED),
         curves=(*STEP, "loss"),
     ),
     Kind(
@@ -152,7 +154,7 @@ _TABLE = (
         data={"data": "preferences", "rankings": "rankings", "centre_on": "demonstrations"},
         learning_rate=1e-5,  # 9e-6 in OpenRLHF's reward models
         estimates=(*PAIRS, "score_gap", "validation_score_gap"),
-        numbers=(*PROMPTS_READ, *RESPONSES_READ, "rows_alike_after_cut", "score_shift"),
+        numbers=(*PROMPTS_READ, *RESPONSES_READ, "rows_alike_after_cut", "score_shift", *UNCOMPILED),
         curves=(*STEP, "loss", "train_pair_accuracy", "score_gap", "chosen_nll", "score_mean"),
     ),
     Kind(
@@ -166,7 +168,7 @@ _TABLE = (
         reference_from="init",
         learning_rate=5e-7,  # zephyr-7b-beta
         estimates=(*PAIRS, "reward_gap", "validation_reward_gap"),
-        numbers=(*PROMPTS_READ, *RESPONSES_READ, "rows_alike_after_cut", "tied_share"),
+        numbers=(*PROMPTS_READ, *RESPONSES_READ, "rows_alike_after_cut", "tied_share", *UNCOMPILED),
         curves=(*STEP, "loss", "train_pair_accuracy", "reward_gap", "chosen_nll"),
     ),
     Kind(
@@ -197,6 +199,7 @@ _TABLE = (
             *(f"explained_variance_position_{quarter}" for quarter in (1, 2, 3, 4)),
             "calibration_error",
             "best_iteration",
+            *UNCOMPILED,
         ),
         curves=(
             *STEP,
@@ -227,11 +230,11 @@ _TABLE = (
         learning_rate=1e-6,  # VAPO, arXiv 2504.05118
         critic_learning_rate=2e-6,  # VAPO
         estimates=(*SAMPLED_POLICY, "kl_to_reference"),
-        numbers=(*PROMPTS_READ, *CHOSEN_POLICY, "critic_weight_mean"),
+        numbers=(*PROMPTS_READ, *CHOSEN_POLICY, "critic_weight_mean", *UNCOMPILED),
         curves=(
             *ROLLOUT,
             *SAMPLER,
-            *(*SPEED, *PASSES, *SAMPLING),
+            *(*SPEED, *PASSES, *COMPILED, *SAMPLING),
             *("importance_weight", "importance_capped"),
             # the rollout
             *("scaled_score_mean", "reward_moments_mean", "reward_moments_std", "kl_coef", "reward_mean"),
@@ -269,7 +272,7 @@ _TABLE = (
         data={"prompts": "prompts"},
         learning_rate=2e-5,  # the same loss as SFT
         estimates=SAMPLED_POLICY,
-        numbers=(*PROMPTS_READ, *CHOSEN_POLICY),
+        numbers=(*PROMPTS_READ, *CHOSEN_POLICY, *UNCOMPILED),
         curves=(*STEP, *ROLLOUT, *SAMPLER, *SAMPLING, "best_score_mean", "nll"),
     ),
     Kind(

@@ -12,7 +12,10 @@ GRAPHS = ("graphs_captured", "graph_replays", "graph_fallbacks")
 SAMPLING = ("prompt_reads", "ended_rows_share", *GRAPHS)
 SPEED = ("tokens_per_second", "peak_memory")
 """What depends on the machine, and differs between runs that are the same otherwise."""
-STEP = ("learning_rate", *SPEED, *PASSES, "grad_norm")
+COMPILED = ("graphs_compiled",)
+UNCOMPILED = ("uncompiled_share",)
+"""Where a stage says ``compile: true``; of its steps, and at its end."""
+STEP = ("learning_rate", *SPEED, *PASSES, *COMPILED, "grad_norm")
 SAMPLER = ("sampler_gap", "sampler_gap_k3", "sampler_gap_worst")
 SAMPLED_POLICY = ("test_score", "mean_response_length", "truncated_share")
 CHOSEN_POLICY = ("best_iteration", "validation_score", "reward_spread")

@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 
 from schemas.kinds import KINDS
 from schemas.records.job import StageJob, StageResult
-from tasks.training import progress
+from tasks.training import compile_outcome, progress
 from tasks.training.progress import Progress
 from tasks.training.scratch import PROGRESS
 from tasks.training.writer import writes_files
@@ -27,10 +27,11 @@ def run_stage(job: StageJob) -> StageResult:
     log.info("%s (%s), attempt %d, seed %d", job.name, job.work.kind, job.attempt, job.seed)
     run = import_module(KINDS[job.work.kind].module).run
     try:
-        with _output_of_this_process(job) as own:
+        with _output_of_this_process(job) as own, compile_outcome.noting() as noted:
             result: StageResult = run(own)
     finally:
         progress.end()
+    result = result.model_copy(update={"metrics": {**result.metrics, **compile_outcome.metrics_of(noted)}})
     for name, value in result.metrics.items():
         log.info("%s: %s", name, "undefined" if value is None else f"{value:.6g}")
     if writes_files():  # another rank would look at files that the first is still renaming

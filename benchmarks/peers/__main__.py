@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -35,6 +35,7 @@ def main() -> None:
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS), metavar="NAME")
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--peers-python", type=Path, default=Path(".venv-peers/bin/python"))
+    parser.add_argument("--compile", action="store_true", help="our side has compile: true")
     parser.add_argument("--json", type=Path, help="where all pairs are written")
     options = parser.parse_args()
     if not options.peers_python.exists():
@@ -48,7 +49,7 @@ def main() -> None:
     measured: dict[str, list[Pair]] = {}
     print(HEADER, flush=True)
     for name in options.workloads:
-        workload = WORKLOADS[name]
+        workload = replace(WORKLOADS[name], compiled=options.compile)
         with TemporaryDirectory() as folder:
             material = prepare(workload, Path(folder))
             measured[name] = []

@@ -8,13 +8,14 @@ other weights are random.
 """
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
-from transformers import GenerationConfig, LlamaForCausalLM
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
-from benchmarks.peers.workloads import BOS, EOS, PAD, SPECIAL_TOKENS, STATES, VARIANTS, character
+from benchmarks.peers.workloads import BOS, EOS, PAD, SPECIAL_TOKENS, STATES, VARIANTS, Shape, character
 from models.builtin import MAX_LENGTH, tiny_config
 from models.folders import load_policy, load_tokenizer
 from models.heads import ScalarModel, save_reward
@@ -27,26 +28,50 @@ SHARPNESS = 5.0
 """Norm of a row of the output head."""
 
 
-def build_counting_model(folder: Path, *, seed: int) -> None:
-    """Write the policy as a Hugging Face folder, of the built-in tiny model's shape but for vocabulary and head."""
-    config = tiny_config()
-    config.vocab_size = len(SPECIAL_TOKENS) + VARIANTS * STATES
+def build_counting_model(folder: Path, *, seed: int, shape: Shape = "tiny") -> None:
+    """Write the policy as a Hugging Face folder; tokens that do not count are never sampled."""
+    config = SHAPES[shape]()
     config.tie_word_embeddings = False
     config.pad_token_id, config.bos_token_id, config.eos_token_id = PAD, BOS, EOS
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
         model = LlamaForCausalLM(config)
-        code, _ = torch.linalg.qr(torch.randn(STATES, config.hidden_size))
+        columns, _ = torch.linalg.qr(torch.randn(config.hidden_size, STATES))
+        code = columns.T
         embeddings, head = model.model.embed_tokens.weight, model.lm_head.weight
         first = len(SPECIAL_TOKENS)
-        embeddings[first:] = EMBEDDING_NORM * code.repeat_interleave(VARIANTS, dim=0)
-        embeddings[first:] += 0.02 * EMBEDDING_NORM * torch.randn(embeddings[first:].shape)
+        last = first + VARIANTS * STATES
+        embeddings[first:last] = EMBEDDING_NORM * code.repeat_interleave(VARIANTS, dim=0)
+        embeddings[first:last] += 0.02 * EMBEDDING_NORM * torch.randn(embeddings[first:last].shape)
         head.zero_()
-        head[first + VARIANTS :] = SHARPNESS * code[:-1].repeat_interleave(VARIANTS, dim=0)
+        head[first + VARIANTS : last] = SHARPNESS * code[:-1].repeat_interleave(VARIANTS, dim=0)
         head[EOS] = SHARPNESS * code[-1]
     model.generation_config = GenerationConfig(bos_token_id=BOS, eos_token_id=EOS, pad_token_id=PAD)
     model.save_pretrained(folder)
     _write_tokenizer(folder)
+
+
+def tiny_shape() -> LlamaConfig:
+    """The built-in model's, but for the vocabulary."""
+    config = tiny_config()
+    config.vocab_size = len(SPECIAL_TOKENS) + VARIANTS * STATES
+    return config
+
+
+def smollm2_shape() -> LlamaConfig:
+    """That of HuggingFaceTB/SmolLM2-135M, with an output head of its own."""
+    return LlamaConfig(
+        vocab_size=49152,
+        hidden_size=576,
+        intermediate_size=1536,
+        num_hidden_layers=30,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        max_position_embeddings=8192,
+    )
+
+
+SHAPES: dict[Shape, Callable[[], LlamaConfig]] = {"tiny": tiny_shape, "smollm2": smollm2_shape}
 
 
 def build_reward(policy: Path, folder: Path, *, seed: int) -> None:

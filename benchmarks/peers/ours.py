@@ -116,7 +116,13 @@ def job_of(material: Material, folder: Path) -> StageJob:
 def work_of(material: Material) -> Any:
     """The stage's configuration; what is not named has the default of a recipe."""
     workload = material.workload
-    trained = {"learning_rate": LEARNING_RATE, "checkpoint_every": FOREVER}
+    trained = {
+        "learning_rate": LEARNING_RATE,
+        "checkpoint_every": FOREVER,
+        "precision": workload.precision,
+        **({"packing": True} if workload.packed else {}),
+        **({"compile": True} if workload.compiled else {}),
+    }
     if workload.kind not in ALGORITHMS:
         kind = {"sft": "sft", "reward": "reward_model"}[workload.kind]
         return {

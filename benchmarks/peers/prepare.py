@@ -27,7 +27,7 @@ SPARE = 2
 def prepare(workload: Workload, folder: Path) -> Path:
     """Make the material in an empty folder; returns its file."""
     content, columns = CONTENTS.get(workload.kind, ("prompts", ()))
-    build_counting_model(folder / "model", seed=1)
+    build_counting_model(folder / "model", seed=1, shape=workload.shape)
     build_reward(folder / "model", folder / "reward", seed=2)
     source = folder / "rows.jsonl"
     rows = make_rows(workload, columns, SPARE * workload.rows + 20)

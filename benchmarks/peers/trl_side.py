@@ -80,9 +80,13 @@ def generate_again(material: Material, clock: Clock) -> None:
         pad_token_id=PAD,
     )
     for _ in range(FOREVER):
-        model.generate(
-            input_ids=input_ids, attention_mask=torch.ones_like(input_ids), generation_config=config
-        )
+        if material.workload.continuous:
+            found = model.generate_batch(input_ids.tolist(), generation_config=config)
+            clock.generated(sum(len(each.generated_tokens) for each in found.values()))
+        else:
+            model.generate(
+                input_ids=input_ids, attention_mask=torch.ones_like(input_ids), generation_config=config
+            )
         clock.finish_iteration()
 
 
@@ -103,7 +107,7 @@ def common(material: Material, folder: str) -> dict[str, Any]:
     return {
         "output_dir": folder,
         "use_cpu": True,
-        "bf16": False,
+        "bf16": material.workload.precision == "bfloat16",
         "gradient_checkpointing": False,
         "learning_rate": LEARNING_RATE,
         "lr_scheduler_type": "constant",

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Literal
 
 Kind = Literal["ppo", "grpo", "rloo", "sft", "reward", "sampling"]
+Shape = Literal["tiny", "smollm2"]
+"""Of the model: the built-in one's, or that of SmolLM2-135M; its weights are random in both."""
 
 SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>")
 PAD, BOS, EOS = 0, 1, 2
@@ -44,6 +46,15 @@ class Workload:
     warmup: int = 1
     measured: int = 3
     """Iterations that are timed, after those that warm up."""
+    shape: Shape = "tiny"
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Of products; weights are float32 on both sides."""
+    packed: bool = False
+    """Our side packs its rows; TRL packs only where there is FlashAttention, so it pads."""
+    compiled: bool = False
+    """Our side compiles the layers of its networks (``compile: true``), before what is timed."""
+    continuous: bool = False
+    """The peer is transformers' continuous batching."""
 
     @property
     def steps(self) -> int:
@@ -69,12 +80,25 @@ WORKLOADS = {
         Workload("ppo-ragged", "ppo", 64, *RAGGED, epochs=4, minibatches=4),
         Workload("sft", "sft", 512, *FIXED, minibatches=16),
         Workload("sft-ragged", "sft", 512, *RAGGED, minibatches=16, measured=2),
+        Workload("sft-packed", "sft", 512, *RAGGED, minibatches=16, measured=2, packed=True),
         Workload("reward", "reward", 256, *FIXED, minibatches=16),
         Workload("reward-ragged", "reward", 256, *RAGGED, minibatches=16, measured=2),
         Workload("grpo", "grpo", 64, *FIXED, group=8, minibatches=4, warmup=2, measured=8),
         Workload("rloo", "rloo", 64, *FIXED, group=4, warmup=2, measured=8),
         Workload("sampling", "sampling", 64, *FIXED, measured=8),
         Workload("sampling-ragged", "sampling", 64, *RAGGED, measured=4),
+        Workload("sampling-continuous", "sampling", 64, *RAGGED, measured=2, continuous=True),
+        Workload(
+            "ppo-smollm2",
+            "ppo",
+            16,
+            *FIXED,
+            epochs=4,
+            minibatches=4,
+            measured=1,
+            shape="smollm2",
+            precision="bfloat16",
+        ),
     )
 }
 

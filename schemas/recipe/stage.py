@@ -178,7 +178,21 @@ class Training(Stage):
     """Keep only the inputs of each layer for the backward pass, and compute the rest again there: less memory, a third
     more time, the same gradients. Prompts that several responses have are read once for each of them then."""
 
+    compile: Switch = Field(False, exclude_if=is_off)
+    """Compile the layers of the networks that train, and of a reference, by ``torch.compile``: faster passes, rounded otherwise,
+    after a wait at the start of each attempt (half a minute on a CPU, less once torch has its cache). It needs a C++ compiler (on a
+    CPU) or Triton (on a GPU); where the layers cannot be compiled they run as they are written, and a warning says so. Passes
+    with a key-value cache, in sampling and where several responses share a prompt, are not compiled."""
+
     @property
     def pass_limits(self) -> PassLimits:
         """The bounds of a forward pass."""
         return replace(super().pass_limits, share_prompts=not self.gradient_checkpointing)
+
+    @rule
+    def _compiled_layers_are_whole(self) -> None:
+        if self.compile and self.resources.cuts_weights:
+            raise ValueError(
+                "compile: true has not been tried with weights that resources.distributed.strategy=fsdp2 cuts; "
+                "use strategy: ddp, or leave compile out"
+            )

@@ -80,6 +80,10 @@ RULES: tuple[Rule, ...] = (
         text="all returns are equal, so there is nothing for a critic to learn; look at the reward",
     ),
     Rule(
+        "uncompiled_share", above=0.0,
+        text="{value} of the networks run as they are written, though the stage says compile: true; its log says why",
+    ),
+    Rule(
         "reward_spread", at_most=0.0,
         text="all responses got the same score; unless the task is solved, the reward says nothing",
     ),

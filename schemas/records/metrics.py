@@ -105,6 +105,15 @@ METRICS: tuple[Metric, ...] = (
         "log says why. Only on a GPU.",
     ),
     Metric(
+        "graphs_compiled", "graphs",
+        "Graphs that torch.compile made in the step; those of all expected shapes are made before the first one, so that more than "
+        "0 is time lost. Only with `compile: true`.",
+    ),
+    Metric(
+        "uncompiled_share", "1",
+        "Of the networks that `compile: true` is for, those that could not be compiled and run as they are written; the log says why.",
+    ),
+    Metric(
         "grad_norm", "1",
         "L2 norm of the whole gradient before clipping, at the last optimiser step; best_of_n: the mean over the "
         "iteration's steps.",

@@ -41,6 +41,7 @@ NOT_IN_KEY = frozenset(
         "microbatch_size",
         "microbatch_tokens",
         "gradient_checkpointing",
+        "compile",
         "packing",
     }
 )

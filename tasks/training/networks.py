@@ -18,6 +18,7 @@ from models.stored_models import Training, load_stored_policy
 from schemas.recipe import stage
 from schemas.records.job import StageJob
 from tasks.training import ranks
+from tasks.training.compiling import compiled
 from tasks.training.seeds import derive_seed, stage_seed
 
 Network = TypeVar("Network", bound=nn.Module)
@@ -60,7 +61,7 @@ def trained(
     network = placed(lambda: build(training_of(job)), folder, device)
     if job.work.gradient_checkpointing:
         checkpoint_gradients(network)
-    return network
+    return compiled(job, network)
 
 
 def trained_policy(job: StageJob[stage.Training], device: torch.device) -> PolicyModel:
@@ -75,9 +76,10 @@ def trained_policy(job: StageJob[stage.Training], device: torch.device) -> Polic
 
 def fixed_policy(job: StageJob, role: str, device: torch.device) -> PolicyModel:
     """A policy that is not trained."""
-    return placed(
+    policy = placed(
         lambda: PolicyModel(load_stored_policy(job.model(role), training="nothing")), job.inputs[role], device
     )
+    return compiled(job, policy)
 
 
 def write_policy(job: StageJob, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Written:

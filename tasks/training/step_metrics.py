@@ -7,9 +7,10 @@ from collections import deque
 
 import torch
 
+from models.compiled_layers import taken_graphs
 from models.pass_counts import taken_counts
 from schemas.metric_names import GRAPHS
-from tasks.training import ranks
+from tasks.training import compile_outcome, ranks
 
 SECONDS_OF_SPEED = 5.0
 """Tokens per second are averaged over the last steps that took so long."""
@@ -49,7 +50,7 @@ def peak_memory() -> float:
 
 def pass_metrics() -> dict[str, float]:
     """Of the passes since the last step, on all ranks; nothing of what no rank did."""
-    counts = taken_counts()
+    counts, graphs = taken_counts(), taken_graphs()
     of_ranks = ranks.total(torch.tensor([float(each) for each in vars(counts).values()], dtype=torch.float64))
     of = dict(zip(vars(counts), of_ranks.tolist(), strict=True))
     metrics: dict[str, float] = {}
@@ -64,6 +65,8 @@ def pass_metrics() -> dict[str, float]:
             "prompt_reads": of["prompt_positions"] / of["prompt_tokens"],
             "ended_rows_share": of["ended_rows"] / max(of["sampled_rows"], 1.0),
         }
+    if compile_outcome.is_any_compiled():
+        metrics["graphs_compiled"] = float(graphs)
     if of["graph_replays"] or of["graph_fallbacks"]:
         metrics |= {name: of[name] for name in GRAPHS}
     return metrics

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig
 
 from benchmarks.peers.__main__ import row
-from benchmarks.peers.counting_model import build_counting_model
+from benchmarks.peers.counting_model import SHAPES, build_counting_model, smollm2_shape
+from benchmarks.peers.ours import work_of
 from benchmarks.peers.pairs import Pair, SideFailed, UnequalWork, check_equal, run_pair, spread, two_cores
 from benchmarks.peers.prepare import make_rows, prepare
 from benchmarks.peers.workloads import (
@@ -187,3 +188,39 @@ def test_a_side_that_fails_is_named_with_what_it_said(tmp_path: Path) -> None:
     failing = [sys.executable, "-c", "raise SystemExit('no such library')"]
     with pytest.raises(SideFailed, match=r"(?s)ours ended early.*no such library"):
         run_pair(tmp_path / "material.json", ours=failing, peer=failing, cores=CORES)
+
+
+def test_a_large_vocabulary_counts_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Of SmolLM2's shape but for fewer layers: tokens that stand for no state are never sampled."""
+
+    def shallow() -> LlamaConfig:
+        config = smollm2_shape()
+        config.num_hidden_layers = 2
+        return config
+
+    monkeypatch.setitem(SHAPES, "smollm2", shallow)
+    build_counting_model(tmp_path, seed=1, shape="smollm2")
+    workload = WORKLOADS["ppo-smollm2"]
+    prompts = [prompt_ids(row["prompt"]) for row in make_rows(replace(workload, shortest=3), (), 4)]
+    found = sample(
+        load_policy(tmp_path),
+        prompts,
+        max_new_tokens=32,
+        temperature=1.0,
+        eos_token_ids=[EOS],
+        pad_token_id=PAD,
+        seed=3,
+    )
+    assert [len(response) for response in found.responses] == draw_lengths(replace(workload, shortest=3), 4)
+
+
+def test_both_sides_have_the_workloads_precision_and_packing(tmp_path: Path) -> None:
+    smollm2 = replace(SMALL, precision="bfloat16")
+    material = read_material(prepare(smollm2, tmp_path / "one"))
+    assert work_of(material)["precision"] == "bfloat16"
+    packed = replace(SMALL, kind="sft", packed=True)
+    material = read_material(prepare(packed, tmp_path / "two"))
+    assert work_of(material)["packing"] is True
+    plain = replace(packed, packed=False)
+    assert not {"packing", "compile"} & work_of(replace(material, workload=plain)).keys()
+    assert work_of(replace(material, workload=replace(plain, compiled=True)))["compile"] is True

@@ -13,7 +13,7 @@ from ledger.journal import read
 from models.folders import load_policy
 from models.heads import fresh_value_head, load_critic
 from schemas.kinds import resolve_work
-from schemas.metric_names import GRAPHS, SPEED
+from schemas.metric_names import COMPILED, GRAPHS, SPEED
 from schemas.recipe.algorithm import Algorithm
 from schemas.recipe.inputs import Generation
 from schemas.recipe.presets import PresetName
@@ -149,6 +149,7 @@ def expected_metrics(case: Case, *, reward_term: str) -> set[str]:
         "importance_weight": False,  # tests/tasks/test_ahead.py
         "importance_capped": False,
         **dict.fromkeys(GRAPHS, False),  # tests/tasks/test_replayed_stage.py
+        **dict.fromkeys(COMPILED, False),  # tests/tasks/test_compile.py
         **dict.fromkeys(
             ("sampler_gap", "sampler_gap_k3", "sampler_gap_worst"), switches.old_logprobs == "policy"
         ),

@@ -150,7 +150,13 @@ def test_what_changes_no_number_changes_no_key(changed: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     "changed",
-    [{"packing": True}, {"gradient_checkpointing": True}, {"microbatch_size": 2}, {"microbatch_tokens": 512}],
+    [
+        {"packing": True},
+        {"gradient_checkpointing": True},
+        {"compile": True},
+        {"microbatch_size": 2},
+        {"microbatch_tokens": 512},
+    ],
 )
 def test_how_a_batch_is_computed_changes_no_key(changed: dict[str, Any]) -> None:
     settings: dict[str, Any] = {"kind": "sft", "data": "d", "learning_rate": 1e-3}

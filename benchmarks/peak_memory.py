@@ -1,0 +1,38 @@
+"""The most memory that a process held since a moment, as Linux counts it."""
+
+from pathlib import Path
+
+
+class PeakMemory:
+    """Counts from where it is made; of one process, and one at a time."""
+
+    def __init__(self) -> None:
+        """What the process holds now does not count."""
+        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+        self._before = _status("VmRSS")
+
+    @property
+    def bytes(self) -> int:
+        """Above what was held at first."""
+        return _status("VmHWM") - self._before
+
+
+def use_libraries() -> None:
+    """Load what a stage loads, once, so that it does not count: code, thread pools, the allocator's first blocks."""
+    import torch
+    from transformers import LlamaForCausalLM
+
+    from models.builtin import tiny_config
+
+    model = LlamaForCausalLM(tiny_config())
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.zeros(1, 8, dtype=torch.long)).logits.sum().backward()
+    optimizer.step()
+
+
+def _status(field: str) -> int:
+    """Bytes of a field of /proc/self/status."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) * 1024
+    raise KeyError(field)

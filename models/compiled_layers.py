@@ -1,0 +1,136 @@
+"""Layers of a network compiled by torch.compile, in passes over whole sequences; docs/decisions/0041.
+
+All layers of a model share what is compiled, and its shapes are symbols, so that few graphs serve all passes. Passes with a
+key-value cache run as they are written: each layer would be compiled by itself there, and a sampler's shapes change with each token.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.cache_utils import Cache
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+MOST_GRAPHS = 64
+"""Of one kind of layer; torch's own limit is 8, after which it goes on uncompiled."""
+TRIAL_ROWS, TRIAL_TOKENS = 3, 11
+"""Of the passes by which layers are compiled: other than any number of heads or width, which torch would take for the same symbol."""
+
+
+class CannotCompile(Exception):
+    """There is no compiler, or the layers cannot be compiled; the network is as it was."""
+
+
+def compile_layers(network: nn.Module, *, backend: str = "inductor") -> int:
+    """Have the network's layers compiled, in place; returns the number of graphs that this took.
+
+    They are compiled here, by passes whose shapes are always the same: what torch makes of symbols may depend on the first numbers
+    that it sees, and a stage that goes on after an interruption has to compute the same.
+
+    Raises:
+        CannotCompile: nothing is compiled.
+    """
+    trunks = [part for part in network.modules() if _is_trunk(part)]
+    layers = [layer for trunk in trunks for layer in _layers(trunk)]
+    if not layers:
+        raise CannotCompile(f"{type(network).__name__} has no layers that transformers marks as such")
+    _allow_graphs()
+    before = _num_graphs()
+    for layer in layers:
+        layer.forward = MethodType(_forward, layer)  # type: ignore[method-assign]  # a copy of the layer has its own
+        vars(layer)[_BACKEND] = backend
+    try:
+        for trunk in trunks:
+            _try(trunk)
+    except (
+        Exception
+    ) as error:  # whatever it is that stands against it, the layers as they are written need none of it
+        for layer in layers:
+            del layer.forward, vars(layer)[_BACKEND]
+        told = next((line for line in str(error).splitlines() if line.strip()), "no message")
+        raise CannotCompile(f"{type(error).__name__}: {told.strip()}") from error
+    return _num_graphs() - before
+
+
+def taken_graphs() -> int:
+    """Graphs that this process has compiled since the last call."""
+    global _taken
+    now = _num_graphs()
+    since, _taken = now - _taken, now
+    return since
+
+
+_BACKEND = "compiled_by"
+_taken = 0
+
+
+def _num_graphs() -> int:
+    """Graphs that this process has compiled; does not load torch's compiler where nothing was."""
+    compiler = sys.modules.get("torch._dynamo.utils")
+    return 0 if compiler is None else int(compiler.counters["stats"]["unique_graphs"])
+
+
+def _forward(layer: nn.Module, *inputs: Any, **options: Any) -> Any:
+    written = type(layer).forward
+    if any(isinstance(each, Cache) for each in (*inputs, *options.values())):
+        return written(layer, *inputs, **options)
+    return _compiled(written, vars(layer)[_BACKEND])(layer, *inputs, **options)
+
+
+@cache
+def _compiled(forward: Callable[..., Any], backend: str) -> Callable[..., Any]:
+    compiled: Callable[..., Any] = torch.compile(forward, dynamic=True, backend=backend)
+    return compiled
+
+
+@cache
+def _allow_graphs() -> None:
+    """Once, since importing torch's compiler takes seconds."""
+    import torch._dynamo.config
+
+    torch._dynamo.config.recompile_limit = MOST_GRAPHS
+
+
+def _try(trunk: PreTrainedModel) -> None:
+    """Passes with and without gradients, with and without padding, and of one row, whose size torch takes for a constant."""
+    for rows in (TRIAL_ROWS, 1):
+        ids = torch.ones(rows, TRIAL_TOKENS, dtype=torch.long, device=trunk.device)
+        whole = torch.ones_like(ids)
+        padded = whole.clone()
+        padded[0, TRIAL_TOKENS // 2 :] = 0
+        for mask in (whole, padded):
+            with torch.no_grad():
+                trunk(input_ids=ids, attention_mask=mask, use_cache=False)
+            if any(parameter.requires_grad for parameter in trunk.parameters()):
+                with _kept_gradients(trunk), torch.enable_grad():
+                    trunk(
+                        input_ids=ids, attention_mask=mask, use_cache=False
+                    ).last_hidden_state.sum().backward()
+
+
+@contextmanager
+def _kept_gradients(trunk: nn.Module) -> Iterator[None]:
+    """Gradients are afterwards what they were."""
+    kept = {parameter: parameter.grad for parameter in trunk.parameters()}
+    for parameter in kept:
+        parameter.grad = None
+    try:
+        yield
+    finally:
+        for parameter, gradient in kept.items():
+            parameter.grad = gradient
+
+
+def _is_trunk(part: nn.Module) -> bool:
+    """Whether layers stand right below it."""
+    return isinstance(part, PreTrainedModel) and bool(_layers(part)) and part.base_model is part
+
+
+def _layers(trunk: nn.Module) -> list[GradientCheckpointingLayer]:
+    return [part for part in trunk.modules() if isinstance(part, GradientCheckpointingLayer)]

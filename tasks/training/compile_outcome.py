@@ -1,0 +1,34 @@
+"""Which networks of a stage were compiled; apart from what compiles them, which loads tensor libraries."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+_noted: ContextVar[list[bool] | None] = ContextVar("compiled networks", default=None)
+
+
+@contextmanager
+def noting() -> Iterator[list[bool]]:
+    """Within, each network that was to be compiled is noted: whether it was."""
+    noted: list[bool] = []
+    token = _noted.set(noted)
+    try:
+        yield noted
+    finally:
+        _noted.reset(token)
+
+
+def note(*, is_compiled: bool) -> None:
+    """Note one more network."""
+    if (noted := _noted.get()) is not None:
+        noted.append(is_compiled)
+
+
+def is_any_compiled() -> bool:
+    """Whether a network of this stage was compiled."""
+    return any(_noted.get() or ())
+
+
+def metrics_of(noted: list[bool]) -> dict[str, float]:
+    """The share of the networks that were not compiled; nothing where none was to be."""
+    return {"uncompiled_share": noted.count(False) / len(noted)} if noted else {}

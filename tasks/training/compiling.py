@@ -1,0 +1,33 @@
+"""``compile: true``: the networks of a stage that trains, compiled where that is possible."""
+
+import logging
+from typing import TypeVar
+
+from torch import nn
+
+from models.compiled_layers import CannotCompile, compile_layers
+from schemas.recipe.stage import Training
+from schemas.records.job import StageJob
+from tasks.training import compile_outcome
+from tasks.training.optimization import autocast, training_device
+
+log = logging.getLogger(__name__)
+
+Network = TypeVar("Network", bound=nn.Module)
+
+
+def compiled(job: StageJob, network: Network) -> Network:
+    """The network, whose layers are compiled if the stage asks for it; as it is written, with a warning, if they cannot be."""
+    work = job.work
+    if not isinstance(work, Training) or not work.compile:
+        return network
+    try:
+        with autocast(work.precision, training_device()):
+            graphs = compile_layers(network)
+    except CannotCompile as error:
+        log.warning("compile: true does nothing for %s, which is slower: %s", type(network).__name__, error)
+        compile_outcome.note(is_compiled=False)
+    else:
+        log.info("compiled %s: %d graphs", type(network).__name__, graphs)
+        compile_outcome.note(is_compiled=True)
+    return network

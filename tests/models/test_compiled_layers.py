@@ -1,0 +1,132 @@
+"""Compiled layers beside the same layers as they are written."""
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+from models.compiled_layers import CannotCompile, compile_layers, taken_graphs
+from models.gradient_checkpointing import checkpoint_gradients
+from models.sampling import sample
+
+TRACED = "aot_eager"
+"""A backend that needs no compiler: graphs are made, and run operator by operator."""
+SHAPES = ((4, 16), (3, 11), (7, 30), (1, 20), (2, 4))
+
+
+def llama(layers: int = 3, width: int = 16) -> LlamaForCausalLM:
+    torch.manual_seed(3)
+    config = LlamaConfig(
+        vocab_size=40,
+        hidden_size=width,
+        intermediate_size=24,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        pad_token_id=0,
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+def gpt2() -> GPT2LMHeadModel:
+    torch.manual_seed(4)
+    config = GPT2Config(vocab_size=40, n_embd=16, n_layer=2, n_head=2, n_positions=64, pad_token_id=0)
+    return GPT2LMHeadModel(config).eval()
+
+
+def batch(rows: int, tokens: int) -> tuple[Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(rows * tokens)
+    ids = torch.randint(1, 40, (rows, tokens), generator=draw)
+    mask = torch.ones_like(ids)
+    if rows > 1:
+        mask[0, tokens // 2 :] = 0
+    return ids, mask
+
+
+def hidden(model: PreTrainedModel, rows: int, tokens: int) -> Tensor:
+    ids, mask = batch(rows, tokens)
+    states: Tensor = model.base_model(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
+    return states[mask.bool()]
+
+
+def gradients(model: nn.Module, loss: Tensor) -> dict[str, Tensor]:
+    model.zero_grad(set_to_none=True)
+    loss.backward()  # type: ignore[no-untyped-call]
+    return {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
+
+
+@pytest.mark.parametrize("build", [llama, gpt2])
+@pytest.mark.parametrize("forgets", [False, True])
+def test_states_and_gradients_are_those_of_the_layers_as_written(
+    build: Callable[[], PreTrainedModel], forgets: bool
+) -> None:
+    plain, compiled = build(), build()
+    if forgets:
+        checkpoint_gradients(compiled)
+    compile_layers(compiled, backend=TRACED)
+    assert all(parameter.grad is None for parameter in compiled.parameters()), "trials leave nothing"
+    for rows, tokens in SHAPES:
+        expected, found = hidden(plain, rows, tokens), hidden(compiled, rows, tokens)
+        torch.testing.assert_close(found, expected, rtol=0, atol=2e-6)
+        wanted = gradients(plain, expected.square().mean())
+        got = gradients(compiled, found.square().mean())
+        assert got.keys() == wanted.keys()
+        for name, gradient in wanted.items():
+            torch.testing.assert_close(got[name], gradient, rtol=1e-4, atol=1e-6)
+        with torch.no_grad():
+            torch.testing.assert_close(hidden(compiled, rows, tokens), expected.detach(), rtol=0, atol=2e-6)
+
+
+def test_layers_share_graphs_and_shapes_are_symbols() -> None:
+    """Eight graphs: with and without gradients, with and without a mask, of one row and of several; of 3 layers or of 6."""
+    torch._dynamo.reset()  # what other tests have compiled
+    few, many = llama(3), llama(6)
+    assert compile_layers(few, backend=TRACED) == 8
+    assert compile_layers(many, backend=TRACED) == 0, "what layers of one kind and width share"
+    taken_graphs()
+    for rows, tokens in (*SHAPES, (9, 33), (5, 6), (1, 7)):
+        hidden(many, rows, tokens).sum().backward()  # type: ignore[no-untyped-call]
+        with torch.no_grad():
+            hidden(many, rows, tokens)
+    assert taken_graphs() == 0
+    assert compile_layers(llama(2, width=24), backend=TRACED) == taken_graphs() > 0, (
+        "another width has graphs of its own"
+    )
+
+
+def test_sampling_runs_the_layers_as_written() -> None:
+    """The same bits, and no graph for any length."""
+    plain, compiled = llama(), llama()
+    compile_layers(compiled, backend=TRACED)
+    taken_graphs()
+    prompts = [[1, 5, 6], [1, 7], [1, 9, 8, 7]]
+    settings = {"max_new_tokens": 12, "temperature": 1.0, "eos_token_ids": [2], "pad_token_id": 0, "seed": 5}
+    assert sample(compiled, prompts, **settings) == sample(plain, prompts, **settings)
+    assert taken_graphs() == 0
+
+
+def test_a_copy_has_layers_of_its_own() -> None:
+    """What is sampled ahead is sampled from a copy, whose weights are other ones after the next update."""
+    compiled = llama()
+    compile_layers(compiled, backend=TRACED)
+    copied = copy.deepcopy(compiled)
+    with torch.no_grad():
+        before = hidden(copied, 4, 16)
+        for parameter in compiled.parameters():
+            parameter.mul_(1.5)
+        torch.testing.assert_close(hidden(copied, 4, 16), before, rtol=0, atol=0)
+        assert not torch.allclose(hidden(compiled, 4, 16), before)
+
+
+def test_what_cannot_be_compiled_is_as_it_was() -> None:
+    model = llama()
+    expected = hidden(model, 4, 16)
+    with pytest.raises(CannotCompile, match="no_such_backend"):
+        compile_layers(model, backend="no_such_backend")
+    assert not any("forward" in vars(part) for part in model.modules())
+    torch.testing.assert_close(hidden(model, 4, 16), expected, rtol=0, atol=0)
+    with pytest.raises(CannotCompile, match="Linear has no layers"):
+        compile_layers(nn.Linear(2, 2))

@@ -1,0 +1,152 @@
+"""Stages whose layers are compiled, beside the same stages whose layers run as they are written."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ledger.journal import read
+from models.compiled_layers import CannotCompile, compile_layers
+from schemas.recipe.stages import SupervisedFineTuning
+from schemas.records.job import StageJob, StageResult
+from schemas.records.metric_warnings import warnings_of
+from tasks.training import compiling
+from tasks.training.scratch import JOURNAL
+from tests.tasks.alike import assert_alike
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = """
+import os, sys
+from pathlib import Path
+import torch
+from schemas.records.job import StageJob
+from tasks.stages import run_stage
+from tasks.training.attempt import Attempt
+
+job, result, killed_in = StageJob.model_validate_json(Path(sys.argv[1]).read_text()), Path(sys.argv[2]), int(sys.argv[3])
+torch.set_num_threads(1)
+finish = Attempt.finish_step
+
+def finish_step(self, *arguments, **options):
+    if self.step == killed_in:
+        os._exit(9)
+    finish(self, *arguments, **options)
+
+Attempt.finish_step = finish_step
+result.write_text(run_stage(job).model_dump_json())
+"""
+Contents = Callable[[Path], dict[str, bytes]]
+
+
+def steps_of(job: StageJob) -> list[dict[str, float]]:
+    return [dict(entry.metrics) for entry in read(job.scratch / JOURNAL)]
+
+
+@pytest.fixture
+def _traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graphs run operator by operator, so that no compiler is needed."""
+    monkeypatch.setattr(compiling, "compile_layers", partial(compile_layers, backend="aot_eager"))
+
+
+@pytest.mark.usefixtures("_traced")
+@pytest.mark.parametrize("name", ["sft", "reward", "value", "policy"])
+def test_a_stage_learns_the_same(name: str, pipeline: Any, tmp_path: Path) -> None:
+    from tasks.stages import run_stage
+
+    pipeline.folder(name)
+    plain = pipeline.results[name]
+    job = pipeline.job(name, folder=tmp_path, compile=True)
+    found = run_stage(job)
+    assert found.metrics["uncompiled_share"] == 0
+    assert_alike(
+        {each: value for each, value in found.metrics.items() if each != "uncompiled_share"},
+        plain.metrics,
+        rel=1e-2,
+        abs=1e-3,
+    )
+    steps = steps_of(job)
+    assert [step["graphs_compiled"] for step in steps] == [0.0] * len(steps), "all are made before the first"
+
+
+def test_what_cannot_be_compiled_runs_as_it_is_written_and_says_so(
+    pipeline: Any,
+    contents: Contents,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    from tasks.stages import run_stage
+
+    def refuse(network: object) -> int:
+        raise CannotCompile("InvalidCxxCompiler: no working C++ compiler was found")
+
+    monkeypatch.setattr(compiling, "compile_layers", refuse)
+    job = pipeline.job("sft", folder=tmp_path, compile=True)
+    found = run_stage(job)
+    assert contents(job.output) == contents(pipeline.folder("sft"))
+    assert found.metrics == {**pipeline.results["sft"].metrics, "uncompiled_share": 1.0}
+    assert "compile: true does nothing for PolicyModel, which is slower: InvalidCxxCompiler" in caplog.text
+    assert "100 % of the networks run as they are written" in "".join(warnings_of(found.metrics))
+    assert all("graphs_compiled" not in step for step in steps_of(job))
+
+
+def test_cut_weights_are_refused() -> None:
+    with pytest.raises(
+        ValueError, match="compile: true has not been tried with weights that .*fsdp2 cuts; use strategy: ddp"
+    ):
+        SupervisedFineTuning.model_validate(
+            {
+                "kind": "sft",
+                "data": "d",
+                "compile": True,
+                "resources": {"distributed": {"ranks": 2, "strategy": "fsdp2"}},
+            }
+        )
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
+def test_compiled_code_learns_the_same_and_goes_on_exactly_in_another_process(
+    pipeline: Any, contents: Contents, tmp_path: Path
+) -> None:
+    def attempt(job: StageJob, *, killed_in: int = -1) -> StageResult | None:
+        job_file, result = tmp_path / "job.json", tmp_path / "result.json"
+        job_file.write_text(job.model_dump_json())
+        result.unlink(missing_ok=True)
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(ROOT),
+            "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"),
+        }
+        ended = subprocess.run(
+            [sys.executable, "-c", PROGRAM, str(job_file), str(result), str(killed_in)],
+            env=environment,
+            capture_output=True,
+            text=True,
+        )
+        if killed_in >= 0:
+            assert ended.returncode == 9, ended.stderr
+            return None
+        assert ended.returncode == 0, ended.stderr
+        return StageResult.model_validate_json(result.read_text())
+
+    whole = pipeline.job("sft", folder=tmp_path / "whole", compile=True)
+    expected = attempt(whole)
+    assert expected is not None
+    assert expected.metrics["uncompiled_share"] == 0
+    assert list((tmp_path / "cache").rglob("*.cpp")), "C++ was written, and compiled"
+    plain = {**pipeline.metrics("sft"), "uncompiled_share": 0.0}
+    assert_alike(expected.metrics, plain, rel=1e-2, abs=1e-3)
+    assert contents(whole.output) != contents(pipeline.folder("sft")), "rounded otherwise"
+
+    attempt(pipeline.job("sft", folder=tmp_path / "cut", compile=True), killed_in=3)
+    cut = pipeline.job("sft", folder=tmp_path / "cut", compile=True)
+    assert attempt(cut) == expected
+    assert contents(cut.output) == contents(whole.output)
