@@ -12,7 +12,7 @@ from types import MethodType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -27,11 +27,14 @@ class CannotCompile(Exception):
     """There is no compiler, or the layers cannot be compiled; the network is as it was."""
 
 
-def compile_layers(network: nn.Module, *, backend: str = "inductor") -> int:
+def compile_layers(network: nn.Module, *, packs: bool = False, backend: str = "inductor") -> int:
     """Have the network's layers compiled, in place; returns the number of graphs that this took.
 
     They are compiled here, by passes whose shapes are always the same: what torch makes of symbols may depend on the first numbers
     that it sees, and a stage that goes on after an interruption has to compute the same.
+
+    Args:
+        packs: rows will be read that hold several sequences.
 
     Raises:
         CannotCompile: nothing is compiled.
@@ -47,10 +50,9 @@ def compile_layers(network: nn.Module, *, backend: str = "inductor") -> int:
         vars(layer)[_BACKEND] = backend
     try:
         for trunk in trunks:
-            _try(trunk)
-    except (
-        Exception
-    ) as error:  # whatever it is that stands against it, the layers as they are written need none of it
+            _try(trunk, packs=packs)
+    except Exception as error:
+        # whatever it is that stands against it, the layers as they are written need none of it
         for layer in layers:
             del layer.forward, vars(layer)[_BACKEND]
         told = next((line for line in str(error).splitlines() if line.strip()), "no message")
@@ -97,21 +99,30 @@ def _allow_graphs() -> None:
     torch._dynamo.config.recompile_limit = MOST_GRAPHS
 
 
-def _try(trunk: PreTrainedModel) -> None:
-    """Passes with and without gradients, with and without padding, and of one row, whose size torch takes for a constant."""
+def _try(trunk: PreTrainedModel, *, packs: bool) -> None:
+    """All kinds of passes, with and without gradients."""
+    learns = any(parameter.requires_grad for parameter in trunk.parameters())
+    for inputs in _kinds_of_passes(trunk.device, packs=packs):
+        with torch.no_grad():
+            trunk(**inputs, use_cache=False)
+        if learns:
+            with _kept_gradients(trunk), torch.enable_grad():
+                trunk(**inputs, use_cache=False).last_hidden_state.sum().backward()
+
+
+def _kinds_of_passes(device: torch.device, *, packs: bool) -> Iterator[dict[str, Tensor]]:
+    """Of several rows and of one, whose number torch takes for a constant; without and with padding, and packed."""
     for rows in (TRIAL_ROWS, 1):
-        ids = torch.ones(rows, TRIAL_TOKENS, dtype=torch.long, device=trunk.device)
+        ids = torch.ones(rows, TRIAL_TOKENS, dtype=torch.long, device=device)
         whole = torch.ones_like(ids)
         padded = whole.clone()
         padded[0, TRIAL_TOKENS // 2 :] = 0
-        for mask in (whole, padded):
-            with torch.no_grad():
-                trunk(input_ids=ids, attention_mask=mask, use_cache=False)
-            if any(parameter.requires_grad for parameter in trunk.parameters()):
-                with _kept_gradients(trunk), torch.enable_grad():
-                    trunk(
-                        input_ids=ids, attention_mask=mask, use_cache=False
-                    ).last_hidden_state.sum().backward()
+        yield {"input_ids": ids, "attention_mask": whole}
+        yield {"input_ids": ids, "attention_mask": padded}
+        if packs:  # and a row may hold a single sequence
+            for length in (TRIAL_TOKENS // 2, TRIAL_TOKENS):
+                positions = torch.arange(TRIAL_TOKENS, device=device) % length
+                yield {"input_ids": ids, "position_ids": positions.repeat(rows, 1)}
 
 
 @contextmanager

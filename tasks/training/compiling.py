@@ -23,7 +23,7 @@ def compiled(job: StageJob, network: Network) -> Network:
         return network
     try:
         with autocast(work.precision, training_device()):
-            graphs = compile_layers(network)
+            graphs = compile_layers(network, packs=getattr(work, "packing", False))
     except CannotCompile as error:
         log.warning("compile: true does nothing for %s, which is slower: %s", type(network).__name__, error)
         compile_outcome.note(is_compiled=False)

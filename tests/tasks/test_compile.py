@@ -16,6 +16,7 @@ from models.compiled_layers import CannotCompile, compile_layers
 from schemas.recipe.stages import SupervisedFineTuning
 from schemas.records.job import StageJob, StageResult
 from schemas.records.metric_warnings import warnings_of
+from tasks.stages import run_stage
 from tasks.training import compiling
 from tasks.training.scratch import JOURNAL
 from tests.tasks.alike import assert_alike
@@ -55,23 +56,29 @@ def _traced(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_traced")
-@pytest.mark.parametrize("name", ["sft", "reward", "value", "policy"])
-def test_a_stage_learns_the_same(name: str, pipeline: Any, tmp_path: Path) -> None:
-    from tasks.stages import run_stage
-
-    pipeline.folder(name)
-    plain = pipeline.results[name]
-    job = pipeline.job(name, folder=tmp_path, compile=True)
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("sft", {}),
+        ("sft", {"packing": True}),
+        ("sft", {"gradient_checkpointing": True}),
+        ("sft", {"lora": {"rank": 4}}),
+        ("sft", {"precision": "bfloat16"}),
+        ("reward", {}),
+        ("value", {}),
+        ("policy", {}),
+    ],
+)
+def test_a_stage_learns_the_same(name: str, changes: dict[str, Any], pipeline: Any, tmp_path: Path) -> None:
+    plain = pipeline.job(name, folder=tmp_path / "plain", **changes)
+    expected = run_stage(plain)
+    job = pipeline.job(name, folder=tmp_path / "compiled", compile=True, **changes)
     found = run_stage(job)
-    assert found.metrics["uncompiled_share"] == 0
-    assert_alike(
-        {each: value for each, value in found.metrics.items() if each != "uncompiled_share"},
-        plain.metrics,
-        rel=1e-2,
-        abs=1e-3,
-    )
+    assert "uncompiled_share" not in expected.metrics
+    assert_alike(found.metrics, {**expected.metrics, "uncompiled_share": 0.0}, rel=1e-2, abs=1e-3)
     steps = steps_of(job)
     assert [step["graphs_compiled"] for step in steps] == [0.0] * len(steps), "all are made before the first"
+    assert not any("graphs_compiled" in step for step in steps_of(plain))
 
 
 def test_what_cannot_be_compiled_runs_as_it_is_written_and_says_so(
@@ -81,9 +88,7 @@ def test_what_cannot_be_compiled_runs_as_it_is_written_and_says_so(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    from tasks.stages import run_stage
-
-    def refuse(network: object) -> int:
+    def refuse(network: object, *, packs: bool) -> int:
         raise CannotCompile("InvalidCxxCompiler: no working C++ compiler was found")
 
     monkeypatch.setattr(compiling, "compile_layers", refuse)
