@@ -69,13 +69,13 @@ def _steps_after_gate(
         ]
     else:
         lines.append(f"  1. change what it reads; {kept} reused where nothing they read changes")
-    if verdict.measured is not None:
+    if verdict.judged is not None:
         lines += [
             f"  2. ask for less: {gate}.{side}. Nothing that is made is made again, {step} included:",
             command(f"{gate}.{side}={_threshold_met_by(verdict)}"),
         ]
     lines += [
-        f"  {3 if verdict.measured is not None else 2}. go on all the same, with the verdict in the ledger: {gate}.on_fail",
+        f"  {3 if verdict.judged is not None else 2}. go on all the same, with the verdict in the ledger: {gate}.on_fail",
         command(f"{gate}.on_fail=continue"),
     ]
     return lines
@@ -101,13 +101,14 @@ def _gate_field(recipe: ResolvedRecipe, step: str, number: int) -> str:
 
 
 def _threshold_met_by(verdict: Verdict) -> str:
-    """A threshold of two digits that the measured value meets."""
-    assert verdict.measured is not None
-    digits = f"{verdict.measured:.2g}"
-    step = 10.0 ** (int(f"{verdict.measured:e}".partition("e")[2]) - 1)
-    if verdict.relation == ">=" and float(digits) > verdict.measured:
+    """A threshold of two digits that what is judged meets."""
+    judged = verdict.judged
+    assert judged is not None
+    digits = f"{judged:.2g}"
+    step = 10.0 ** (int(f"{judged:e}".partition("e")[2]) - 1)
+    if verdict.relation == ">=" and float(digits) > judged:
         digits = f"{float(digits) - step:.2g}"
-    if verdict.relation == "<=" and float(digits) < verdict.measured:
+    if verdict.relation == "<=" and float(digits) < judged:
         digits = f"{float(digits) + step:.2g}"
     return digits
 

@@ -38,6 +38,16 @@ class Verdict(Frozen):
     warning: str | None = None
     """Why the verdict is not conclusive."""
 
+    @property
+    def judged(self) -> float | None:
+        """What is compared with the threshold: with a confidence a bound of the interval, else the measured number; None if
+        there is none, or if the gate is closed whatever it is."""
+        if self.reason is not None:
+            return None
+        if self.confidence is None:
+            return self.measured
+        return None if self.interval is None else self.interval[0 if self.relation == ">=" else 1]
+
     def __str__(self) -> str:
         measured = "undefined" if self.measured is None else _decimal(self.measured, self.threshold)
         if self.interval is not None:

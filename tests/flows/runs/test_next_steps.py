@@ -14,6 +14,7 @@ from flows.runs.record import RunRecord
 from flows.runs.run import read_runs
 from flows.runs.workspace import Workspace
 from schemas.recipe.stage import Gate
+from schemas.records.uncertainty import Uncertainty
 from schemas.records.verdicts import check_gate
 from tests.flows.orchestrated import attempt_all, orchestrated
 
@@ -88,3 +89,22 @@ def test_the_threshold_that_is_offered_would_be_met(measured: float, side: str) 
     offered = float(_threshold_met_by(verdict))
     assert check_gate(Gate.model_validate({"metric": "m", side: offered}), {"m": measured}).passed
     assert abs(offered - measured) <= 0.1 * abs(measured) + 1e-9
+
+
+@pytest.mark.parametrize("side", ["at_least", "at_most"])
+def test_of_a_gate_with_confidence_the_bound_of_the_interval_would_meet_it(side: str) -> None:
+    """0.583 of 35 prompts, far from sure: a threshold of 0.58 would stay closed."""
+    metrics, uncertainty = {"win_rate": 0.583}, {"win_rate": Uncertainty(n=35, rows=35, standard_error=0.083)}
+    gate = {"metric": "win_rate", side: 0.9 if side == "at_least" else 0.1, "confidence": 0.95}
+    verdict = check_gate(Gate.model_validate(gate), metrics, uncertainty)
+    assert not verdict.passed
+    offered = float(_threshold_met_by(verdict))
+    assert check_gate(Gate.model_validate(gate | {side: offered}), metrics, uncertainty).passed
+
+
+def test_of_equal_models_less_is_not_asked_for() -> None:
+    """Their difference is 0 by construction: no threshold opens the gate."""
+    gate = Gate.model_validate({"metric": "win_rate", "at_least": 0.6})
+    verdict = check_gate(gate, {"win_rate": 0.5}, equal="policy holds the weights of sft")
+    assert verdict.judged is None
+    assert check_gate(gate, {"win_rate": 0.5}).judged == 0.5
