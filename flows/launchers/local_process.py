@@ -38,10 +38,11 @@ SOURCE_ROOT = Path(__file__).parents[2]
 POLL_SECONDS = 0.2
 GRACE_SECONDS = 20.0
 """Time for a stage to save its state after a stop was requested."""
-SETTLED_SECONDS = 1.0
-"""Time without a further line after which all ranks count as having written their stacks."""
-STACKS_SECONDS = 5.0
-"""Time for a hanging stage to write its stacks."""
+SETTLED_SECONDS = 3.0
+"""Time without a further line after which all ranks count as having written their stacks; on a busy machine one comes seconds
+after another."""
+STACKS_SECONDS = 15.0
+"""Most time for a hanging stage to write its stacks."""
 
 # multiprocessing reads a child's exit status from a pipe that only one thread may read.
 _multiprocessing_lock = threading.Lock()
