@@ -40,6 +40,7 @@ from schemas.metric_names import JUDGED
 from schemas.problems import MAX_PROBLEMS, Path, Problem, quote, suggest
 from schemas.recipe.fields import MAX_NAMED
 from schemas.recipe.inputs import MODEL
+from schemas.recipe.recipe import RESERVED_ALIAS
 from schemas.records.metric import Settings, settings_of
 from schemas.records.metrics import (
     SELECTION_PREFIX,
@@ -174,6 +175,9 @@ def _publications(plain: Plain) -> Iterator[Problem]:
         yield from stage_named(plain, ("publish", i, "stage"), publication.get("stage"), published)
         yield from _gated_stage(plain, ("publish", i, "after"), publication.get("after"))
         model, alias = publication.get("registered_model"), publication.get("alias")
+        if isinstance(alias, str) and RESERVED_ALIAS.fullmatch(alias):
+            message = f"{quote(alias)} is reserved by MLflow, which would not register the model under it"
+            yield Problem(("publish", i, "alias"), message, "name another, such as champion")
         if isinstance(model, str) and isinstance(alias, str):
             first = aliases.setdefault((model, alias), i)
             if first != i:
