@@ -121,8 +121,8 @@ def roll_back(
         raise RunError(f"{name}@{alias} points to version {target.version} already")
     with ended_run(workspace, _publishing_run(workspace, target, history), watcher) as ended:
         publication = _publication_of(ended, target, history, alias)
-        _require_borne_out(publication, ended)
         _require_publishable(publication, ended, target.version)
+        _require_borne_out(publication, ended)
         _require_intact_copy(address, target)
         if (now := _present_version(address, name, alias)) != present:
             raise RunError(
@@ -298,7 +298,8 @@ def _publication_of(
         for each in ended.recipe.publish
         if each.registered_model == target.name and stage in (each.stage, published_step(each, ended))
     ]
-    if not fitting or ended.run.record.stages[published_step(fitting[0], ended)].digest != target.digest:
+    made = ended.run.record.stages.get(published_step(fitting[0], ended)) if fitting else None
+    if made is None or made.digest != target.digest:
         raise RunError(f"run {run_id} has not published {stage} as version {target.version} of {target.name}")
     return _for_alias(fitting, alias, ended.run.record)
 

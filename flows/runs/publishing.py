@@ -106,6 +106,8 @@ def why_not_published(publication: Publication, given: Published) -> str | None:
     """The step that did not succeed although the publication needs it; None: all did."""
     stages = given.run.record.stages
     for step in required_steps(publication, given):
+        if step not in stages:
+            return f"the run's record has no {step}; run the recipe again, which records anew"
         if stages[step].status not in SUCCEEDED:
             return f"{step} is {stages[step].status.replace('_', ' ')}"
     return None

@@ -2,7 +2,8 @@
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -159,6 +160,48 @@ def test_a_verdict_that_was_edited_in_the_record_moves_no_alias(place: Place) ->
     with pytest.raises(RunError, match=said):
         place.back(to=str(version))
     assert (place.champion, moved(place, record)) == (before, [])
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        (lambda stages: stages.pop("sft"), "the run's record has no sft; run the recipe again"),
+        (
+            lambda stages: stages["sft"].update(stage_key="../../x"),
+            "the store has it no longer; `vantage resume",
+        ),
+        (
+            lambda stages: stages["sft"].update(digest="../../x"),
+            "the store has it no longer; `vantage resume",
+        ),
+    ],
+    ids=["no stage", "no key", "no digest"],
+)
+def test_a_record_that_lacks_what_it_publishes(
+    place: Place, change: Callable[[dict[str, Any]], object], said: str
+) -> None:
+    before = place.champion
+    record = place.run("seed=7", CLOSED.replace("0.1", "0.9"))
+    path = place.workspace.folder(record.run_id) / "run.json"
+    kept = path.read_bytes()
+    content = json.loads(kept)
+    change(content["stages"])
+    path.write_text(json.dumps(content))
+    words = ["publish", record.run_id, "--workspace", place.workspace.address]
+    shown = CliRunner().invoke(app, words)
+    assert shown.exit_code in (65, 78), shown.output
+    assert said in shown.output
+    if "sft" not in content["stages"]:
+        [version] = [
+            each.version
+            for each in place.client.search_model_versions("name = 'small'")
+            if each.tags["vantage.run_id"] == record.run_id
+        ]
+        place.client.set_registered_model_alias("small", "champion", before)
+        with pytest.raises(RunError, match=f"has not published sft as version {version} of small"):
+            place.back(to=str(version))
+    place.client.set_registered_model_alias("small", "champion", before)
+    path.write_bytes(kept)
 
 
 def test_of_several_models_none_is_published_if_one_is_damaged(place: Place) -> None:
