@@ -22,7 +22,8 @@ from flows.runs.run import read_run
 from flows.runs.workspace import RunError, Workspace
 from flows.watching import Watcher
 from ledger import tracking
-from schemas.recipe.recipe import RESERVED_ALIAS, Publication
+from schemas.recipe.recipe import Publication
+from schemas.reserved_aliases import RESERVED_ALIAS
 
 if TYPE_CHECKING:
     from ledger.to_mlflow.published_models import PublishedVersion

@@ -40,7 +40,6 @@ from schemas.metric_names import JUDGED
 from schemas.problems import MAX_PROBLEMS, Path, Problem, quote, suggest
 from schemas.recipe.fields import MAX_NAMED
 from schemas.recipe.inputs import MODEL
-from schemas.recipe.recipe import RESERVED_ALIAS
 from schemas.records.metric import Settings, settings_of
 from schemas.records.metrics import (
     SELECTION_PREFIX,
@@ -50,6 +49,7 @@ from schemas.records.metrics import (
     how_to_measure,
     one_of_each_family,
 )
+from schemas.reserved_aliases import RESERVED_ALIAS
 
 _NAMED = ("models", "data", "mixtures", "verifiers", "benchmarks", "rewards", "stages")
 """Sections of a recipe whose keys are names."""

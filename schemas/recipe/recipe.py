@@ -4,7 +4,6 @@ The classes nest like the YAML and use the same names. Rules within one class ar
 recipe are checked when it is loaded (``schemas.checks.names``, ``schemas.checks.agreement``).
 """
 
-import re
 from typing import Annotated
 
 from pydantic import Field, StringConstraints
@@ -29,11 +28,6 @@ StepName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_.-]{0,70}$")
 """A step as ``vantage plan`` names it."""
 License = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f]+$")]
 """An SPDX identifier or expression (``Apache-2.0``), or the licence's own name."""
-
-
-RESERVED_ALIAS = re.compile(r"latest|v[0-9]+")
-"""Aliases that MLflow keeps for itself: it would register nothing under them. A recipe with one is refused when it is loaded;
-the record of an earlier run may have one."""
 
 
 class Publication(Frozen):
