@@ -3,18 +3,39 @@
 It belongs to whoever runs the workspace, not to a recipe, whose author must not choose it.
 """
 
+import re
 from fnmatch import fnmatchcase
 from typing import Annotated
 
-from pydantic import Field, StringConstraints
+from pydantic import AfterValidator, Field, StringConstraints
 
 from schemas.frozen import Frozen, rule
 
 Key = Annotated[str, Field(min_length=1, max_length=4096)]
 """A key's id, or the file of a public key, from the policy's folder on."""
 User = Annotated[str, Field(min_length=1, max_length=256)]
-Pattern = Annotated[str, StringConstraints(min_length=1, max_length=256)]
-"""A name, or a pattern with ``*``, ``?`` and ``[…]``."""
+
+
+def _of(characters: str, words: str) -> AfterValidator:
+    """Refuse a pattern with a character that no name has outside of ``[…]``: it would fit nothing, and hold nothing back."""
+
+    def check(pattern: str) -> str:
+        plain = re.sub(r"\[!?\]?[^\]]*\]", "", pattern)
+        strange = re.search(rf"[^*?{characters}]", plain)
+        if strange is not None:
+            raise ValueError(
+                f"no name has {strange[0]!a}, so the pattern fits nothing and would hold nothing back; a name has {words}"
+            )
+        return pattern
+
+    return AfterValidator(check)
+
+
+_Text = Annotated[str, StringConstraints(min_length=1, max_length=256)]
+ModelPattern = Annotated[_Text, _of("A-Za-z0-9._-", "letters of ASCII, digits, '.', '_' and '-'")]
+"""A registered model, or a pattern with ``*``, ``?`` and ``[…]``."""
+AliasPattern = Annotated[_Text, _of("a-z0-9-", "lower-case letters of ASCII, digits and '-'")]
+"""An alias, or such a pattern."""
 
 
 class AliasRule(Frozen):
@@ -36,14 +57,14 @@ class AliasRule(Frozen):
 class ModelRules(Frozen):
     """The rules of one registered model."""
 
-    aliases: dict[Pattern, AliasRule]
+    aliases: dict[AliasPattern, AliasRule]
     """Alias or pattern → what has to hold. An alias that fits several has to meet all of them; one that fits none is free."""
 
 
 class PublishPolicy(Frozen):
     """The whole file."""
 
-    models: dict[Pattern, ModelRules]
+    models: dict[ModelPattern, ModelRules]
     """Registered model or pattern → its rules. A model that fits none is free; ``"*"`` fits all."""
 
     def rules_for(self, model: str, alias: str) -> list[tuple[str, AliasRule]]:

@@ -116,6 +116,8 @@ def _outbox_problems(record: RunRecord, replay: Replay) -> Iterator[str]:
     ]
     is_taken_up = record.status not in ("running", "waiting_approval")
     for answer in record.approvals:
+        if answer.run_id not in (None, record.run_id):
+            yield f"run.json has an answer about {answer.question.subject} that was given to run {answer.run_id}"
         if is_taken_up and answer not in told_answers:
             yield f"run.json has an answer about {answer.question.subject} ({answer}), of which it told nothing"
     for answer in told_answers:

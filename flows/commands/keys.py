@@ -22,9 +22,9 @@ def new(
 ) -> None:
     """Make a private key (readable by you alone) and its public key. VANTAGE_KEY_PASSWORD, if set, encrypts it."""
     with explained(verbose):
-        from flows.signing.keys import PASSWORD, new_key
+        from flows.signing.keys import PASSWORD, new_key, path_of
 
-        made = new_key(file.expanduser())
+        made = new_key(path_of(file))
         public = f"{made.path}.pub"
         if as_json:
             print_json(
@@ -51,9 +51,9 @@ def show(
 ) -> None:
     """Show the id of a key, and whether it is private or public; never the key itself."""
     with explained(verbose):
-        from flows.signing.keys import described
+        from flows.signing.keys import described, path_of
 
-        told = described(file.expanduser())
+        told = described(path_of(file))
         if as_json:
             print_json(told)
             return

@@ -73,6 +73,7 @@ def rollback(
         name, at, alias = target.partition("@")
         if not (name and at and alias):
             raise RunError(f"{target!r} is not MODEL@ALIAS, as in quickstart@champion")
+        said = text_of("--reason", reason)
         screen = Screen(open_console(sys.stderr if as_json else sys.stdout))
         moved = roll_back(
             workspace_at(workspace),
@@ -80,14 +81,14 @@ def rollback(
             alias,
             to=to,
             by=None if by is None else text_of("--by", by, longest=200),
-            reason=text_of("--reason", reason),
+            reason=said,
             watcher=screen,
         )
         if as_json:
-            print_json({**moved._asdict(), "reason": reason.strip()})
+            print_json({**moved._asdict(), "reason": said})
             return
         later = "" if moved.sent else "; MLflow does not answer, and the next run sends it"
         typer.echo(
             f"{name}@{alias}: version {moved.from_version} → {moved.to_version} ({moved.stage} of run {moved.run_id}), "
-            f"by {moved.by}: {reason.strip()}{later}"
+            f"by {moved.by}: {said}{later}"
         )

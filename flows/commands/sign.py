@@ -29,12 +29,12 @@ def sign(
 ) -> None:
     """Read every byte of a model and of all that it was made from, compare it with its digests, and sign it."""
     with explained(verbose):
-        from flows.signing.keys import signing_key
+        from flows.signing.keys import path_of, signing_key
         from flows.signing.signing import sign_all
         from flows.signing.targets import find_target
 
         place = workspace_at(workspace)
-        loaded = signing_key(key.expanduser())
+        loaded = signing_key(path_of(key))
         target = find_target(place, named)
         signed = sign_all(place, target.record, target.steps, loaded)
         if as_json:
@@ -63,4 +63,6 @@ def sign(
         print(
             f"run {target.record.run_id}: {new} signed, {len(signed) - new} signed before, by key {loaded.public.key_id}"
         )
-        print(f"statements and signatures: {signed[-1].place.partition('/signatures/')[0]}/signatures")
+        print(
+            f"statements and signatures: {signed[-1].place.rsplit('/', 2)[0]}"
+        )  # PLACE/<stage key>/<key id>

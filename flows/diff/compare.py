@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from flows.diff.fields import field_differences, recipe_differences
 from flows.diff.metrics import metric_differences, samples_of
+from flows.diff.paired import Samples
 from flows.diff.rows import row_difference
 from flows.diff.sides import Side, Step, expected_steps
 from flows.runs.workspace import Workspace
@@ -32,11 +33,7 @@ class Pair:
 
 
 def compare(workspace: Workspace, a: Side, b: Side) -> Difference:
-    """Everything that differs between two sides.
-
-    Raises:
-        OSError, ValueError: an artifact's files cannot be read.
-    """
+    """Everything that differs between two sides; of files that cannot be read, a note says so."""
     expected = a.is_recipe or b.is_recipe
     steps_a, steps_b = (_steps(side, expected) for side in (a, b))
     pairs, only_a, only_b = _paired(a, b, steps_a, steps_b)
@@ -65,15 +62,11 @@ def _measured(
     data: list[DataDifference] = []
     metrics: list[MetricDifference] = []
     for pair in differing:
-        if pair.a.artifact is not None and pair.b.artifact is not None:
-            data += _rows(storage, pair)
-        elif "dataset" in (getattr(each.artifact, "kind", None) for each in (pair.a, pair.b)):
-            notes.append(f"{pair.a.name}: the store does not have the rows of both sides")
-        if not pair.a.record.metrics or not pair.b.record.metrics:
-            continue
-        samples, why = samples_of(storage, (pair.a, a.recipe), (pair.b, b.recipe))
-        notes += [] if why is None else [why]
-        metrics += metric_differences(pair.a, pair.b, samples)
+        rows, samples, said = _of_files(storage, pair, a, b)
+        data += rows
+        notes += said
+        if pair.a.record.metrics and pair.b.record.metrics:
+            metrics += metric_differences(pair.a, pair.b, samples)
     provenance = _provenance(differing)
     libraries, untold = _libraries(storage, provenance)
     return found.model_copy(
@@ -146,6 +139,36 @@ def _stage(pair: Pair, expected: bool) -> StageDifference:
         digest_b=pair.b.record.digest,
         reasons=tuple(differences(*parts)) if sharing == "differs" and all(parts) else (),
     )
+
+
+def _of_files(
+    storage: Storage | None, pair: Pair, a: Side, b: Side
+) -> tuple[list[DataDifference], tuple[Samples, Samples] | None, list[str]]:
+    """What is compared by the artifacts' files: rows, samples of evaluations, and notes on what could not be."""
+    damage = [
+        f"{letter}: {problem}"
+        for letter, step in (("A", pair.a), ("B", pair.b))
+        if storage is not None and step.artifact is not None
+        for problem in storage.check_sizes(step.artifact)
+    ]
+    notes: list[str] = []
+    if not damage:
+        try:
+            rows: list[DataDifference] = []
+            if pair.a.artifact is not None and pair.b.artifact is not None:
+                rows += _rows(storage, pair)
+            elif "dataset" in (getattr(each.artifact, "kind", None) for each in (pair.a, pair.b)):
+                notes.append(f"{pair.a.name}: the store does not have the rows of both sides")
+            samples, why = None, None
+            if pair.a.record.metrics and pair.b.record.metrics:
+                samples, why = samples_of(storage, (pair.a, a.recipe), (pair.b, b.recipe))
+            return rows, samples, [*notes, *([] if why is None else [why])]
+        except (OSError, ValueError) as error:  # files of the right size, and no Parquet
+            damage = [str(error).splitlines()[0]]
+    notes.append(
+        f"{pair.a.name}: files are damaged and not compared: {'; '.join(damage)}; `vantage audit` reads every byte"
+    )
+    return [], None, notes
 
 
 def _rows(storage: Storage | None, pair: Pair) -> Iterator[DataDifference]:

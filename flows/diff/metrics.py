@@ -78,7 +78,9 @@ def _side_by_side(a: Step, b: Step, metric: str) -> MetricDifference:
     values = [step.record.metrics.get(metric) for step in (a, b)]
     errors = [_uncertainty(step, metric) for step in (a, b)]
     intervals = [
-        None if value is None or error is None else interval_of(metric, value, error, confidence=CONFIDENCE)
+        None
+        if value is None or error is None
+        else _bounded(interval_of(metric, value, error, confidence=CONFIDENCE))
         for value, error in zip(values, errors, strict=True)
     ]
     before, after = values
@@ -91,8 +93,18 @@ def _side_by_side(a: Step, b: Step, metric: str) -> MetricDifference:
         interval_b=intervals[1],
         standard_error_a=errors[0].standard_error if errors[0] else None,
         standard_error_b=errors[1].standard_error if errors[1] else None,
-        difference=None if before is None or after is None else after - before,
+        difference=_finite(None if before is None or after is None else after - before),
     )
+
+
+def _finite(value: float | None) -> float | None:
+    """None for what is beyond the largest number, as the difference of two huge ones."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _bounded(interval: Interval | None) -> Interval | None:
+    """None if a bound is beyond the largest number."""
+    return interval if interval is not None and all(map(math.isfinite, interval)) else None
 
 
 def _uncertainty(step: Step, metric: str) -> Uncertainty | None:
@@ -118,13 +130,13 @@ def _unpaired(a: Step, b: Step, metric: str) -> dict[str, object]:
     squares = [(error * error, n) for error, n in known if error is not None]
     if len(squares) < 2 or not (total := sum(square for square, _ in squares)):
         return {}
-    degrees = total * total / sum(square * square / (n - 1) for square, n in squares)
+    if not math.isfinite(total):
+        return {}
+    degrees = 1 / sum((square / total) ** 2 / (n - 1) for square, n in squares)
     before, after = (step.record.metrics[metric] for step in (a, b))
     assert before is not None and after is not None, "there is a difference"
-    return {
-        "standard_error": math.sqrt(total),
-        "interval": _around(after - before, math.sqrt(total), degrees),
-    }
+    interval = _bounded(_around(after - before, math.sqrt(total), degrees))
+    return {} if interval is None else {"standard_error": math.sqrt(total), "interval": interval}
 
 
 def _around(value: float, error: float, degrees: float) -> Interval:

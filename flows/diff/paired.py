@@ -64,7 +64,7 @@ def kept_samples(folder: Path, stage: PolicyEvaluation) -> Samples | None:
             tables.append(opened.read(columns=wanted))
     candidate, baseline = tables
     prompts = candidate["prompt"].to_pylist()
-    if prompts != baseline["prompt"].to_pylist():
+    if not prompts or prompts != baseline["prompt"].to_pylist():
         return None
     sides = [{name: _numbers(table, name) for name in wanted[1:]} for table in tables]
     return Samples(prompts, dict(_values(columns, *sides)))

@@ -90,8 +90,10 @@ def _show_stages(console: Console, found: Difference) -> None:
             reasons.append(f"and {len(stage.reasons) - _REASONS_SHOWN} more")
         if stage.sharing == "not_reproduced":
             reasons = ["the same key, and another artifact: the same work gave other bits"]
-        digests = [(digest or "")[:12] for digest in (stage.digest_a, stage.digest_b)]
-        table.add_row(name, Text(words, style=style), *digests, Text(_short("\n".join(reasons), 10**4)))
+        digests = [Text(safe_text(digest or "")[:12]) for digest in (stage.digest_a, stage.digest_b)]
+        table.add_row(
+            Text(safe_text(name)), Text(words, style=style), *digests, Text(_short("\n".join(reasons), 10**4))
+        )
     console.print(table)
 
 
@@ -141,10 +143,10 @@ def _show_metrics(console: Console, found: Difference) -> None:
     for each in changed:
         style = "bold" if each.is_clear else ""
         table.add_row(
-            each.step,
-            each.metric,
-            _with_interval(each.a, each.interval_a),
-            _with_interval(each.b, each.interval_b),
+            Text(safe_text(each.step)),
+            Text(safe_text(each.metric)),
+            Text(_with_interval(each.a, each.interval_a)),
+            Text(_with_interval(each.b, each.interval_b)),
             Text(_compared(each), style=style),
         )
     console.print(table)

@@ -67,6 +67,7 @@ def find_side(workspace: Workspace, named: str, overrides: Sequence[str] = ()) -
     Raises:
         RunError: it is none of these, or a model whose run is not in the workspace.
         schemas.problems.RecipeError, ValueError: the recipe is invalid.
+        ledger.to_mlflow.published_models.RegistryUnavailable: MLflow does not answer.
     """
     if Path(named).suffix in _RECIPE_FILES:
         return _of_recipe(named, overrides)
@@ -131,7 +132,8 @@ def _of_recipe(named: str, overrides: Sequence[str]) -> Side:
 
 def _of_run(workspace: Workspace, record: RunRecord, named: str, step: str | None) -> Side:
     if step is not None and step not in record.stages:
-        raise RunError(f"run {record.run_id} has no stage {step}; there are {', '.join(record.stages)}")
+        there = f"there are {', '.join(record.stages)}" if record.stages else "it has recorded none yet"
+        raise RunError(f"run {record.run_id} has no stage {step}; {there}")
     steps = {name: _step(workspace, record, name) for name in _around(record.recipe, step, record)}
     told = ComparedSide(
         named=named,
@@ -180,7 +182,7 @@ def _artifact(workspace: Workspace, stage: StageRecord) -> Artifact | None:
         return None
     try:
         ref = storage.find(stage.stage_key)
-    except DamagedRef:
+    except (DamagedRef, ValueError):  # ValueError: what the record has is no key
         return None
     if ref is None or ref.artifact.digest != stage.digest or not storage.has_object(stage.digest):
         return None
@@ -199,10 +201,10 @@ def _of_model(workspace: Workspace, named: str, *, unknown: RunError | None = No
     if tracking.is_missing_database(address) or (version and not version.isdecimal()):
         raise nothing
     tracking.set_up_client()
-    from ledger.to_mlflow.published_models import NoSuchModel, find_version  # imports MLflow
+    from ledger.to_mlflow.published_models import NoSuchModel, find_published  # imports MLflow
 
     try:
-        found = find_version(address, name, version=version or None, alias=alias or None)
+        found = find_published(address, name, version=version or None, alias=alias or None)
     except NoSuchModel as error:
         raise nothing if unknown is not None else RunError(str(error)) from None
     what = f"{found.name} version {found.version}"

@@ -58,9 +58,10 @@ async def answer_in_form(run_id: str, workspace: str) -> bool:
             return False
         given = Approval(
             question=question,
+            run_id=run_id,
             approved=decision.decision == "approve",
-            by=decision.name,
-            reason=decision.reason,
+            by=" ".join(decision.name.split()),
+            reason=" ".join(decision.reason.split()),
             time=time.time_ns() // 1_000_000,
         )
         try:

@@ -7,17 +7,21 @@ its question; whoever reads the run next finds it there, and whoever executes th
 from pydantic import ValidationError
 
 from flows.runs.record import RunRecord
+from flows.runs.run_records import APPROVALS
 from flows.runs.workspace import RunError, Workspace
-from schemas.records.approvals import Approval
+from schemas.records.approvals import Approval, Question
 
 
 def add_answer(workspace: Workspace, run_id: str, approval: Approval) -> None:
     """Store the answer; RunError if the question has one already."""
-    data = approval.model_dump_json(indent=1).encode()
-    if not workspace.records.add_answer(run_id, approval.question.id, data):
-        record = workspace.records.read(run_id)
-        there = _read(workspace, record, approval.question.id)
-        raise RunError(already_answered(record.run_id, there or approval))
+    data, question = approval.model_dump_json(indent=1).encode(), approval.question
+    if not workspace.records.add_answer(run_id, question.id, data):
+        there = _read(workspace, run_id, question)
+        if there is None:
+            raise RunError(
+                f"{_place(workspace, run_id, question)} leads nowhere; move it away, and decide again"
+            )
+        raise RunError(already_answered(run_id, there))
 
 
 def already_answered(run_id: str, answer: Approval) -> str:
@@ -30,19 +34,26 @@ def already_answered(run_id: str, answer: Approval) -> str:
 
 def with_answers(workspace: Workspace, record: RunRecord) -> RunRecord:
     """The record with the answers that were given since it was written."""
-    found = (_read(workspace, record, question.id) for question in record.open_questions.values())
-    new = tuple(each for each in found if each is not None and each.question in record.questions.values())
+    found = (_read(workspace, record.run_id, question) for question in record.open_questions.values())
+    new = tuple(each for each in found if each is not None)
     return record.model_copy(update={"approvals": (*record.approvals, *new)}) if new else record
 
 
-def _read(workspace: Workspace, record: RunRecord, question_id: str) -> Approval | None:
-    data = workspace.records.read_answer(record.run_id, question_id)
-    if data is None:
-        return None
+def _read(workspace: Workspace, run_id: str, question: Question) -> Approval | None:
+    """The stored answer to a question of a run; RunError if what is stored there is none."""
     try:
-        return Approval.model_validate_json(data)
-    except ValidationError as error:
-        raise RunError(
-            f"{workspace.address}/runs/{record.run_id}/approvals/{question_id}.json cannot be read "
-            f"({type(error).__name__}); move the file away, and decide again"
-        ) from error
+        data = workspace.records.read_answer(run_id, question.id)
+        if data is None:
+            return None
+        found = Approval.model_validate_json(data)
+    except (OSError, ValidationError) as error:
+        why = f"cannot be read ({getattr(error, 'strerror', None) or type(error).__name__})"
+    else:
+        if found.question == question and found.run_id in (None, run_id):
+            return found
+        why = f"is an answer to another question, about {found.question.subject} of run {found.run_id or 'unknown'}"
+    raise RunError(f"{_place(workspace, run_id, question)} {why}; move it away, and decide again")
+
+
+def _place(workspace: Workspace, run_id: str, question: Question) -> str:
+    return f"{workspace.address}/runs/{run_id}/{APPROVALS}/{question.id}.json"

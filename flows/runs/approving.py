@@ -38,6 +38,7 @@ def answer(
     record = read_run(workspace, run_id)
     given = Approval(
         question=_question(record, subject),
+        run_id=run_id,
         approved=approved,
         by=text_of("--by", by, longest=200) if by is not None else user(),
         login=user(),
@@ -65,9 +66,12 @@ def _record(run: Run, ledger: Ledger) -> None:
 
 
 def text_of(option: str, text: str, *, longest: int = MAX_REASON) -> str:
-    """An option's text without the blanks around it, and without secrets; RunError if it is empty or too long."""
-    stripped = safe_text(text.strip())
-    if not stripped:
+    """An option's text in one line, and without secrets; RunError if nothing of it is seen, or it is too long.
+
+    In one line: it is shown after the name of its stage, and a second line could pass for another answer.
+    """
+    stripped = safe_text(" ".join(text.split()))
+    if not any(each.isprintable() and not each.isspace() for each in stripped):
         raise RunError(f"{option} is empty; say it in a few words, which are kept with the run")
     if len(stripped) > longest:
         raise RunError(f"{option} has {len(stripped):,} characters; give {longest:,} or fewer")

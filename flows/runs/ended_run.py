@@ -53,7 +53,7 @@ def _artifacts(run: Run, store: Storage) -> dict[str, Artifact]:
     for step, stage in run.record.stages.items():
         try:
             ref = None if stage.stage_key is None else store.find(stage.stage_key)
-        except DamagedRef:
+        except (DamagedRef, ValueError):  # ValueError: what the record has is no key
             continue
         if ref is not None and ref.artifact.digest == stage.digest:
             found[step] = ref.artifact

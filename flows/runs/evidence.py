@@ -4,7 +4,7 @@
 the metrics and the gate.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from flows.attempts.jobs import gates_of
 from flows.runs.record import REMOVED, RunRecord, StageRecord
@@ -19,8 +19,13 @@ _CHECKED = frozenset({"completed", "reused", "gate_closed", "waiting_approval"})
 _COMPARED = ("passed", "metric", "measured", "relation", "threshold", "n", "interval", "confidence")
 
 
-def contradictions(workspace: Workspace, record: RunRecord) -> list[str]:
-    """A line for each metric or verdict of the run that differs from its artifacts; empty: none."""
+def contradictions(
+    workspace: Workspace, record: RunRecord, steps: Collection[str] | None = None
+) -> list[str]:
+    """A line for each metric or verdict of the run that differs from its artifacts; empty: none.
+
+    ``steps``: these alone; None: all.
+    """
     if record.status == REMOVED:
         return []
     sealed: dict[str, Sealed] = {}
@@ -31,9 +36,11 @@ def contradictions(workspace: Workspace, record: RunRecord) -> list[str]:
         try:
             sealed[step] = workspace.storage.sealed(stage.digest)
         except (ValueError, OSError) as error:
-            found.append(f"{step}: what was measured cannot be looked up: {error}")
+            if steps is None or step in steps:
+                found.append(f"{step}: what was measured cannot be looked up: {error}")
             continue
-        found += (f"{step}: {each}" for each in _of_stage(record.recipe, step, stage, sealed))
+        if steps is None or step in steps:
+            found += (f"{step}: {each}" for each in _of_stage(record.recipe, step, stage, sealed))
     return found
 
 

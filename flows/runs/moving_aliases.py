@@ -1,16 +1,19 @@
 """``vantage publish`` and ``vantage rollback``: aliases that move after a run has ended."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from flows.runs.alias_history import Pointed, movements, pointed_to
 from flows.runs.ended_run import EndedRun, ended_run
+from flows.runs.evidence import contradictions
 from flows.runs.origin import user
 from flows.runs.publishing import (
     Outcome,
     approval_of,
     publish,
     published_step,
+    required_steps,
     why_alias_stays,
     why_not_published,
 )
@@ -20,9 +23,13 @@ from flows.runs.workspace import RunError, Workspace
 from flows.watching import Watcher
 from ledger import tracking
 from schemas.recipe.recipe import Publication
+from schemas.reserved_aliases import RESERVED_ALIAS
 
 if TYPE_CHECKING:
     from ledger.to_mlflow.published_models import PublishedVersion
+
+_VERSION = re.compile(r"[1-9][0-9]{0,8}")
+"""The number of a version in MLflow."""
 
 
 class RolledBack(NamedTuple):
@@ -53,7 +60,8 @@ def publish_again(
         alias: in place of the recipe's.
 
     Raises:
-        RunError: the recipe publishes nothing of that name, an artifact is damaged, or a process executes the run.
+        RunError: the recipe publishes nothing of that name, the alias is none, an artifact is damaged or differs from the
+            run's record, or a process executes the run. Then nothing is published.
     """
     record = read_run(workspace, run_id)
     if record.status == REMOVED:
@@ -61,10 +69,12 @@ def publish_again(
     wanted = _publications(record, model, alias)
     outcomes: dict[str, Outcome] = {}
     with ended_run(workspace, run_id, watcher) as ended:
-        ended.run.update(unpublished={})
         for publication in wanted:
             if why_not_published(publication, ended) is None:
                 _require_intact(publication, ended)
+                _require_borne_out(publication, ended)
+        ended.run.update(unpublished={})
+        for publication in wanted:
             outcomes[publication.target] = publish(publication, ended, by=user())
         before, outcome = ended.run.record.status, ended.run.outcome()
         ended.run.update(status=outcome)
@@ -94,25 +104,38 @@ def roll_back(
         watcher: shows warnings.
 
     Raises:
-        RunError: there is no earlier version, a check fails, or MLflow's copy of it is damaged.
+        RunError: there is no earlier version, a check fails, MLflow's copy of it is damaged, or the alias was moved meanwhile.
         ledger.to_mlflow.published_models.RegistryUnavailable: MLflow does not answer.
     """
+    if to is not None and not _VERSION.fullmatch(to):
+        raise RunError(
+            f"--to {to!r} is no version, which is a number such as 3; leave it out to go back by one"
+        )
     address = tracking.address(None, workspace.root)
-    present = _find(address, name, alias=alias)
+    present = _present_version(address, name, alias)
     history = movements(workspace, name, alias)
-    target = _find(address, name, version=to) if to else _earlier(address, present, history, name, alias)
-    if target.version == present.version:
+    if to is not None:
+        target = _find(address, name, version=to)
+    else:
+        target = _earlier(address, _find(address, name, alias=alias), history, name, alias)
+    if target.version == present:
         raise RunError(f"{name}@{alias} points to version {target.version} already")
     with ended_run(workspace, _publishing_run(workspace, target, history), watcher) as ended:
         publication = _publication_of(ended, target, history, alias)
         _require_publishable(publication, ended, target.version)
+        _require_borne_out(publication, ended)
         _require_intact_copy(address, target)
+        if (now := _present_version(address, name, alias)) != present:
+            raise RunError(
+                f"{name}@{alias} was moved from version {present} to {now} meanwhile, and not by this command; run it again "
+                "if it still has to go back"
+            )
         ended.ledger.move_alias(
             publication.stage,
             target.digest,
             name,
             alias,
-            from_version=present.version,
+            from_version=present,
             to_version=target.version,
             by=by or user(),
             login=user(),
@@ -123,7 +146,7 @@ def roll_back(
             raise RunError(f"{name}@{alias} was not moved: {why}")
         run_id = ended.run.record.run_id
     stage = publication.stage
-    return RolledBack(name, alias, present.version, target.version, stage, run_id, by or user(), sent)
+    return RolledBack(name, alias, present, target.version, stage, run_id, by or user(), sent)
 
 
 def _publications(record: RunRecord, model: str | None, alias: str | None) -> list[Publication]:
@@ -136,11 +159,56 @@ def _publications(record: RunRecord, model: str | None, alias: str | None) -> li
         )
     if alias is None:
         return chosen
-    # validated again, since an alias has a form
+    models = dict.fromkeys((each.stage, each.registered_model) for each in chosen)
     return [
-        Publication.model_validate({**each.model_dump(), "alias": alias})
-        for each in {each.stage: each for each in chosen}.values()
+        _for_alias([each for each in chosen if (each.stage, each.registered_model) == which], alias, record)
+        for which in models
     ]
+
+
+def _for_alias(entries: Sequence[Publication], alias: str, record: RunRecord) -> Publication:
+    """What the recipe says of a model, with this alias: the entry of the alias, else the only one that there is.
+
+    Raises:
+        RunError: its entries differ in what holds an alias back, and none is of this one; or it is no alias.
+    """
+    own = [each for each in entries if each.alias == alias] or entries
+    fitting = [_with_alias(each, alias) for each in own]
+    if any(each != fitting[0] for each in fitting):
+        named = ", ".join(each.alias or "no alias" for each in entries)
+        raise RunError(
+            f"the recipe of run {record.run_id} publishes {entries[0].registered_model} under {named}, which differ in after, "
+            f"approve or merge, and says nothing of {alias}; name one of them, or add {alias} to the recipe"
+        )
+    return fitting[0]
+
+
+def _with_alias(publication: Publication, alias: str) -> Publication:
+    """The same with another alias; RunError: it is none."""
+    try:
+        if RESERVED_ALIAS.fullmatch(alias):
+            raise ValueError("reserved")
+        return Publication.model_validate({**publication.model_dump(), "alias": alias})
+    except ValueError:
+        raise RunError(
+            f"{alias!r} is no alias: one has at most 63 lower-case letters, digits and hyphens, begins with a letter, and is "
+            "neither latest nor v and a number, which MLflow reserves; name another"
+        ) from None
+
+
+def _require_borne_out(publication: Publication, ended: EndedRun) -> None:
+    """Verdicts and metrics of the run's record are those of the artifacts that the store still has."""
+    record, store = ended.run.record, ended.store
+    steps: Collection[str] = {
+        step
+        for step in required_steps(publication, ended)
+        if (digest := record.stages[step].digest) is not None and store.has_object(digest)
+    }
+    if differing := contradictions(ended.run.workspace, record, steps):
+        raise RunError(
+            f"the record of run {record.run_id} differs from its artifacts: {'; '.join(differing)}; look who edited it "
+            f"(`vantage audit {record.run_id}`), and run the recipe again, which records anew"
+        )
 
 
 def _require_intact(publication: Publication, ended: EndedRun) -> None:
@@ -154,12 +222,27 @@ def _require_intact(publication: Publication, ended: EndedRun) -> None:
         )
 
 
-def _find(
-    address: str, name: str, *, version: str | None = None, alias: str | None = None
-) -> "PublishedVersion":
+def _present_version(address: str, name: str, alias: str) -> str:
+    """The version that the alias points to now, whoever has published it."""
+    _require_registry(address, name)
+    from ledger.to_mlflow.published_models import NoSuchModel, version_of_alias  # imports MLflow
+
+    try:
+        return version_of_alias(address, name, alias)
+    except NoSuchModel as error:
+        raise RunError(str(error)) from None
+
+
+def _require_registry(address: str, name: str) -> None:
     if tracking.is_missing_database(address):  # MLflow would make one
         raise RunError(f"MLflow has no registered model {name}: nothing was published from here yet")
     tracking.set_up_client()
+
+
+def _find(
+    address: str, name: str, *, version: str | None = None, alias: str | None = None
+) -> "PublishedVersion":
+    _require_registry(address, name)
     from ledger.to_mlflow.published_models import NoSuchModel, find_published  # imports MLflow
 
     try:
@@ -216,10 +299,10 @@ def _publication_of(
         for each in ended.recipe.publish
         if each.registered_model == target.name and stage in (each.stage, published_step(each, ended))
     ]
-    if not fitting or ended.run.record.stages[published_step(fitting[0], ended)].digest != target.digest:
+    made = ended.run.record.stages.get(published_step(fitting[0], ended)) if fitting else None
+    if made is None or made.digest != target.digest:
         raise RunError(f"run {run_id} has not published {stage} as version {target.version} of {target.name}")
-    exact = [each for each in fitting if each.alias == alias]
-    return (exact or fitting)[0].model_copy(update={"alias": alias})
+    return _for_alias(fitting, alias, ended.run.record)
 
 
 def _require_publishable(publication: Publication, ended: EndedRun, version: str) -> None:

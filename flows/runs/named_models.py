@@ -324,10 +324,10 @@ def _published(
     if tracking.is_missing_database(address):
         raise RunError(_nothing_found(workspace, named, unknown, kinds))
     tracking.set_up_client()
-    from ledger.to_mlflow.published_models import NoSuchModel, fetch_copy, find_version  # imports MLflow
+    from ledger.to_mlflow.published_models import NoSuchModel, fetch_copy, find_published  # imports MLflow
 
     try:
-        found = find_version(address, name, version=version or None, alias=alias or None)
+        found = find_published(address, name, version=version or None, alias=alias or None)
     except NoSuchModel as error:
         if unknown is None:
             raise RunError(str(error)) from None

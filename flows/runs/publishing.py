@@ -105,7 +105,9 @@ def _record_refusal(publication: Publication, given: Published, refused: str | N
 def why_not_published(publication: Publication, given: Published) -> str | None:
     """The step that did not succeed although the publication needs it; None: all did."""
     stages = given.run.record.stages
-    for step in _required(publication, given):
+    for step in required_steps(publication, given):
+        if step not in stages:
+            return f"the run's record has no {step}; run the recipe again, which records anew"
         if stages[step].status not in SUCCEEDED:
             return f"{step} is {stages[step].status.replace('_', ' ')}"
     return None
@@ -185,7 +187,7 @@ def published_step(publication: Publication, given: Published) -> str:
     return merged if publication.merge and merged in given.run.record.stages else publication.stage
 
 
-def _required(publication: Publication, given: Published) -> list[str]:
+def required_steps(publication: Publication, given: Published) -> list[str]:
     """Steps that must have succeeded."""
     step = published_step(publication, given)
     required = [publication.stage, *([publication.after] if publication.after else []), step]
@@ -194,7 +196,7 @@ def _required(publication: Publication, given: Published) -> list[str]:
 
 def _verdicts(publication: Publication, given: Published) -> tuple[Verdict, ...]:
     stages = given.run.record.stages
-    return tuple(verdict for step in _required(publication, given) for verdict in stages[step].verdicts)
+    return tuple(verdict for step in required_steps(publication, given) for verdict in stages[step].verdicts)
 
 
 def _why_not_earned(publication: Publication, given: Published) -> str | None:
@@ -205,7 +207,7 @@ def _why_not_earned(publication: Publication, given: Published) -> str | None:
 def _why_gates(publication: Publication, given: Published) -> str | None:
     """A gate that neither passed nor was approved of."""
     stages = given.run.record.stages
-    for step in _required(publication, given):
+    for step in required_steps(publication, given):
         closed = [verdict for verdict in stages[step].verdicts if not verdict.passed]
         for verdict in closed:
             if verdict.on_fail != "approve" or not _is_approved(step, verdict, given):
@@ -236,6 +238,7 @@ def _why_forbidden(publication: Publication, given: Published) -> str | None:
         step,
         model=publication.registered_model,
         alias=publication.alias,
+        after=publication.after,
     )
 
 

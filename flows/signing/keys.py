@@ -8,6 +8,7 @@ import importlib.util
 import os
 import re
 import stat
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,6 +26,8 @@ CURVES = ("secp256r1", "secp384r1", "secp521r1")
 KEY_ID = re.compile(r"[0-9a-f]{64}")
 
 _MAX_BYTES = 64 * 1024
+_LONGEST_PASSWORD = 1023
+"""Bytes that OpenSSL takes."""
 _PACKAGES = ("model_signing", "OpenSSL", "cryptography")
 """``model_signing`` 1.1 imports OpenSSL without asking for it, so the extra names both."""
 
@@ -85,6 +88,8 @@ def new_key(path: Path) -> SigningKey:
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import ec
 
+    if not path.name:
+        raise BadKey(f"{path} is a folder; name the file that the key is to be written to")
     public_path = path.with_name(f"{path.name}.pub")
     for each in (path, public_path):
         if os.path.lexists(each):
@@ -95,14 +100,33 @@ def new_key(path: Path) -> SigningKey:
     password = _password()
     encryption: serialization.KeySerializationEncryption = serialization.NoEncryption()
     if password is not None:
+        if len(password) > _LONGEST_PASSWORD:
+            raise BadKey(
+                f"{PASSWORD} has {len(password):,} bytes, and a key's password at most {_LONGEST_PASSWORD:,}; set a shorter one"
+            )
         encryption = serialization.BestAvailableEncryption(password)
     pem = private.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption)
     public = _public(private.public_key())
     assert public.pem is not None, "made here"
-    write_file(path, pem, private=True)
-    write_file(public_path, public.pem)
-    sync_folder(path.parent)
+    _write_pair(path, pem, public_path, public.pem)
     return SigningKey(path, public, password)
+
+
+def _write_pair(path: Path, private: bytes, public_path: Path, public: bytes) -> None:
+    """Write both files; neither is there if one of them cannot be written."""
+    made: list[Path] = []
+    try:
+        for each, data in ((path, private), (public_path, public)):
+            made.append(each)
+            write_file(each, data, private=each == path)
+    except OSError as error:
+        if isinstance(error, FileExistsError):  # somebody else's, made a moment ago
+            made.pop()
+        for each in made:
+            with suppress(OSError):
+                each.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
 
 
 def signing_key(path: Path) -> SigningKey:
@@ -158,13 +182,21 @@ def public_key_in(pem: bytes, where: str) -> PublicKey:
     return _public(_checked(loaded, where))
 
 
+def path_of(named: str | Path) -> Path:
+    """A path, with ``~`` and ``~USER`` as shells read them; BadKey: there is no such user."""
+    try:
+        return Path(named).expanduser()
+    except RuntimeError:
+        raise BadKey(f"{named}: there is no such user; write the path in full") from None
+
+
 def required_key(named: str, folder: Path) -> PublicKey:
     """A key that must have signed: its id, or the file of its public key, from ``folder`` on.
 
     Raises:
         BadKey: it is neither.
     """
-    path = folder / Path(named).expanduser()
+    path = folder / path_of(named)
     if KEY_ID.fullmatch(named) and not path.exists():
         return PublicKey(named)
     return public_key(path)
@@ -188,7 +220,7 @@ def key_of(recipe: Recipe) -> SigningKey | None:
                 f"{field_name}: this environment variable is not set; export {variable}=FILE, the path of a private key"
             )
     try:
-        return signing_key(Path(path).expanduser())
+        return signing_key(path_of(path))
     except BadKey as error:
         raise BadKey(f"{field_name}: {error}") from None
     except MissingPackages as error:
@@ -253,7 +285,7 @@ def _public(key: "EllipticCurvePublicKey") -> PublicKey:
 
 
 def _password() -> bytes | None:
-    return os.environ.get(PASSWORD, "").encode() or None
+    return os.fsencode(os.environ.get(PASSWORD, "")) or None  # as it is set, in whatever encoding
 
 
 def described(path: Path) -> dict[str, str]:

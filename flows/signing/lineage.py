@@ -48,7 +48,7 @@ def _ref(storage: Storage | None, record: RunRecord, step: str) -> Ref:
         raise NotStored(f"{what} has no artifact yet; `vantage status {record.run_id}` shows how far it is")
     try:
         ref = None if storage is None else storage.find(stage.stage_key)
-    except DamagedRef as error:
+    except (DamagedRef, ValueError) as error:  # ValueError: what the record has is no key
         raise NotStored(f"{what} is damaged ({error}); run the recipe again") from error
     if ref is None:
         raise NotStored(

@@ -29,7 +29,7 @@ class BadPolicy(ValueError):
 
 
 def check_publish_policy(
-    workspace: Workspace, record: RunRecord, step: str, *, model: str, alias: str
+    workspace: Workspace, record: RunRecord, step: str, *, model: str, alias: str, after: str | None = None
 ) -> str | None:
     """Why the policy keeps an alias from moving to a run's model, with the rule and what to do; None: it may move.
 
@@ -38,13 +38,14 @@ def check_publish_policy(
         step: the step whose artifact the alias would name.
         model: the registered model.
         alias: its alias.
+        after: the stage whose gate the alias waits for.
     """
     try:
         policy = read_policy(workspace)
         if policy is None:
             return None
         for path, rule in policy.rules.rules_for(model, alias):
-            why = _why_not(workspace, record, step, rule, policy.folder)
+            why = _why_not(workspace, record, step, after, rule, policy.folder)
             if why is not None:
                 return f"{policy.name}, {path}: {why}"
     except (
@@ -73,12 +74,12 @@ def read_policy(workspace: Workspace) -> Policy | None:
     """
     named = os.environ.get(VARIABLE)
     if named:
-        path = Path(named).expanduser().absolute()
         try:
-            return _parsed(path.read_bytes(), f"{VARIABLE}={named}", path.parent)
-        except OSError as error:
+            path = Path(named).expanduser().absolute()
+            return _parsed(_read(path), f"{VARIABLE}={named}", path.parent)
+        except (OSError, RuntimeError) as error:  # RuntimeError: ~USER of nobody
             raise BadPolicy(
-                f"{VARIABLE}={named} cannot be read ({error.strerror}); correct it, or unset it"
+                f"{VARIABLE}={named} cannot be read ({_why(error)}); correct it, or unset it"
             ) from None
     if workspace.uri is not None:
         from storage.bucket import open_bucket
@@ -87,12 +88,26 @@ def read_policy(workspace: Workspace) -> Policy | None:
         data, _ = read_record(open_bucket(workspace.uri), FILE)
         return None if data is None else _parsed(data, f"{workspace.uri}/{FILE}", Path.cwd())
     path = workspace.root / FILE
-    try:
-        return _parsed(path.read_bytes(), str(path), path.parent)
-    except FileNotFoundError:
+    if not os.path.lexists(path):  # a link that leads nowhere is a policy that cannot be read
         return None
+    try:
+        return _parsed(_read(path), str(path), path.parent)
     except OSError as error:
-        raise BadPolicy(f"{path} cannot be read ({error.strerror}); correct its permissions") from None
+        raise BadPolicy(
+            f"{path} cannot be read ({_why(error)}); correct it, or move it away, and no policy holds"
+        ) from None
+
+
+def _read(path: Path) -> bytes:
+    """The policy's bytes, at most one more than a policy may have; a pipe or a device, which may have no end, is refused."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise OSError("it is no file")
+    with path.open("rb") as file:
+        return file.read(plain_yaml.MAX_BYTES + 1)
+
+
+def _why(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)
 
 
 def _parsed(data: bytes, name: str, folder: Path) -> Policy:
@@ -117,21 +132,28 @@ def _told(name: str, problems: "list[Problem] | tuple[Problem, ...]") -> str:
     return "; ".join(str(replace(each, source=name)) for each in problems)
 
 
-def _why_not(workspace: Workspace, record: RunRecord, step: str, rule: AliasRule, folder: Path) -> str | None:
+def _why_not(
+    workspace: Workspace, record: RunRecord, step: str, after: str | None, rule: AliasRule, folder: Path
+) -> str | None:
     if rule.users is not None and (user := present_user()) not in rule.users:
         allowed = ", ".join(rule.users) or "nobody"
         return f"users: {user} may not move this alias ({allowed} may); have one of them run `vantage publish {record.run_id}`"
     required = keys_of(rule, folder)
     if not required:
         return None
-    refs = refs_of(workspace.existing_storage, record, lineage(record, step))
-    for name, ref in refs.items():
-        checks = signature_checks(workspace.storage, ref, required=required, judged=judged_by(record, name))
+    judged_steps = [step] if after is None else [step, after]
+    made_from = lineage(record, step)
+    for name, ref in refs_of(workspace.existing_storage, record, lineage(record, *judged_steps)).items():
+        judged = judged_by(record, name)
+        checks = signature_checks(
+            workspace.storage, ref, required=required, judged=judged, with_verdicts=True
+        )
         for check in checks:
             if check.outcome != "ok":
+                target = record.run_id if name not in made_from else f"{record.run_id}/{step}"
                 return (
-                    f"keys: {name} of run {record.run_id}: {check.detail}; sign it (`vantage sign {record.run_id}/{step} --key "
-                    f"FILE`), then `vantage publish {record.run_id}`"
+                    f"keys: {name} of run {record.run_id}: {check.detail}; sign it (`vantage sign {target} --key FILE`), then "
+                    f"`vantage publish {record.run_id}`"
                 )
     return None
 

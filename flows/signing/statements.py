@@ -132,6 +132,7 @@ def read_statement(data: bytes) -> dict[str, Any]:
         said = json.loads(data)
         judged_in(said)
         files_of(said)
+        digest_of(said), attempt_of(said), stage_key_of(said)
         known = (said["_type"], said["predicateType"], said["predicate"]["buildDefinition"]["buildType"])
     except (
         ValueError,

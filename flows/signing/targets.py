@@ -28,6 +28,7 @@ def find_target(workspace: Workspace, named: str) -> Target:
 
     Raises:
         RunError: there is no such thing, or it has no artifact yet.
+        ledger.to_mlflow.published_models.RegistryUnavailable: MLflow does not answer.
     """
     if "@" in named or named.startswith("models:/"):
         return _registered(workspace, named.removeprefix("models:/"))
@@ -61,10 +62,10 @@ def _registered(workspace: Workspace, named: str) -> Target:
     if tracking.is_missing_database(address) or (version and not version.isdecimal()):
         raise RunError(f"{named} is no run, and no model that MLflow has; `vantage status` lists the runs")
     tracking.set_up_client()
-    from ledger.to_mlflow.published_models import NoSuchModel, find_version  # imports MLflow
+    from ledger.to_mlflow.published_models import NoSuchModel, find_published  # imports MLflow
 
     try:
-        found = find_version(address, name, version=version or None, alias=alias or None)
+        found = find_published(address, name, version=version or None, alias=alias or None)
     except NoSuchModel as error:
         raise RunError(str(error)) from None
     record = read_run(workspace, found.run_id)

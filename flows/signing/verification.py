@@ -52,7 +52,12 @@ class _Found:
 
 
 def signature_checks(
-    storage: Readable, ref: Ref, *, required: Sequence[PublicKey] = (), judged: Judged | None = None
+    storage: Readable,
+    ref: Ref,
+    *,
+    required: Sequence[PublicKey] = (),
+    judged: Judged | None = None,
+    with_verdicts: bool = False,
 ) -> list[SignatureCheck]:
     """Check every signature of an artifact; empty: there is none, and none was required.
 
@@ -64,6 +69,8 @@ def signature_checks(
         ref: the artifact's, as the storage has it now.
         required: keys by which it must be signed, all of them.
         judged: what a run's record says (``judged_by``): compared with what that run signed; None: not compared.
+        with_verdicts: a signature of the same artifact with other verdicts is not enough, where the run has none either:
+            its recipe may have dropped the gate that closed. Else a run without a gate is content with any.
     """
     stage_key = ref.artifact.stage_key
     stored = read_signatures(storage, stage_key)
@@ -82,7 +89,9 @@ def signature_checks(
     checks: list[SignatureCheck] = []
     for key_id in dict.fromkeys((*wanted, *sorted(each.key_id for each in stored))):
         of_key = [each for each in stored if each.key_id == key_id]
-        checks += _checks_of(of_key, key_id, wanted.get(key_id), bool(wanted), ref, files, judged)
+        checks += _checks_of(
+            of_key, key_id, wanted.get(key_id), bool(wanted), ref, files, judged, with_verdicts
+        )
     return checks
 
 
@@ -94,6 +103,7 @@ def _checks_of(
     ref: Ref,
     files: Mapping[str, str] | None,
     judged: Judged | None,
+    with_verdicts: bool,
 ) -> list[SignatureCheck]:
     """The checks of one key: what is wrong with any of its statements, else whether one is of this artifact."""
     found = [_look_at(each, required, ref, files, judged) for each in stored]
@@ -122,8 +132,11 @@ def _checks_of(
         )
     checks = [SignatureCheck("ok", detail, key_id)]
     signed_verdicts = [each.judged.verdicts for each in good if each.judged is not None]
-    if judged is not None and judged.verdicts and judged.verdicts not in signed_verdicts:
+    has_to_agree = judged is not None and (judged.verdicts or with_verdicts)
+    if judged is not None and has_to_agree and judged.verdicts not in signed_verdicts:
         detail = f"key {short} has signed the artifact, but not the verdicts of run {judged.run_id}"
+        if not judged.verdicts:
+            detail += ", which has no gate on it"
         checks.append(SignatureCheck("unchecked", detail, key_id))
     return checks
 
@@ -161,10 +174,16 @@ def _look_at(
             f"what it has signed is {digest_of(said)[:12]} of attempt {attempt_of(said)}, and attempt {ref.attempt} has made "
             f"{artifact.digest[:12]} since, as the store says; look why, then sign that: `vantage sign {ref.run_id}`",
         )
-    again = statement(ref, files_of(said) if files is None else files, signed)
+    try:
+        again = statement(ref, files_of(said) if files is None else files, signed)
+    except ValueError as error:  # values that JSON has not, as NaN
+        return _Found("wrong", f"what it signed is no statement that Vantage writes ({type(error).__name__})")
     if again != stored.statement:
         changed = differences(said, read_statement(again))
-        return _Found("wrong", f"what is stored differs from what was signed: {changed}")
+        return _Found(
+            "wrong",
+            f"what is stored differs from what was signed: {changed or 'the same values, written in another way'}",
+        )
     if judged is not None and judged.run_id == signed.run_id and judged != signed:
         what = "verdicts" if judged.verdicts != signed.verdicts else "recipe"
         return _Found("wrong", f"the {what} in the record of run {judged.run_id} differ from what was signed")

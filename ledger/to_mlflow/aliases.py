@@ -62,6 +62,7 @@ def apply_movement(client: MlflowClient, operation: MoveAlias, *, our_run_id: st
 def _newest(client: MlflowClient, name: str, alias: str) -> Movement | None:
     text = client.get_registered_model(name).tags.get(f"{TAG}{alias}")
     try:
-        return None if text is None else Movement(**json.loads(text))
-    except (ValueError, TypeError):  # written by hand
+        known = None if text is None else Movement(**json.loads(text))
+    except (ValueError, TypeError, RecursionError):  # written by hand
         return None
+    return known if known is not None and isinstance(known.time, int) else None

@@ -1,6 +1,7 @@
 """Versions of registered models, found by name, and their copies, fetched and compared with what was published."""
 
 import json
+import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,6 +19,10 @@ from ledger.tracking import without_login, without_password
 from storage.sealed_folders import MANIFEST, read_manifest
 
 _PARENT = "vantage.parent."
+_PUBLISHED_TAGS = {"vantage.digest", "vantage.stage", "vantage.stage_key", "vantage.run_id"}
+"""Of each version that a run has published."""
+_VERSION = re.compile(r"[1-9][0-9]{0,8}")
+"""Others are out of the range of MLflow's databases, which then fail."""
 _QUOTES = frozenset("'\"`\\")
 
 
@@ -70,14 +75,10 @@ def find_version(
         NoSuchModel: there is none, or it was not published by Vantage.
         MlflowException, OSError: the server does not answer.
     """
-    if set(name) & _QUOTES:  # a search would take what follows for another condition
-        raise NoSuchModel(
-            f"{name!r} is no name of a registered model: it has a quotation mark or a backslash"
-        )
     client = MlflowClient(tracking_uri=tracking_uri)
     found = _find(client, name, version, alias)
     tags = found.tags
-    if "vantage.digest" not in tags or found.source is None:
+    if not set(tags) >= _PUBLISHED_TAGS or found.source is None:
         raise UnusableVersion(
             f"version {found.version} of {name} was not published by Vantage; load it with MLflow, and give its folder"
         )
@@ -107,6 +108,17 @@ def find_published(
     """As ``find_version``; RegistryUnavailable: MLflow does not answer."""
     with _answering(tracking_uri):
         return find_version(tracking_uri, name, version=version, alias=alias)
+
+
+def version_of_alias(tracking_uri: str, name: str, alias: str) -> str:
+    """The number of the version that an alias points to, whoever has published it.
+
+    Raises:
+        NoSuchModel: there is no such model or alias.
+        RegistryUnavailable: MLflow does not answer.
+    """
+    with _answering(tracking_uri):
+        return str(_find(MlflowClient(tracking_uri=tracking_uri), name, None, alias).version)
 
 
 def find_by_digest(tracking_uri: str, name: str, digest: str) -> PublishedVersion | None:
@@ -231,12 +243,16 @@ def fetch_copy(found: PublishedVersion, *, tracking_uri: str, target: Path) -> P
 
 
 def _find(client: MlflowClient, name: str, version: str | None, alias: str | None) -> Any:
+    if set(name) & _QUOTES:  # a search would take what follows for another condition
+        raise NoSuchModel(
+            f"{name!r} is no name of a registered model: it has a quotation mark or a backslash"
+        )
     try:
         if alias is not None:
             return client.get_model_version_by_alias(name, alias)
-        if version is not None:
+        if version is not None and _VERSION.fullmatch(version):
             return client.get_model_version(name, version)
-        versions = list(client.search_model_versions(f"name = '{name}'"))
+        versions = [] if version is not None else list(client.search_model_versions(f"name = '{name}'"))
     except MlflowException as error:
         if error.error_code not in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
             raise

@@ -49,6 +49,7 @@ from schemas.records.metrics import (
     how_to_measure,
     one_of_each_family,
 )
+from schemas.reserved_aliases import RESERVED_ALIAS
 
 _NAMED = ("models", "data", "mixtures", "verifiers", "benchmarks", "rewards", "stages")
 """Sections of a recipe whose keys are names."""
@@ -174,6 +175,9 @@ def _publications(plain: Plain) -> Iterator[Problem]:
         yield from stage_named(plain, ("publish", i, "stage"), publication.get("stage"), published)
         yield from _gated_stage(plain, ("publish", i, "after"), publication.get("after"))
         model, alias = publication.get("registered_model"), publication.get("alias")
+        if isinstance(alias, str) and RESERVED_ALIAS.fullmatch(alias):
+            message = f"{quote(alias)} is reserved by MLflow, which would not register the model under it"
+            yield Problem(("publish", i, "alias"), message, "name another, such as champion")
         if isinstance(model, str) and isinstance(alias, str):
             first = aliases.setdefault((model, alias), i)
             if first != i:

@@ -4,7 +4,7 @@ import hashlib
 from datetime import UTC, datetime
 from typing import Annotated
 
-from pydantic import Field, StringConstraints
+from pydantic import Field, StrictBool, StringConstraints
 
 from schemas.canonical_json import canonical_json
 from schemas.frozen import Frozen
@@ -17,6 +17,8 @@ PUBLISH_PREFIX = "publish:"
 
 MAX_REASON = 2000
 """Characters of a reason."""
+_LATEST = 253_402_300_799_999
+"""The end of the year 9999: dates know no later one."""
 
 
 class Question(Frozen):
@@ -42,7 +44,9 @@ class Approval(Frozen):
     """A person's answer to a question of a run. It is never changed."""
 
     question: Question
-    approved: bool
+    run_id: str | None = Field(None, exclude_if=is_unset)
+    """The run whose question it answers; None: an earlier version recorded it, and did not say."""
+    approved: StrictBool
     """False: it is rejected."""
     by: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=200)]
     """Who decided, as they say."""
@@ -50,7 +54,7 @@ class Approval(Frozen):
     """Login name of the process that recorded it; None: it came from Prefect's form."""
     reason: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=MAX_REASON)]
     """Why."""
-    time: int
+    time: Annotated[int, Field(ge=0, le=_LATEST)]
     """Milliseconds since 1970."""
 
     @property

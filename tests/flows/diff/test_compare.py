@@ -1,7 +1,7 @@
 """``vantage diff``: runs, stages, models and recipes, in a folder and in a bucket."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -326,6 +326,75 @@ def test_a_store_that_has_lost_its_artifacts_still_has_the_records(small: tuple[
     assert (gain.a is not None, gain.interval_a, gain.interval) == (True, None, None)
     assert found.data == ()
     assert any("does not have the samples of both sides" in note for note in found.notes)
+
+
+def edit_record(workspace: Workspace, record: RunRecord, change: Callable[[Any], object]) -> None:
+    path = workspace.folder(record.run_id) / "run.json"
+    content = json.loads(path.read_bytes())
+    change(content["stages"]["sft"])
+    path.write_text(json.dumps(content))
+
+
+def test_records_that_were_edited_are_shown_as_they_are(small: tuple[Workspace, Path]) -> None:
+    workspace, recipe = small
+    first = make_run(workspace, recipe)
+    second = make_run(workspace, recipe, "stages.sft.learning_rate=0.5")
+    edit_record(
+        workspace, first, lambda sft: sft["metrics"].update({"[/bold]a": 1.0, "b\x1b": 2.0, "huge": 1.7e308})
+    )
+    edit_record(workspace, second, lambda sft: sft["metrics"].update({"huge": -1.7e308}))
+    shown = CliRunner().invoke(app, ["diff", "1", "2", "--workspace", workspace.address])
+    assert shown.exit_code == 1, shown.output
+    assert "[/bold]a" in shown.output
+    assert "b\\u001b" in shown.output
+    assert "1.7e+308" in shown.output
+    told = CliRunner().invoke(app, ["diff", "1", "2", "--workspace", workspace.address, "--json"])
+    assert json.loads(told.output, parse_constant=pytest.fail)["is_same"] is False
+
+
+def test_a_record_whose_key_is_no_key(small: tuple[Workspace, Path]) -> None:
+    workspace, recipe = small
+    record = make_run(workspace, recipe)
+    make_run(workspace, recipe, "stages.sft.learning_rate=0.5")
+    edit_record(workspace, record, lambda sft: sft.update(stage_key="../../x"))
+    found = compare(workspace, *(find_side(workspace, named) for named in ("1", "2")))
+    assert {stage.step: stage.sharing for stage in found.stages}["sft"] == "differs"
+
+
+def test_a_run_that_has_recorded_no_stage(small: tuple[Workspace, Path]) -> None:
+    workspace, recipe = small
+    make_run(workspace, recipe, until="model")
+    result = CliRunner().invoke(app, ["diff", "1", "1/sft", "--workspace", workspace.address])
+    assert result.exit_code == 65
+    assert "has no stage sft; it has recorded none yet" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "damage, said",
+    [
+        (lambda path: path.write_bytes(b"PAR1xPAR1"), "A: train.parquet: has 9 bytes, must have"),
+        (lambda path: path.unlink(), "A: train.parquet: is missing"),
+        (lambda path: path.write_bytes(bytes(path.stat().st_size)), "not a parquet file"),
+    ],
+    ids=["short", "gone", "zeros"],
+)
+def test_damaged_rows_are_told_and_not_compared(
+    small: tuple[Workspace, Path], damage: Callable[[Path], object], said: str
+) -> None:
+    """They would look as if they had been removed."""
+    workspace, recipe = small
+    record = make_run(workspace, recipe, judge=even)
+    make_run(workspace, write_recipe(recipe.parent / "b", range(4)), judge=half)
+    folder = workspace.store / "objects" / str(record.stages["data.demonstrations"].digest)
+    folder.chmod(0o755)
+    (folder / "train.parquet").chmod(0o644)
+    damage(folder / "train.parquet")
+    found = compare(workspace, *(find_side(workspace, named) for named in ("1", "2")))
+    assert found.data == ()
+    [note] = found.notes
+    assert note.startswith("data.demonstrations: files are damaged and not compared: ")
+    assert said in note
+    assert any(each.paired for each in found.metrics), "what is intact is compared"
 
 
 def test_a_metric_may_have_a_bound_each_way(small: tuple[Workspace, Path]) -> None:

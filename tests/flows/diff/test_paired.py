@@ -1,5 +1,6 @@
 """Differences of two evaluations, against the estimates that evaluations themselves make, and against scipy."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -136,6 +137,36 @@ def test_without_samples_the_interval_is_welchs() -> None:
     expected = stats.ttest_ind(b, a, equal_var=False).confidence_interval(0.95)
     assert found.interval == pytest.approx((expected.low, expected.high))
     assert (found.paired, found.n) == (False, None)
+
+
+@pytest.mark.parametrize("scale", [1e-120, 1.0, 1e120])
+def test_welchs_interval_of_very_small_and_very_large_numbers(scale: float) -> None:
+    """The square of a square of them is no number any longer."""
+    a, b = RANDOM.normal(0, 1, 30), RANDOM.normal(0.4, 3, 12)
+    (found,) = metric_differences(step("score", a * scale), step("score", b * scale), None)
+    expected = stats.ttest_ind(b, a, equal_var=False).confidence_interval(0.95)
+    assert found.interval == pytest.approx((expected.low * scale, expected.high * scale), rel=1e-9)
+
+
+def test_what_is_beyond_the_largest_number_has_no_difference() -> None:
+    plain = step("score", np.array([0.0, 0.0]))
+    assert plain.artifact is not None
+    wide = Uncertainty(n=5, rows=5, standard_error=1e308)
+    artifact = plain.artifact.model_copy(update={"uncertainty": {"score": wide}})
+    low, high = (
+        replace(plain, record=StageRecord(metrics={"score": value}), artifact=artifact)
+        for value in (-1.7e308, 1.7e308)
+    )
+    (found,) = metric_differences(high, low, None)
+    assert (found.a, found.b, found.difference, found.interval) == (1.7e308, -1.7e308, None, None)
+    (found,) = metric_differences(high, high, None)
+    assert (found.difference, found.interval_a, found.interval) == (0.0, None, None)
+
+
+def test_an_evaluation_without_rows_keeps_no_samples(tmp_path: Path) -> None:
+    for role in ("candidate", "baseline"):
+        write(tmp_path, role, [], [])
+    assert kept_samples(tmp_path, STAGE) is None
 
 
 def test_pairing_finds_what_two_intervals_hide() -> None:

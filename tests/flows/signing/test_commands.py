@@ -8,9 +8,12 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from flows.commands.main import app
+from flows.commands.output import _code_of
+from flows.diff.sides import find_side
 from flows.exit_codes import ExitCode
 from flows.signing import keys as signing_keys
 from flows.signing.keys import PASSWORD
+from flows.signing.targets import find_target
 from tests.flows.signing.conftest import CANARY, RECIPE, STEPS, Ended, Keys
 
 
@@ -75,6 +78,26 @@ def test_what_cannot_be_signed_is_one_sentence(
     assert done.exit_code == code
     assert said in done.stderr
     assert "Traceback" not in done.output
+
+
+def test_where_the_statements_are_is_told_of_any_workspace(copied: Ended, keys: Keys, tmp_path: Path) -> None:
+    place = tmp_path / "signatures" / "workspace"
+    place.parent.mkdir()
+    copied.workspace.root.rename(place)
+    done = vantage("sign", "latest", "--key", keys.folder / "other.pem", "--workspace", place)
+    assert done.stdout.endswith(f"statements and signatures: {place}/store/signatures\n")
+
+
+@pytest.mark.parametrize("named", ["tiny@champion", "tiny/1", "tiny", "models:/tiny"])
+def test_a_registered_model_while_mlflow_does_not_answer(
+    ended: Ended, monkeypatch: pytest.MonkeyPatch, named: str
+) -> None:
+    """Exit code 69, as of every command that asks MLflow; `explained` ends the process with it."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    for find in (find_target, find_side):
+        with pytest.raises(ConnectionError, match="MLflow at http://127.0.0.1:9 does not answer") as refused:
+            find(ended.workspace, named)
+        assert _code_of(refused.value) == ExitCode.UNAVAILABLE
 
 
 def test_a_damaged_artifact_is_a_damage_of_the_storage(copied: Ended, keys: Keys) -> None:

@@ -1,6 +1,7 @@
 """Keys: made once, never written over, private, and refused with a remedy where they cannot be used."""
 
 import hashlib
+import os
 import stat
 import subprocess
 from pathlib import Path
@@ -17,6 +18,7 @@ from flows.signing.keys import (
     described,
     key_of,
     new_key,
+    path_of,
     public_key,
     required_key,
     signing_key,
@@ -143,6 +145,63 @@ def test_folders_and_odd_names_are_no_keys(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / ("x" * 300), Path("a\0b")):
         with pytest.raises(BadKey):
             signing_key(path)
+
+
+def test_of_a_pair_that_cannot_be_written_nothing_is_left(tmp_path: Path) -> None:
+    """``FILE`` has a name that is just short enough, ``FILE.pub`` has none."""
+    with pytest.raises(OSError, match="name too long"):
+        new_key(tmp_path / ("k" * 253))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_somebody_else_writes_meanwhile_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    public = tmp_path / "key.pem.pub"
+
+    def faster(path: str | Path) -> bool:
+        public.write_text("theirs")
+        return False
+
+    monkeypatch.setattr(signing_keys.os.path, "lexists", faster)
+    with pytest.raises(FileExistsError):
+        new_key(tmp_path / "key.pem")
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["theirs"]
+
+
+@pytest.mark.parametrize("named", ["", ".", "/"])
+def test_a_key_needs_the_name_of_a_file(named: str) -> None:
+    with pytest.raises(BadKey, match="is a folder; name the file that the key is to be written to"):
+        new_key(Path(named))
+
+
+def test_a_home_of_nobody_is_named() -> None:
+    with pytest.raises(BadKey, match="~no-such-user/key.pem: there is no such user; write the path in full"):
+        path_of("~no-such-user/key.pem")
+    recipe = parse_recipe(RECIPE.replace("key: keys/key.pem", "key_variable: HOME_KEY"))
+    with pytest.MonkeyPatch.context() as changed:
+        changed.setenv("HOME_KEY", "~no-such-user/key.pem")
+        with pytest.raises(BadKey, match="sign.key_variable=HOME_KEY: ~no-such-user/key.pem"):
+            key_of(recipe)
+
+
+def test_a_password_that_is_no_text_and_one_that_is_too_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(PASSWORD, os.fsdecode(b"\xff\xfe-bytes"))
+    made = new_key(tmp_path / "key.pem")
+    assert signing_key(tmp_path / "key.pem") == made
+    subprocess.run(
+        ["openssl", "pkey", "-in", str(tmp_path / "key.pem"), "-passin", f"env:{PASSWORD}", "-noout"],
+        check=True,
+        capture_output=True,
+    )
+    monkeypatch.setenv(PASSWORD, "x" * 1024)
+    with pytest.raises(
+        BadKey, match="has 1,024 bytes, and a key's password at most 1,023; set a shorter one"
+    ):
+        new_key(tmp_path / "long.pem")
+    assert not (tmp_path / "long.pem").exists()
+    with pytest.raises(BadKey, match="is not its password"):
+        signing_key(tmp_path / "key.pem")
 
 
 def test_a_required_key_is_an_id_or_a_file_from_a_folder_on(tmp_path: Path) -> None:

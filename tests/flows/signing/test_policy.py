@@ -14,7 +14,7 @@ from flows.runs.publishing import publish
 from flows.runs.workspace import Workspace
 from flows.signing.before_runs import check_signing, signing_warnings
 from flows.signing.policy import FILE, VARIABLE, BadPolicy, check_publish_policy, read_policy
-from flows.signing.signing import sign_all
+from flows.signing.signing import sign_all, sign_step
 from ledger.run_ledger import CopyStatus
 from schemas.recipe.recipe import Publication
 from storage.bucket import open_bucket
@@ -139,6 +139,88 @@ def test_a_policy_that_cannot_be_read_allows_nothing_and_is_told_before_a_run(
     with pytest.raises(ValueError, match=said or FILE):
         check_signing(publishes, copied.workspace)
     check_signing(copied.record.recipe, copied.workspace)  # publishes nothing
+
+
+@pytest.mark.parametrize(
+    "model, alias, said",
+    [
+        ("*", "Champion", "no name has 'C', so the pattern fits nothing and would hold nothing back"),
+        ("*", "champi\u043en", r"no name has '\\u043e'"),
+        ("*", "champion ", "no name has ' '"),
+        ("*", "champion_1", "no name has '_'"),
+        ("t\u0456ny", "*", r"no name has '\\u0456'"),
+        ("[tiny-*", "*", r"no name has '\['"),
+        ("tiny/1", "*", "no name has '/'; a name has letters|no name has '/'"),
+    ],
+)
+def test_a_pattern_that_can_fit_nothing_is_refused(copied: Ended, model: str, alias: str, said: str) -> None:
+    """It would look like a rule, and hold nothing back."""
+    write(copied, rule("{users: []}", model=model, alias=alias))
+    with pytest.raises(BadPolicy, match=said):
+        read_policy(copied.workspace)
+    assert "cannot be checked" in str(why_not(copied))
+
+
+@pytest.mark.parametrize("pattern", ["champion", "*", "c?ampion", "[c-d]*", "[!A-Z]*", "champion*", "[]c]*"])
+def test_patterns_that_fit_hold(copied: Ended, pattern: str) -> None:
+    write(copied, rule("{users: []}", alias=pattern))
+    assert "(nobody may)" in str(why_not(copied))
+
+
+def test_a_policy_that_is_no_file_allows_nothing(
+    copied: Ended, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None of them is read to its end, which it may not have."""
+    file = copied.workspace.root / FILE
+    file.symlink_to("nowhere")
+    assert f"{file} cannot be read (No such file or directory)" in str(why_not(copied))
+    file.unlink()
+    os.mkfifo(file)
+    assert f"{file} cannot be read (it is no file)" in str(why_not(copied))
+    file.unlink()
+    file.symlink_to("/dev/zero")
+    assert f"{file} cannot be read (it is no file)" in str(why_not(copied))
+    file.unlink()
+    file.write_bytes(b"#" * 2**19)
+    assert "is longer than 262144 bytes" in str(why_not(copied))
+    for named, said in (("/dev/zero", "it is no file"), ("~no-such-user/policy.yaml", "home directory")):
+        monkeypatch.setenv(VARIABLE, named)
+        assert f"{VARIABLE}={named} cannot be read ({said}" in str(why_not(copied)).replace(
+            "Could not determine ", ""
+        )
+
+
+def test_a_key_in_the_home_of_nobody_allows_nothing(copied: Ended) -> None:
+    write(copied, rule("{keys: ['~no-such-user/key.pub']}"))
+    assert "~no-such-user/key.pub: there is no such user; write the path in full" in str(why_not(copied))
+
+
+def test_a_run_whose_recipe_dropped_the_gate_needs_a_signature_of_its_own(copied: Ended, keys: Keys) -> None:
+    """What was signed is that the gate of the first run was judged, not that there is none."""
+    write(copied, rule(f"{{keys: [{keys.own.public.key_id}]}}"))
+    record = copied.record
+    reward = record.stages["reward"].model_copy(update={"verdicts": ()})
+    other = record.model_copy(
+        update={"run_id": "0002-signed-123456", "stages": {**record.stages, "reward": reward}}
+    )
+    why = check_publish_policy(copied.workspace, other, "reward", model="tiny-reward", alias="champion")
+    assert "but not the verdicts of run 0002-signed-123456, which has no gate on it; sign it" in str(why)
+    sign_step(other, "reward", copied.workspace.storage, keys.own)
+    why = check_publish_policy(copied.workspace, other, "reward", model="tiny-reward", alias="champion")
+    assert why is None
+
+
+def test_the_stage_whose_gate_the_alias_waits_for_must_be_signed_too(copied: Ended, keys: Keys) -> None:
+    write(copied, rule(f"{{keys: [{keys.other.public.key_id}]}}"))
+    workspace, record = copied.workspace, copied.record
+    sign_all(workspace, record, ["model", "data.demonstrations", "sft"], keys.other)
+    assert check_publish_policy(workspace, record, "sft", model="tiny-x", alias="champion") is None
+    why = check_publish_policy(workspace, record, "sft", model="tiny-x", alias="champion", after="reward")
+    assert "there is no signature by it" in str(why)
+    assert f"sign it (`vantage sign {record.run_id} --key FILE`)" in str(why)
+    sign_all(workspace, record, STEPS, keys.other)
+    why = check_publish_policy(workspace, record, "sft", model="tiny-x", alias="champion", after="reward")
+    assert why is None
 
 
 def test_a_plan_tells_what_will_be_held_back(copied: Ended, keys: Keys) -> None:

@@ -1,5 +1,6 @@
 """Tampering with artifacts, refs, statements and signatures: each is found with the public key alone."""
 
+import base64
 import hashlib
 import json
 import shutil
@@ -157,6 +158,14 @@ def damage_manifest(ended: Ended) -> None:
     edit_json(path, lambda manifest: manifest["files"].pop())
 
 
+def build(said: Any) -> Any:
+    return said["predicate"]["buildDefinition"]
+
+
+def verdicts_in(said: Any) -> Any:
+    return next(each for each in said["predicate"]["runDetails"]["byproducts"] if each["name"] == "verdicts")
+
+
 NOT_HELD = "the signature does not hold"
 DIFFERS = "what is stored differs from what was signed"
 
@@ -231,6 +240,53 @@ def test_an_attacker_with_a_key_of_his_own_is_found_where_a_key_is_required(
     )  # fmt: skip
     assert [each.outcome for each in checks(copied)] == ["ok"]
     assert [each.outcome for each in checks(copied, keys.own.public)] == ["wrong", "ok"]
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        (lambda said: build(said)["externalParameters"].pop("stage_key"), "KeyError"),
+        (lambda said: build(said).pop("internalParameters"), "KeyError"),
+        (lambda said: build(said)["internalParameters"].pop("attempt"), "KeyError"),
+        (lambda said: said["subject"].__setitem__(0, 1), "TypeError"),
+        (lambda said: said.update(subject=[]), "IndexError"),
+        (lambda said: verdicts_in(said).update(content=base64.b64encode(b'[{"x": NaN}]').decode()), "ValueError"),
+        (lambda said: verdicts_in(said).update(content=base64.b64encode(b'["x"]').decode()), "TypeError"),
+        (lambda said: verdicts_in(said).update(content="%"), "Error"),
+    ],
+)  # fmt: skip
+def test_a_statement_of_a_key_of_his_own_that_is_none_of_ours(
+    copied: Ended, keys: Keys, change: Callable[[Any], object], said: str
+) -> None:
+    """Whatever a stranger signs: it is found, and no check of others ends because of it."""
+    statement_of = json.loads((folder_of(copied) / STATEMENT).read_bytes())
+    change(statement_of)
+    data = json.dumps(statement_of).encode()
+    pem = keys.other.public.pem
+    assert pem is not None
+    add_signature(
+        copied.workspace.storage, ref_of(copied).artifact.stage_key,
+        key_id=keys.other.public.key_id, public_key=pem, statement=data, signature=sign(data, keys.other),
+    )  # fmt: skip
+    own, other = checks(copied, keys.own.public)
+    assert (own.outcome, other.outcome) == ("ok", "wrong")
+    assert f"what it signed is no statement that Vantage writes ({said})" in other.detail
+
+
+def test_the_same_values_in_other_bytes_are_not_what_we_sign(copied: Ended, keys: Keys) -> None:
+    folder = folder_of(copied)
+    data = json.dumps(json.loads((folder / STATEMENT).read_bytes()), indent=1).encode()
+    (folder / STATEMENT).write_bytes(data)
+    other = keys.other.public
+    assert other.pem is not None
+    shutil.rmtree(folder.parent)
+    add_signature(
+        copied.workspace.storage, ref_of(copied).artifact.stage_key,
+        key_id=other.key_id, public_key=other.pem, statement=data, signature=sign(data, keys.other),
+    )  # fmt: skip
+    [check] = checks(copied, other)
+    assert check.outcome == "wrong"
+    assert check.detail.endswith("differs from what was signed: the same values, written in another way")
 
 
 @pytest.mark.parametrize("known_by", ["file", "id"])

@@ -110,6 +110,8 @@ POLICIES = "sft or dpo or policy_optimization or best_of_n stage, or the recipe'
          "or policy_optimization or best_of_n or reward_model stage; use one of: sft, reward, policy"),
         ("publish.0.stage", "model", "'model' is the recipe's model; a stage is a sft or dpo"),
         ("publish.0.after", "sft", "'sft' has no gate that could pass; use one of: reward, value, evaluation"),
+        ("publish.0.alias", "latest", "'latest' is reserved by MLflow, which would not register the model under it; name another"),
+        ("publish.0.alias", "v12", "'v12' is reserved by MLflow"),
         ("publish.0.after", "evaluate", "no stage is called 'evaluate'; did you mean 'evaluation'?"),
     ],
 )  # fmt: skip
