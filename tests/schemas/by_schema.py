@@ -62,6 +62,7 @@ RULES = {
     "Rollouts._minibatches_divide_the_batch": "one number divides another",
     "ValuePretraining._groups_divide_the_batch": "one number divides another",
     "PolicyOptimization._groups_divide_the_batch": "one number divides another",
+    "Training._compiled_layers_are_whole": "fields of two parts of the stage",
     "ValuePretraining._an_optimizer_is_kept_whole": "fields of two parts of the stage",
     "PolicyOptimization._only_a_pretrained_critic_has_an_optimizer": "what a preset's name stands for",
     "ValuePretraining._fresh_responses_are_whole_groups": "one number divides another",
