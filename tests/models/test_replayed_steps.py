@@ -365,7 +365,7 @@ def breaks(at: int) -> type[Uncaptured]:
 
 
 @pytest.mark.parametrize("late", [0, 2])
-@pytest.mark.parametrize("strings", [None, ["e"]])
+@pytest.mark.parametrize("strings", [None, ["e"], list("aeinorst0123456789")])
 @pytest.mark.parametrize("at", [1, 2, 3, 4])
 def test_the_plain_loop_goes_on_from_where_a_capture_fails(
     at: int,
