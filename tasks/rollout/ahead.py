@@ -119,6 +119,7 @@ class AheadEngine:
             "ids": torch.tensor([each for row in found.responses for each in row]),
             "logprobs": torch.tensor([each for row in found.logprobs for each in row], dtype=torch.float64),
             "ended": torch.tensor(found.ended),
+            "counts": ranks.total(torch.tensor([int(each) for each in vars(begun.counts).values()])),
         }
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
@@ -136,6 +137,7 @@ class AheadEngine:
                 ended=tensors["ended"].tolist()[mine],
                 logprobs=[row.tolist() for row in tensors["logprobs"].split(lengths)][mine],
             ),
+            counts=_counts_in(tensors),
         )
 
     def _sample(self, begun: _Begun, stream: torch.cuda.Stream | None) -> None:
@@ -160,6 +162,13 @@ class AheadEngine:
             raise begun.error
         assert begun.own is not None, "only an engine that was left is stopped"
         return begun.own
+
+
+def _counts_in(tensors: dict[str, Tensor]) -> PassCounts:
+    """What all ranks counted, on the first one; nothing where an older checkpoint does not say it."""
+    return (
+        PassCounts(*tensors["counts"].tolist()) if "counts" in tensors and not ranks.rank() else PassCounts()
+    )
 
 
 def _copied(policy: PolicyModel) -> PolicyModel:

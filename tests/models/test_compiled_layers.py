@@ -97,6 +97,34 @@ def test_layers_share_graphs_and_shapes_are_symbols() -> None:
     )
 
 
+def test_packed_rows_have_their_graphs_before_the_first_pass() -> None:
+    """Rows of several sequences, and of a single one; of several rows, and of one."""
+    torch._dynamo.reset()  # what other tests have compiled
+    model = llama()
+    assert compile_layers(model, packs=True, backend=TRACED) > 8
+    taken_graphs()
+    for rows, lengths in ((4, (5, 9)), (1, (7, 3, 4)), (5, (12,)), (1, (6,)), (2, (13, 2, 2, 3))):
+        positions = torch.cat([torch.arange(length) for length in lengths]).repeat(rows, 1)
+        packed = {"input_ids": torch.ones_like(positions), "position_ids": positions, "use_cache": False}
+        model.base_model(**packed).last_hidden_state.sum().backward()
+        with torch.no_grad():
+            model.base_model(**packed)
+    assert taken_graphs() == 0
+
+
+def test_gradients_that_are_there_stay_what_they_are() -> None:
+    model = llama()
+    before = {
+        name: gradient.clone()
+        for name, gradient in gradients(model, hidden(model, 4, 16).square().mean()).items()
+    }
+    compile_layers(model, backend=TRACED)
+    after = {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
+    assert len(before) > 10
+    assert after.keys() == before.keys()
+    assert all(torch.equal(after[name], gradient) for name, gradient in before.items())
+
+
 def test_sampling_runs_the_layers_as_written() -> None:
     """The same bits, and no graph for any length."""
     plain, compiled = llama(), llama()

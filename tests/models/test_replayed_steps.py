@@ -48,7 +48,7 @@ from models.sequences import collate
 from models.static_cache import StaticCache, length_for
 from models.stop_strings import StopStrings
 from schemas.recipe.lora import Lora
-from schemas.recipe.pass_limits import PassLimits
+from schemas.recipe.pass_limits import UNLIMITED, PassLimits
 from tests.tasks.host_waits import HostWaits
 
 SIZES: dict[str, Any] = {
@@ -243,6 +243,37 @@ def test_a_group_shares_its_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     assert counts.graph_replays
 
 
+@pytest.mark.parametrize("limits", [UNLIMITED, PassLimits(5)])
+def test_whoever_listens_is_told_what_the_plain_loop_tells(
+    limits: PassLimits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before which token how many responses have ended, of all batches."""
+    model = built(REPLAYED["llama"])
+    of_both: list[list[tuple[int, int]]] = []
+    kinds: list[dict[str, type[Uncaptured]]] = [{}, {"cpu": Uncaptured}]
+    for captures in kinds:
+        monkeypatch.setattr(replayed_steps, "CAPTURES", captures)
+        heard: list[tuple[int, int]] = []
+        draw(model, limits=limits, on_token=lambda ended, token, heard=heard: heard.append((ended, token)))
+        of_both.append(heard)
+    plain, replayed = of_both
+    assert replayed == plain
+    assert len({ended for ended, _ in plain}) > 8, "responses end one after the other"
+
+
+def test_rows_that_are_computed_and_had_ended_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the lengths of the responses: of 16 rows, and of halves of them, as few as hold those that have not ended."""
+    plain, _, counts = both(built(REPLAYED["llama"]), monkeypatch)
+    lengths = [len(response) for response in plain.responses]
+    computed = needed = 0
+    for token in range(2, max(lengths) + 1):  # the first comes with the prompt
+        active = sum(length >= token for length in lengths)
+        computed += min(width for width in (16, 8, 4, 2) if width >= active)
+        needed += active
+    assert (counts.sampled_rows, counts.ended_rows) == (computed, computed - needed)
+    assert 0 < needed < computed < 16 * max(lengths)
+
+
 @pytest.mark.parametrize("late", [0, 1, 2])
 @pytest.mark.parametrize("strings", [["e"], ["12", "a"], ["xyzzy"]])
 def test_stop_strings_end_responses_where_they_did(
@@ -333,15 +364,18 @@ def breaks(at: int) -> type[Uncaptured]:
     return Breaks
 
 
-@pytest.mark.parametrize("strings", [None, ["e"]])
+@pytest.mark.parametrize("late", [0, 2])
+@pytest.mark.parametrize("strings", [None, ["e"], list("aeinorst0123456789")])
 @pytest.mark.parametrize("at", [1, 2, 3, 4])
 def test_the_plain_loop_goes_on_from_where_a_capture_fails(
     at: int,
     strings: list[str] | None,
+    late: int,
     byte_tokenizer: PreTrainedTokenizerFast,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    monkeypatch.setitem(LATE, "cpu", late)
     sizes = {**SIZES, "vocab_size": len(byte_tokenizer), "initializer_range": 0.05}
     model = built(lambda: LlamaForCausalLM(LlamaConfig(**sizes)))
     stop = None if strings is None else StopStrings(byte_tokenizer, strings)
@@ -359,7 +393,7 @@ def test_the_plain_loop_goes_on_from_where_a_capture_fails(
     assert_alike(replayed, plain)
     assert counts.graphs_captured == at - 1
     assert (counts.graph_replays > 0) == (at > 1)
-    assert counts.graph_fallbacks >= 1
+    assert counts.graph_fallbacks == 2, "of two batches, each is counted"
     assert "slower: RuntimeError: no" in caplog.text
     assert model.config._attn_implementation == "sdpa"
 
@@ -396,6 +430,28 @@ def test_a_step_that_is_wrong_is_found_at_its_first_token(
     taken_counts()
     assert_alike(draw(model), plain)
     assert taken_counts().graph_replays == 0
+
+
+def test_a_step_that_finds_no_numbers_is_wrong_too(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Though no number is above a bound: the plain loop finds numbers with the same weights."""
+    whole = one_token.draw_one_token
+
+    def without_numbers(forward: Any, *args: Any, **options: Any) -> None:
+        def spoilt(**inputs: Any) -> Any:
+            output = forward(**inputs)
+            output.logits = output.logits * torch.nan
+            return output
+
+        whole(spoilt, *args, **options)
+
+    model = built(REPLAYED["llama"])
+    plain = draw(model)
+    monkeypatch.setattr(captured_steps, "draw_one_token", without_numbers)
+    monkeypatch.setattr(replayed_steps, "CAPTURES", {"cpu": Uncaptured})
+    assert_alike(draw(model), plain)
+    assert "a captured step of LlamaForCausalLM is nan nats off the plain one" in caplog.text
 
 
 def test_a_model_that_looks_at_values_is_not_captured(

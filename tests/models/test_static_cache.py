@@ -89,3 +89,21 @@ def test_attention_of_one_token_refuses_what_it_does_not_compute() -> None:
         grouped_attention(nn.Identity(), query.repeat(1, 1, 2, 1), key, key, mask)
     with pytest.raises(ValueError, match="no attention with softcap"):
         grouped_attention(nn.Identity(), query, key, key, mask, softcap=30.0)
+
+
+def test_attention_of_one_token_is_a_softmax_over_what_the_mask_shows() -> None:
+    """Written out head by head; two heads share keys and values, and the scale is not that of their width."""
+    draw = torch.Generator().manual_seed(4)
+    query = torch.randn(3, 4, 1, 6, generator=draw, dtype=torch.float64)
+    keys, values = torch.randn(2, 3, 2, 5, 6, generator=draw, dtype=torch.float64)
+    shown = [[0, 1, 2], [2, 3], [4]]
+    mask = torch.zeros(3, 1, 1, 5, dtype=torch.bool)
+    for row, columns in enumerate(shown):
+        mask[row, 0, 0, columns] = True
+    found, _ = grouped_attention(nn.Identity(), query, keys, values, mask, scaling=0.3)
+    assert found.shape == (3, 1, 4, 6)
+    for row, columns in enumerate(shown):
+        for head in range(4):
+            weights = (0.3 * keys[row, head // 2, columns] @ query[row, head, 0]).softmax(dim=0)
+            expected = weights @ values[row, head // 2, columns]
+            torch.testing.assert_close(found[row, 0, head], expected)

@@ -13,9 +13,12 @@ import torch
 from torch import nn
 
 from ledger.journal import read
-from models.sampling import Samples
+from models.pass_counts import taken_counts
+from models.sampling import Samples, sample
 from schemas.records.job import StageJob
 from tasks import policy_optimization
+from tasks.data.examples import read_prompts
+from tasks.rollout.ahead import AheadEngine
 from tasks.rollout.engine import LocalEngine
 from tasks.stages import run_stage
 from tasks.training import preemption
@@ -24,7 +27,8 @@ from tasks.training.seeds import derive_seed, stage_seed
 from tasks.updates import policy_update
 from tasks.updates.estimates import minibatch_advantages
 from tests.tasks.kills import same_bytes_after_a_kill
-from tests.tasks.test_presets_run import Case, curve, job_of, preset
+from tests.tasks.small_models import models_of
+from tests.tasks.test_presets_run import Case, curve, job_of, preset, run_in_two_attempts
 
 Contents = Callable[[Path], dict[str, bytes]]
 ITERATIONS = 4
@@ -81,6 +85,65 @@ def test_a_rollout_is_of_the_policy_before_the_last_update(
     assert len(set(before_update)) == ITERATIONS
     assert sampled_by == {0: before_update[0], 1: before_update[0], 2: before_update[1], 3: before_update[2]}
     assert threads == {0: "MainThread"} | dict.fromkeys((1, 2, 3), "sampling ahead")
+
+
+def test_only_what_was_begun_is_taken(pipeline: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other prompts, another number of responses, another seed and the likeliest ids are sampled by the policy as it is. What
+    was begun is taken once, with what it cost; also by an engine to which a checkpoint gave it."""
+    job = pipeline.job("sft").model_copy(update={"inputs": {"init": pipeline.folder("sft")}})
+    models = models_of(job, rewarded=False)
+    prompts = read_prompts(pipeline.folder("prompts"), "train", models.codec).ids[:3]
+    weights = list(models.policy.causal_lm.parameters())
+    asked: dict[str, Any] = {"prompts": prompts, "count": 2, "seed": 1}
+    others: list[dict[str, Any]] = [
+        {"prompts": prompts[::-1]},
+        {"prompts": prompts[:2], "count": 3},
+        {"seed": 2},
+        {"greedy": True},
+    ]
+    beside: list[bool] = []
+
+    def noted(*args: Any, is_beside_another: bool, **named: Any) -> Samples:
+        beside.append(is_beside_another)
+        return sample(*args, is_beside_another=is_beside_another, **named)
+
+    taken_counts()
+    before, cost = models.engine.generate(**asked), taken_counts()
+    with AheadEngine(models) as ahead, monkeypatch.context() as patched:
+        patched.setattr("tasks.rollout.engine.sample", noted)
+        ahead.begin(prompts, count=2, seed=1)
+        saved = ahead.tensors()
+        with torch.no_grad():
+            for weight in weights:
+                weight.mul_(1.1)
+        changed = [ahead.generate(**asked | other) for other in others]
+        assert not ahead.took_begun
+        taken_counts()
+        begun = ahead.generate(**asked)
+        assert ahead.took_begun
+        assert taken_counts() == cost
+        after = ahead.generate(**asked)
+        ahead.begin(prompts, count=2, seed=4)
+        assert not ahead.took_begun
+    assert beside == [True] * len(beside)
+    assert (begun.responses, begun.ended) == (before.responses, before.ended)
+    for found, expected in zip(begun.logprobs, before.logprobs, strict=True):
+        assert found == pytest.approx(expected, abs=1e-5)
+    assert len(set(map(len, before.responses))) > 1
+    assert True in before.ended
+    assert False in before.ended
+    assert changed == [models.engine.generate(**asked | other) for other in others]
+    assert after == models.engine.generate(**asked)
+    assert after.responses != before.responses
+
+    resumed = AheadEngine(models)
+    resumed.restore(saved)
+    taken_counts()
+    assert resumed.generate(**asked) == begun
+    assert taken_counts() == cost
+    assert resumed.took_begun
+    resumed.restore(AheadEngine(models).tensors())
+    assert resumed.generate(**asked) == after
 
 
 def test_advantages_are_weighted_by_capped_ratios(
@@ -155,6 +218,21 @@ def test_a_killed_stage_ends_with_the_same_bytes(
         contents=contents,
         monkeypatch=monkeypatch,
     )
+
+
+def test_stopped_and_gone_on_with_it_says_the_same_of_each_step(
+    pipeline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the thread counted is in the checkpoint too."""
+    whole, cut = (
+        job_in(tmp_path / each, "grpo", pipeline, iterations=2, validate_every=9) for each in ("whole", "cut")
+    )
+    taken_counts()
+    expected = run_stage(whole)
+    taken_counts()
+    assert run_in_two_attempts(cut, monkeypatch) == expected
+    assert curve(cut) == curve(whole)
+    assert all("prompt_reads" in step for step in curve(whole))
 
 
 def test_an_error_of_the_sampler_is_that_of_the_stage(

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -14,8 +14,10 @@ from schemas.recipe.stages import BestOfN
 from schemas.recipe.terms import VerifierTerm
 from schemas.recipe.work import ImportVerifier
 from schemas.records.job import StageJob
+from tasks.data.examples import Prompts
 from tasks.rewards.verifier_file import BrokenVerifier
 from tasks.rollout import rollouts
+from tasks.rollout.scored_meanwhile import Meanwhile
 from tasks.stages import run_stage
 from tests.tasks.kills import same_bytes_after_a_kill
 
@@ -75,6 +77,40 @@ def job_in(
     inputs = {"init": pipeline.folder("sft"), "prompts": prompts, "reward.main.0": verifier}
     reward = {"main": Reward(terms=(VerifierTerm(verifier="mine", wrong=-1.0),))}
     return job.model_copy(update={"work": work, "rewards": reward, "inputs": inputs})
+
+
+class Asked:
+    """A verifier that notes what it is asked."""
+
+    def __init__(self) -> None:
+        self.cases: list[tuple[str, str, str | None]] = []
+        self.kept_up = 0
+
+    def begin(self, cases: list[tuple[str, str, str | None]]) -> None:
+        self.cases += cases
+
+    def keep_up(self) -> None:
+        self.kept_up += 1
+
+
+class Words:
+    """A codec whose texts are the ids."""
+
+    def response_texts(self, responses: list[list[int]]) -> list[str]:
+        return ["-".join(map(str, ids)) for ids in responses]
+
+
+def test_every_verifier_is_asked_about_the_prompt_of_each_row() -> None:
+    """Two responses to the third prompt, then to the first, then to the second, which come in the order of their lengths."""
+    prompts = Prompts(["a", "b", "c"], [[1], [2], [3]], ["x", None, "z"], num_too_long=0)
+    asked = [Asked(), Asked()]
+    listener = Meanwhile(cast(Any, asked), cast(Any, Words()), prompts, indices=[2, 2, 0, 0, 1, 1])
+    listener.sampled([5, 0], [[7], [8, 9]])
+    listener.sampled([2], [[4]])
+    listener.keep_up()
+    for verifier in asked:
+        assert verifier.cases == [("b", "7", None), ("c", "8-9", "z"), ("a", "4", "x")]
+        assert verifier.kept_up == 1
 
 
 def test_it_has_the_first_batch_before_the_second_is_sampled(

@@ -1,12 +1,46 @@
 """From two measurements to the most positions that fit."""
 
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
 import pytest
 import torch
+from torch import Tensor
 
-from schemas.recipe.pass_limits import FoundLimits
-from tasks.training.found_limits import rounded
-from tasks.training.memory_probe import Cost, Measured, cost_of, gradients_to_come, moments_to_come
+from models.builtin import HIDDEN_SIZE, NUM_LAYERS, build_tiny
+from models.folders import load_policy
+from models.pass_counts import count_prompts, taken_counts
+from models.policy import PolicyModel
+from models.sampling import sample
+from models.sequences import Sequences
+from schemas.recipe.inputs import Generation
+from schemas.recipe.pass_limits import FoundLimits, PassLimits
+from tasks.data.examples import Completions, Prompts
+from tasks.training import found_limits, memory_meter, memory_probe
+from tasks.training.found_limits import (
+    Sampler,
+    Taken,
+    longest_response,
+    longest_row,
+    rounded,
+    sampling_limits,
+)
+from tasks.training.memory_probe import (
+    Cost,
+    Measured,
+    Row,
+    cost_of,
+    gradients_to_come,
+    moments_to_come,
+    pass_costs,
+    sampling_cost,
+)
 from tasks.training.optimization import make_optimizer
+from tests.tasks.live_memory import LiveMemory
+
+CPU = torch.device("cpu")
+PLENTY = 10**10
 
 
 def test_two_passes_tell_what_a_position_takes() -> None:
@@ -54,3 +88,176 @@ def test_it_is_told_in_words() -> None:
     assert FoundLimits(tokens=512, sampled_tokens=4096).described == (
         "found: passes of at most 512 positions, responses of 4,096 sampled side by side"
     )
+
+
+class Bytes:
+    """A meter of a device with so many bytes, none of which is ever taken."""
+
+    device = "a device of the tests"
+
+    def __init__(self, limit: int) -> None:
+        self._limit, self.begun = limit, 0
+
+    def begin(self) -> None:
+        self.begun += 1
+
+    def peak(self) -> int:
+        return 0
+
+    def taken(self) -> int:
+        return 0
+
+    def limit(self) -> int:
+        return self._limit
+
+
+@pytest.mark.parametrize(("beside", "tokens", "sampled"), [(False, 6656, 9216), (True, 2816, 3328)])
+def test_memory_is_shared_out_by_hand(
+    beside: bool, tokens: int, sampled: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 100,000 bytes a tenth is left, and 20,000 are what AdamW makes of 2,500 weights.
+
+    One after the other: (70,000 − 2,000) / 10 = 6,800 positions are 6,656, (70,000 − 1,000) / 7 = 9,857 are 9,216. Beside each
+    other, there is a copy of the weights, 10,000 bytes; where it samples, the gradients of what trains besides; and each has
+    half: (60,000 − 2,000) / 10 / 2 = 2,900 are 2,816, (50,000 − 1,000) / 7 / 2 = 3,500 are 3,328.
+    """
+    meter = Bytes(100_000)
+    monkeypatch.setattr(memory_meter, "meter", lambda: meter)
+    monkeypatch.setattr(found_limits, "pass_costs", lambda *_, **__: [Cost(500, 1), Cost(2_000, 10)])
+    monkeypatch.setattr(found_limits, "sampling_cost", lambda *_, **__: Cost(1_000, 7))
+    optimizer = make_optimizer(torch.nn.Linear(100, 25, bias=False), weight_decay=0.0)
+    sampler = Sampler(cast(Any, None), "float32", pad_token_id=0, beside_training=beside)
+    taken = Taken(Row(10, 20), optimizers=[optimizer], sampler=sampler)
+    job = cast(Any, SimpleNamespace(scratch=tmp_path, work=SimpleNamespace(microbatch_tokens=None)))
+
+    found = found_limits.found_limits(job, taken, device=CPU)
+
+    assert found == FoundLimits(tokens=tokens, sampled_tokens=sampled)
+    assert meter.begun == 1, "what was measured is no part of the first step's peak"
+
+
+def test_a_row_is_computed_however_little_memory_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory_meter, "meter", lambda: Bytes(10))
+    monkeypatch.setattr(found_limits, "pass_costs", lambda *_, **__: [Cost(500, 1)])
+    job = cast(Any, SimpleNamespace(scratch=tmp_path, work=SimpleNamespace(microbatch_tokens=None)))
+    found = found_limits.found_limits(job, Taken(Row(10, 20)), device=CPU)
+    assert found == FoundLimits(tokens=30)
+
+
+def test_the_longest_row_is_that_of_prompt_and_response_together() -> None:
+    """Rows of 9 + 3, 2 + 11 and 5 + 6 tokens; the longest prompt with the longest response that may come."""
+    examples = Completions(
+        prompt_ids=[[1] * 9, [1] * 2, [1] * 5],
+        response_ids={"chosen": [[7] * 3, [7] * 4, [7] * 6], "rejected": [[7] * 2, [7] * 11, [7]]},
+        pad_token_id=0,
+        num_too_long=0,
+    )
+    assert longest_row(examples) == Row(2, 11)
+    assert longest_row(examples, shares_prompt=True) == Row(2, 11, shares_prompt=True)
+    prompts = Prompts(["a", "b", "c"], [[1] * 4, [1] * 7, [1]], [None] * 3, num_too_long=0)
+    generation = Generation(max_prompt_tokens=48, max_response_tokens=24)
+    assert longest_response(prompts, generation, shares_prompt=True) == Row(7, 24, shares_prompt=True)
+
+
+def test_sampling_keeps_the_other_bounds() -> None:
+    limits, found = PassLimits(3, 400, share_prompts=False), FoundLimits(tokens=400, sampled_tokens=3000)
+    assert sampling_limits(limits, found, given=None) == PassLimits(3, 3000, share_prompts=False)
+    assert sampling_limits(limits, FoundLimits(tokens=400), given=None) == limits
+    assert sampling_limits(limits, None, given=400) == limits
+
+
+def test_measuring_moves_nothing() -> None:
+    """Neither counts of passes, nor random numbers, weights or gradients."""
+    weights = torch.nn.Parameter(torch.ones(4))
+
+    def compute(batch: Sequences) -> Tensor:
+        count_prompts(70, 7)
+        return weights * torch.rand(4)
+
+    taken_counts()
+    count_prompts(5, 4)
+    torch.manual_seed(3)
+    expected = torch.rand(2)
+    torch.manual_seed(3)
+    optimizer = torch.optim.SGD([weights], lr=1.0)
+    costs = pass_costs(
+        [compute, compute], [optimizer], Row(2, 3), precision="float32", device=CPU, meter=Bytes(100)
+    )
+    assert len(costs) == 2
+    assert torch.equal(torch.rand(2), expected)
+    counts = taken_counts()
+    assert (counts.prompt_positions, counts.prompt_tokens) == (5, 4)
+    assert weights.grad is None
+    assert torch.equal(weights, torch.ones(4))
+
+
+class Held(torch.autograd.Function):
+    """0, with a gradient; it holds a tensor until the pass backward."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, held: Tensor) -> Tensor:
+        ctx.save_for_backward(held)
+        return 0 * weight
+
+    @staticmethod
+    def backward(ctx: Any, *given: Tensor) -> tuple[Tensor, None]:
+        return 0 * given[0], None
+
+
+@pytest.mark.parametrize("learns", [True, False])
+@pytest.mark.parametrize("shares_prompt", [True, False])
+def test_what_a_pass_takes_is_what_it_holds(shares_prompt: bool, learns: bool) -> None:
+    """By hand: weights of 4,000 bytes have gradients as large, if they learn; a position of a pass keeps 4,000 bytes until the
+    pass backward. Where a prompt of 6 tokens is shared by responses of 2, each response has a copy of its keys besides,
+    here of 12,000 bytes, so that 2 positions more take 20,000 bytes."""
+    weights = torch.nn.Parameter(torch.ones(1000), requires_grad=learns)
+
+    def compute(batch: Sequences) -> Tensor:
+        layout = batch.layout
+        positions = batch.input_ids.numel() if layout is None else 6 + 2 * len(batch)
+        copies = 0 if layout is None else len(batch)
+        held: Tensor = Held.apply(weights[:1], torch.ones(1000 * positions + 3000 * copies))
+        return held
+
+    with LiveMemory(PLENTY) as live:
+        costs = pass_costs(
+            [compute], [], Row(6, 2, shares_prompt), precision="float32", device=CPU, meter=live
+        )
+    assert [round(cost.each) for cost in costs] == ([4_000, 10_000] if shares_prompt else [4_000])
+    assert 4_000 * (1 + learns) <= costs[0].fixed
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> PolicyModel:
+    build_tiny(tmp_path, seed=0)
+    return PolicyModel(load_policy(tmp_path))
+
+
+def test_a_position_of_a_cache_has_a_key_and_a_value_in_each_layer(tiny: PolicyModel) -> None:
+    with LiveMemory(PLENTY) as live:
+        tiny.causal_lm(torch.tensor([[5]]))  # its weights are counted from now on
+        found = memory_probe._cache_bytes(tiny, 10, precision="float32", meter=live)
+    assert found == 2 * NUM_LAYERS * HIDDEN_SIZE * 4
+
+
+@pytest.mark.parametrize("row", [Row(prompt=30, response=90), Row(prompt=200, response=10)])
+def test_what_sampling_takes_is_foreseen(row: Row, tiny: PolicyModel) -> None:
+    """From two short measurements, against the peak of 24 of the longest responses to as many prompts of the longest length."""
+    count = 24
+    with LiveMemory(PLENTY) as live:
+        cost = sampling_cost(tiny, row, precision="float32", pad_token_id=0, meter=live)
+        live.begin()
+        sample(
+            tiny.causal_lm,
+            [[4 + number] * row.prompt for number in range(count)],
+            max_new_tokens=row.response,
+            temperature=1.0,
+            eos_token_ids=(),
+            pad_token_id=0,
+            seed=0,
+        )
+        taken = live.peak()
+    foreseen = cost.fixed + cost.each * count * row.total
+    assert taken <= foreseen <= 1.5 * taken

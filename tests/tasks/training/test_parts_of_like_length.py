@@ -225,6 +225,17 @@ def test_passes_are_filled_with_the_responses_to_one_prompt_after_the_other() ->
     assert filled(lengths, range(6), PassLimits(rows=3)) == [[2, 3, 0], [1, 4, 5]]
 
 
+def test_a_response_without_a_token_shares_no_prompt() -> None:
+    """Three responses to a prompt of 200 tokens, one of them empty: a part of it would have no column."""
+    batch = groups([200, 150], [[0, 8, 8], [9, 9]])
+    assert not Lengths(batch).can_share
+    assert all(part.cuts is None for part in passes_of(batch, UNLIMITED))
+    layout = laid_out(batch, UNLIMITED).layout
+    assert isinstance(layout, Parts)
+    assert not layout.prompts
+    assert Lengths(groups([200, 150], [[1, 8, 8], [9, 9]])).can_share
+
+
 def test_the_responses_to_a_prompt_are_of_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     batch = groups([40, 40, 40], [[5] * 6, [5] * 2, [5] * 4])
     monkeypatch.setattr(ranks, "world_size", lambda: 2)
