@@ -8,16 +8,19 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from flows.audit.evidence import Evidence
+from flows.audit.evidence import Evidence, Missing
 from flows.audit.exported_signatures import exported_signature_checks, signature_files
 from flows.audit.mlflow_copies import problems_of_folder
 from flows.audit.mlflow_descriptions import DESCRIPTION, description_problems, example_problems, kinds_of
 from flows.audit.walk import Walk
+from flows.runs.exporting import GENERATION
 from flows.runs.named_models import PROVENANCE_FILE
+from flows.runs.record import RunRecord
 from flows.runs.workspace import RunError
 from ledger.published_copies import EXAMPLES, TOKENIZER, WEIGHTS, belongs_to_tokenizer
 from schemas.records.audit import Check
 from storage.hashed_files import FileToHash, chunks_of, hash_all
+from storage.measured_file import METRICS_FILE
 from storage.read_only import hash_listed, list_folder
 from storage.refs import Ref
 from storage.sealed_folders import MANIFEST
@@ -25,7 +28,7 @@ from storage.sealed_folders import MANIFEST
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _WRITTEN_ANEW = (
     "README.md",
-    "generation_config.json",
+    GENERATION,
     "MLmodel",
     "requirements.txt",
     "python_env.yaml",
@@ -33,6 +36,8 @@ _WRITTEN_ANEW = (
     PROVENANCE_FILE,
 )
 """Files of an exported folder that are no artifact's own."""
+_LEFT_OUT = frozenset({METRICS_FILE, GENERATION})
+"""Files of an artifact that an export leaves out, or writes anew."""
 
 
 def add_folder(evidence: Evidence, walk: Walk, path: Path) -> tuple[str, list[Check]]:
@@ -179,20 +184,63 @@ def _against_artifact(
 ) -> Iterator[Check]:
     """What ``vantage.json`` says, against the artifact in the workspace that it names."""
     refs = evidence.refs_of.get(digest, [])
+    if not refs or not evidence.has_object(digest):
+        return  # the checks of the artifact itself say so
     ref = next((each for each in refs if each.artifact.stage_key == told.get("stage_key")), None)
-    if ref is None or not evidence.has_object(digest):
+    if ref is None:
+        own, said = refs[0].artifact.stage_key, str(told.get("stage_key"))
+        detail = f"stage_key is {said[:12]}, the artifact's is {own[:12]}"
+        yield Check(subject=PROVENANCE_FILE, outcome="wrong", detail=detail)
         return
-    problems = list(_told_problems(told, ref, parents))
+    base, merged_into = getattr(ref.artifact, "base", None), told.get("merged_into")
+    problems = [*_told_problems(told, ref, parents), *_gate_problems(evidence, told, digest)]
+    if merged_into is None:
+        problems += _listed_problems(evidence, files, digest)
+    elif merged_into != base:
+        problems.append(f"merged_into is {str(merged_into)[:12]}, the artifact's base is {str(base)[:12]}")
+    else:
+        said = f"its files are the artifact merged into {base[:12]}, compared with its own list alone"
+        problems.append(Missing(said))
+    missing = [each for each in problems if isinstance(each, Missing)]
+    if wrong := [each for each in problems if not isinstance(each, Missing)]:
+        yield Check(subject=PROVENANCE_FILE, outcome="wrong", detail="; ".join(wrong))
+    elif missing:
+        yield Check(subject=PROVENANCE_FILE, outcome="unchecked", detail="; ".join(missing))
+    else:
+        yield Check(subject=PROVENANCE_FILE, detail="as the artifact in the workspace")
+
+
+def _listed_problems(evidence: Evidence, files: Mapping[str, str], digest: str) -> Iterator[str]:
+    """The list of files, against the artifact's manifest: the same files but for those that an export leaves out."""
     assert evidence.store is not None, "it has the artifact"
     listed = evidence.store.listed(digest).files
-    if "merged_into" not in told:
-        problems += [
-            f"{name}: {PROVENANCE_FILE} says sha256 {sha[:12]}, the artifact {str(listed.get(name, 'has no such file'))[:12]}"
-            for name, sha in files.items()
-            if listed.get(name) != sha
-        ]
-    said = "; ".join(problems) or "as the artifact in the workspace"
-    yield Check(subject=PROVENANCE_FILE, outcome="wrong" if problems else "ok", detail=said)
+    for name, sha in files.items():
+        if listed.get(name) != sha:
+            artifacts = str(listed.get(name, "has no such file"))[:12]
+            yield f"{name}: {PROVENANCE_FILE} says sha256 {sha[:12]}, the artifact {artifacts}"
+    for name in sorted(listed.keys() - files.keys() - _LEFT_OUT):
+        yield f"{name}: is in the artifact, and not in {PROVENANCE_FILE}"
+
+
+def _gate_problems(evidence: Evidence, told: Mapping[str, Any], digest: str) -> Iterator[str]:
+    """The verdicts, against those of the runs that have recorded the artifact."""
+    records = (evidence.record(run_id) for run_id in evidence.run_ids)
+    recorded = [
+        [str(verdict) for verdict in stage.verdicts]
+        for record in records
+        if isinstance(record, RunRecord)
+        for stage in record.stages.values()
+        if stage.digest == digest
+    ]
+    gates, run_id = told.get("gates"), str(told.get("run_id"))
+    if gates in recorded:
+        return
+    if recorded and run_id in evidence.run_ids:
+        yield f"gates are {str(gates)[:120]}, and no run has recorded these"
+    else:
+        yield Missing(
+            f"run {run_id[:40]} is not in {evidence.workspace.address}, so its gates are not compared"
+        )
 
 
 def _told_problems(told: Mapping[str, Any], ref: Ref, parents: Mapping[str, Any]) -> Iterator[str]:

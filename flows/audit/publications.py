@@ -322,7 +322,9 @@ def _closed(evidence: Evidence, recorded: Recorded) -> Iterator[str]:
                 for verdict in judged
                 if not verdict.passed and not _is_approved(recorded, step, entry.artifact.digest, verdict)
             )
-    if any(each.approve and each.alias == told.alias for each in named) and not _alias_is_approved(recorded):
+    # a person may move another alias than the recipe's, which waits for the same answer
+    meant = [each for each in named if each.alias == told.alias] or named
+    if meant and all(each.approve for each in meant) and not _alias_is_approved(recorded):
         yield "nobody has approved of it, as its recipe asks"
     for other in _must_differ(recipe, recorded):
         stage = recorded.entry.stages.get(told.stage)

@@ -9,6 +9,7 @@ from ledger.model_card import ancestors, card_sections, licence_of, readers, sta
 from ledger.notes import ModelPages, model_note
 from ledger.operations import Input
 from ledger.page_links import Link, artifact_key
+from schemas.records.approvals import Approval, Question
 from schemas.records.artifacts import Artifact, Dataset, Evaluation, PolicyCheckpoint
 from schemas.records.uncertainty import Uncertainty
 from schemas.records.verdicts import Verdict
@@ -104,6 +105,42 @@ def test_limits(run: RunEntry) -> None:
     assert any(
         "No evaluation of this run measured it" in line for line in card_sections(run, "sft", {})["Limits"]
     )
+
+
+def test_what_was_closed_or_not_conclusive_before_is_a_limit_of_what_was_made_of_it(run: RunEntry) -> None:
+    """Of the stage itself, of what measured it, and of every stage that it was made of; of no other."""
+    unsure = CLOSED.model_copy(update={"passed": True, "warning": "the interval holds the threshold"})
+    stages = run.stages | {
+        "data.d": replace(run.stages["data.d"], verdicts=(CLOSED,)),
+        "sft": replace(run.stages["sft"], verdicts=(unsure,)),
+    }
+    limits = card_sections(replace(run, stages=stages), "policy", {})["Limits"]
+    assert any(line.startswith("- data.d: the gate is closed: accuracy 0.500") for line in limits)
+    assert "- sft: accuracy: the interval holds the threshold" in limits
+    limits = card_sections(replace(run, stages=stages), "data.d", {})["Limits"]
+    assert not any(line.startswith(("- sft", "- evaluation")) for line in limits), limits
+
+
+def test_answers_are_those_about_the_stage_and_its_measurements(run: RunEntry) -> None:
+    def about(step: str, reason: str) -> Approval:
+        made = run.stages[step]
+        asked = {
+            "subject": step,
+            "stage": step,
+            "stage_key": made.stage_key,
+            "digest": sha(step),
+            "verdicts": (CLOSED,),
+        }
+        return Approval(
+            question=Question.model_validate(asked), approved=True, by="ada", reason=reason, time=0
+        )
+
+    told = replace(run, approvals=(about("evaluation", "a small slice"), about("sft", "good enough")))
+    gates = card_sections(told, "policy", {})["Gates"]
+    assert [("a small slice" in line, "good enough" in line) for line in gates] == [
+        (False, False),
+        (True, False),
+    ]
 
 
 def test_a_source_with_a_login_is_shown_without_it(run: RunEntry) -> None:

@@ -143,6 +143,15 @@ def test_several_gpus_by_index_and_uuid(tmp_path: Path) -> None:
     assert nvml.open == 0
 
 
+def test_a_gpu_is_the_one_that_the_attempt_was_given(tmp_path: Path) -> None:
+    """The third and the second of the machine, which are the attempt's first and second: 4 J and 0.5 J."""
+    nvml = Nvml(GPU_a=0, GPU_b=0, GPU_c=0)
+    began, last = meter(tmp_path, "2", "1", nvml=nvml), meter(tmp_path, "2", nvml=nvml)
+    nvml.gpus.update(GPU_a=10**9, GPU_b=500, GPU_c=4000)
+    assert began.finish() == Energy(gpu_joules=4.5)
+    assert last.finish() == Energy(gpu_joules=4.0)
+
+
 @pytest.mark.parametrize("after", [None, 3], ids=["not supported", "driver loaded anew"])
 def test_a_gpu_without_a_counter_is_not_guessed(tmp_path: Path, after: int | None) -> None:
     nvml = Nvml(GPU_a=1000, GPU_b=1000)

@@ -1,5 +1,6 @@
 """Readings of the machine: their number is bounded, and each is what psutil and NVML say."""
 
+from collections import namedtuple
 from types import SimpleNamespace
 from typing import Any
 
@@ -105,6 +106,39 @@ def test_gpus_are_numbered_from_0_and_what_one_does_not_tell_is_left_out() -> No
         "gpu_0_utilization_percentage": (90.0,),
         "gpu_0_power_usage_watts": (400.0,),
     }
+
+
+def test_a_gpu_is_the_one_that_the_attempt_was_given() -> None:
+    """The attempt's first is the third of the machine, which uses 3 GB."""
+    found = UsageMeter(("2",), nvml=Nvml()).finish().readings  # type: ignore[arg-type]
+    assert found["gpu_0_memory_usage_megabytes"] == (3000.0,)
+
+
+def test_time_of_guests_is_counted_once_and_a_wait_for_the_disk_is_idle(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of 10 s: 2 of users, 1 of which was a guest's, 3 idle and 5 of waiting; so 20 % busy."""
+    names = "user nice system idle iowait guest guest_nice"
+    Times = namedtuple("Times", names)  # type: ignore[misc]
+    waiting = iter([Times(0, 0, 0, 0, 0, 0, 0), Times(2, 0, 0, 3, 5, 1, 0)])
+    monkeypatch.setattr(usage.psutil, "cpu_times", lambda: next(waiting))
+    assert UsageMeter().finish().readings["cpu_utilization_percentage"] == (20.0,)
+
+
+def test_a_reading_keeps_its_time_when_every_second_one_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many megabytes are in use as seconds have passed."""
+    clock = Clock()
+    monkeypatch.setattr(usage.time, "time_ns", lambda: round(clock.now * 1e9))
+    monkeypatch.setattr(
+        usage.psutil, "virtual_memory", lambda: SimpleNamespace(used=clock.now * 1e6, percent=1.0)
+    )
+    meter = UsageMeter(clock=clock)
+    for _ in range(5 * MOST):
+        clock.now += EVERY_SECONDS
+        meter.poll()
+    found = meter.finish()
+    assert len(found.times) <= MOST
+    assert found.readings["system_memory_usage_megabytes"] == tuple(time / 1000 for time in found.times)
 
 
 def test_readings_go_through_json() -> None:

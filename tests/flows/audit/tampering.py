@@ -15,6 +15,9 @@ from flows.runs.record import RunRecord
 from flows.runs.workspace import Workspace
 from schemas.records.audit import AuditReport
 
+Lines = list[dict[str, Any]]
+"""The operations of an outbox."""
+
 
 @dataclass(frozen=True)
 class Case:
@@ -76,7 +79,7 @@ def edit_json(path: Path, change: Callable[[Any], None]) -> None:
     write(path, json.dumps(content).encode())
 
 
-def edit_lines(path: Path, change: Callable[[list[dict[str, Any]]], list[dict[str, Any]]]) -> None:
+def edit_lines(path: Path, change: Callable[[Lines], Lines]) -> None:
     """Change the lines of a JSONL file in place."""
     lines = change([json.loads(line) for line in path.read_bytes().splitlines()])
     write(path, b"".join(json.dumps(line).encode() + b"\n" for line in lines))
@@ -113,3 +116,12 @@ def found(report: AuditReport, outcome: str = "wrong") -> list[str]:
         for where, check in report.every_check()
         if check.outcome == outcome
     ]
+
+
+def assert_found(case: Case, tamper: Callable[[Case], None], where: str, said: str) -> None:
+    """What somebody does is wrong, and told there and so."""
+    tamper(case)
+    report = case.audit()
+    wrong = found(report)
+    assert report.exit_code == 1, (report.outcome, found(report, "unchecked"))
+    assert any(where in each and said in each for each in wrong), wrong

@@ -1,14 +1,19 @@
 """A ref's parents against the stage key, for every step of every kind of recipe."""
 
 import hashlib
+import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from flows.attempts.jobs import key_parts_of, work_of
-from flows.audit.artifact_claims import _kind_problems, _parent_problems
+from flows.audit.artifact_claims import _base_problems, _kind_problems, _parent_problems
 from schemas.kind import TOKENIZED
 from schemas.kinds import KINDS
 from schemas.recipe.recipe import ResolvedRecipe
+from schemas.records.artifacts import PolicyCheckpoint
 from schemas.records.stage_key import stage_key
 from schemas.steps import dependencies
 from storage.refs import Ref, describe
@@ -51,3 +56,59 @@ def test_the_parents_of_every_step_are_those_of_its_key_and_any_other_is_found(t
                     role,
                 )
     assert len(kinds) >= 11, "every kind of stage, and the implicit ones"
+
+
+def with_artifact(ref: Ref, **changes: Any) -> Ref:
+    return ref.model_copy(update={"artifact": ref.artifact.model_copy(update=changes)})
+
+
+def test_a_parent_that_is_taken_out_and_two_that_are_exchanged_are_found(tmp_path: Path) -> None:
+    """But for a role whose digest another role has too: then nothing is lost."""
+    taken_out = exchanged = 0
+    for name, recipe in all_recipes(tmp_path).items():
+        for step in dependencies(recipe):
+            ref = ref_of(recipe, step)
+            parents = ref.artifact.parents
+            for role, digest in parents.items():
+                others = {other: each for other, each in parents.items() if other != role}
+                told = list(_parent_problems(with_artifact(ref, parents=others)))
+                taken_out += digest not in others.values()
+                assert bool(told) == (digest not in others.values()), (name, step, role)
+            roles = sorted(ref.key_parts["inputs"].keys() & parents.keys())
+            if len({parents[role] for role in roles}) == len(roles) > 1:
+                first, second = roles[:2]
+                swapped = parents | {first: parents[second], second: parents[first]}
+                told = list(_parent_problems(with_artifact(ref, parents=swapped)))
+                assert {each.partition(" ")[0] for each in told} == {f"parents.{first}", f"parents.{second}"}
+                exchanged += 1
+    assert taken_out > 20 and exchanged > 5
+
+
+def test_a_ref_of_another_kind_than_its_step_makes_is_found(tmp_path: Path) -> None:
+    for recipe in all_recipes(tmp_path).values():
+        for step in dependencies(recipe):
+            ref = ref_of(recipe, step)
+            other = "evaluation" if ref.artifact.kind != "evaluation" else "dataset"
+            [told] = _kind_problems(with_artifact(ref, kind=other))
+            assert told.endswith(f"makes a {ref.artifact.kind}, and the ref says {other}")
+
+
+@pytest.mark.parametrize(
+    ("told", "parents", "said"),
+    [
+        (sha("base"), {"init": sha("base")}, []),
+        (sha("other"), {"init": sha("base")}, [f"base.json of the artifact says {sha('other')[:12]}"]),
+        (sha("base"), {"init": sha("other")}, ["is none of the parents"]),
+    ],
+)
+def test_the_base_of_adapters_is_the_one_in_their_files_and_a_parent(
+    told: str, parents: dict[str, str], said: list[str]
+) -> None:
+    own = {"uri": "objects/x", "digest": sha("sft"), "stage_key": sha("key"), "tokenizer_digest": sha("t")}
+    artifact = PolicyCheckpoint.model_validate({**own, "parents": parents, "base": sha("base")})
+    ref = Ref(artifact=artifact, attempt=1, run_id="0001-test-abcdef", key_parts={}, provenance={})
+    read = {(artifact.digest, "base.json"): json.dumps({"base": told}).encode()}
+    evidence: Any = SimpleNamespace(store=SimpleNamespace(read_file=lambda *which: read[which]))
+    found = list(_base_problems(evidence, ref))
+    assert len(found) == len(said)
+    assert all(text in each for text, each in zip(said, found, strict=True))

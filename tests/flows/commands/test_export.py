@@ -363,6 +363,11 @@ def test_adapters_are_merged_into_the_model_beneath_them(
         record.stages["sft"].digest,
         record.stages["model"].digest,
     )
+    with Evidence(workspace) as evidence:
+        report = audit(evidence, str(tmp_path / "whole"))
+    [said] = [check for check in report.checks if check.subject == "vantage.json"]
+    assert (said.outcome, "are the artifact merged into" in said.detail) == ("unchecked", True)
+    assert report.exit_code == 2, [check for _, check in report.every_check() if check.outcome == "wrong"]
     adapters = load_file(
         workspace.store / "objects" / str(record.stages["sft"].digest) / "adapter_model.safetensors"
     )

@@ -118,6 +118,22 @@ def test_a_run_names_its_policy_and_a_stage_anything(
     assert json.loads((tmp_path / "bill.json").read_text())["metadata"]["component"]["type"] == "data"
 
 
+def test_what_was_read_at_any_depth_is_in_it_with_its_licence(tmp_path: Path) -> None:
+    """The evaluation reads no demonstrations itself: the model that it judged was made of them."""
+    workspace = Workspace(tmp_path / "workspace")
+    licences = "licenses={data.demonstrations: CC-BY-4.0, sft: MIT}"
+    make_run(workspace, write_recipe(tmp_path, range(7)), licences, installed=environment(torch="2.13.0"))
+    told = json.loads(bill(workspace, "latest/evaluation").stdout)
+    materials = {each["name"]: each for each in told["components"] if each["name"].startswith("compared/")}
+    assert set(materials) == {
+        f"compared/{step}" for step in ("model", "data.demonstrations", "data.prompts", "sft")
+    }
+    licences_of = {name: each.get("licenses") for name, each in materials.items()}
+    assert licences_of["compared/sft"] == [{"license": {"id": "MIT"}}]
+    assert licences_of["compared/data.demonstrations"] == [{"license": {"id": "CC-BY-4.0"}}]
+    assert licences_of["compared/data.prompts"] is None
+
+
 @pytest.mark.parametrize(
     "named, message",
     [
