@@ -39,14 +39,14 @@ def compile_layers(network: nn.Module, *, packs: bool = False, backend: str = "i
     Raises:
         CannotCompile: nothing is compiled.
     """
-    trunks = [part for part in network.modules() if _is_trunk(part)]
+    trunks = [part for part in network.modules() if isinstance(part, PreTrainedModel) and _is_trunk(part)]
     layers = [layer for trunk in trunks for layer in _layers(trunk)]
     if not layers:
         raise CannotCompile(f"{type(network).__name__} has no layers that transformers marks as such")
     _allow_graphs()
     before = _num_graphs()
     for layer in layers:
-        layer.forward = MethodType(_forward, layer)  # type: ignore[method-assign]  # a copy of the layer has its own
+        layer.forward = MethodType(_forward, layer)  # a copy of the layer has its own
         vars(layer)[_BACKEND] = backend
     try:
         for trunk in trunks:
@@ -138,9 +138,9 @@ def _kept_gradients(trunk: nn.Module) -> Iterator[None]:
             parameter.grad = gradient
 
 
-def _is_trunk(part: nn.Module) -> bool:
+def _is_trunk(part: PreTrainedModel) -> bool:
     """Whether layers stand right below it."""
-    return isinstance(part, PreTrainedModel) and bool(_layers(part)) and part.base_model is part
+    return bool(_layers(part)) and part.base_model is part
 
 
 def _layers(trunk: nn.Module) -> list[GradientCheckpointingLayer]:
