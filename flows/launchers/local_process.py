@@ -39,8 +39,7 @@ POLL_SECONDS = 0.2
 GRACE_SECONDS = 20.0
 """Time for a stage to save its state after a stop was requested."""
 SETTLED_SECONDS = 3.0
-"""Time without a further line after which all ranks count as having written their stacks; on a busy machine one comes seconds
-after another."""
+"""Time without a further line after which the stacks count as written; on a busy machine one comes seconds after another."""
 STACKS_SECONDS = 15.0
 """Most time for a hanging stage to write its stacks."""
 

@@ -15,7 +15,6 @@ import signal
 import time
 from contextlib import suppress
 from pathlib import Path
-from types import FrameType
 
 import torch
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
@@ -34,6 +33,10 @@ from tasks.training.writer import writes_files
 LOOPBACK = "127.0.0.1"
 SECONDS_TO_END = 5
 """Time for the other ranks to end after one has failed; then they are killed."""
+SECONDS_FOR_STACKS = 10.0
+"""Most time for the ranks to write their stacks."""
+SECONDS_WITHOUT_A_LINE = 1.0
+"""After it, all of them have written."""
 SECONDS_FOR_THE_CAUSE = 10.0
 """How long a rank whose communication broke waits to be ended: the rank that broke it says why."""
 
@@ -43,9 +46,11 @@ def run_ranks(job_file: Path, stage: str, num_ranks: int) -> int:
 
     SIGTERM (save and stop) and SIGUSR1 (write stacks) to this process are passed on to every rank.
     """
+    logs = job_file.parent / "torchrun"
+    logs.mkdir(exist_ok=True)
     faulthandler.unregister(signal.SIGUSR1)
-    for number in (signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, _pass_on)
+    signal.signal(signal.SIGTERM, lambda number, _frame: _pass_on(number))
+    signal.signal(signal.SIGUSR1, lambda _number, _frame: _print_stacks(logs, num_ranks))
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -58,7 +63,7 @@ def run_ranks(job_file: Path, stage: str, num_ranks: int) -> int:
         start_method="fork",
         signals_to_handle="SIGINT",
         shutdown_timeout=SECONDS_TO_END,
-        logs_specs=DefaultLogsSpecs(log_dir=str(job_file.parent / "torchrun")),
+        logs_specs=DefaultLogsSpecs(log_dir=str(logs)),
     )
     threads = max(1, int(os.environ["OMP_NUM_THREADS"]) // num_ranks)
     try:
@@ -68,10 +73,31 @@ def run_ranks(job_file: Path, stage: str, num_ranks: int) -> int:
     return ExitCode.OK
 
 
-def _pass_on(number: int, _frame: FrameType | None) -> None:
+def _pass_on(number: int) -> None:
     for process in multiprocessing.active_children():
         with suppress(ProcessLookupError):
             os.kill(process.pid or 0, number)
+
+
+def _print_stacks(logs: Path, num_ranks: int) -> None:
+    """Rank by rank. Each writes into a file of its own: in one file they would write into each other's lines."""
+    files = [_stacks_file(logs, rank) for rank in range(num_ranks)]
+    _pass_on(signal.SIGUSR1)
+    sizes: list[int] = []
+    now = grown_at = time.monotonic()
+    give_up = now + SECONDS_FOR_STACKS
+    while now < give_up and not (sizes and all(sizes) and now - grown_at > SECONDS_WITHOUT_A_LINE):
+        before, sizes = sizes, [file.stat().st_size if file.exists() else 0 for file in files]
+        time.sleep(0.05)
+        now = time.monotonic()
+        grown_at = now if sizes != before else grown_at
+    for rank, file in enumerate(files):
+        text = file.read_text() if file.exists() else ""
+        print(f"rank {rank}:\n{text or 'has written nothing'}", flush=True)
+
+
+def _stacks_file(logs: Path, rank: int) -> Path:
+    return logs / f"stacks-{rank}"
 
 
 def _exit_code(job_file: Path, error: ChildFailedError) -> int:
@@ -87,12 +113,14 @@ def _rank(job_file: str, stage: str, threads: int) -> None:
     adopt_descendants()
     stage_process.die_with(os.getppid())
     preemption.listen()
-    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    path = Path(job_file)
+    # not closed before the process ends: the signal's handler writes into it
+    stacks = _stacks_file(path.parent / "torchrun", int(os.environ["RANK"])).open("w")
+    faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
     os.environ["OMP_NUM_THREADS"] = str(threads)
     torch.set_num_threads(threads)
     if not writes_files():
         logging.getLogger("tasks").setLevel(logging.WARNING)  # all ranks say the same
-    path = Path(job_file)
     try:
         resources = _resources(path)
         ranks.join(

@@ -222,6 +222,12 @@ def _require_intact(publication: Publication, ended: EndedRun) -> None:
         )
 
 
+def _require_registry(address: str, name: str) -> None:
+    if tracking.is_missing_database(address):  # MLflow would make one
+        raise RunError(f"MLflow has no registered model {name}: nothing was published from here yet")
+    tracking.set_up_client()
+
+
 def _present_version(address: str, name: str, alias: str) -> str:
     """The version that the alias points to now, whoever has published it."""
     _require_registry(address, name)
@@ -231,12 +237,6 @@ def _present_version(address: str, name: str, alias: str) -> str:
         return version_of_alias(address, name, alias)
     except NoSuchModel as error:
         raise RunError(str(error)) from None
-
-
-def _require_registry(address: str, name: str) -> None:
-    if tracking.is_missing_database(address):  # MLflow would make one
-        raise RunError(f"MLflow has no registered model {name}: nothing was published from here yet")
-    tracking.set_up_client()
 
 
 def _find(

@@ -75,7 +75,7 @@ def find_version(
         NoSuchModel: there is none, or it was not published by Vantage.
         MlflowException, OSError: the server does not answer.
     """
-    client = MlflowClient(tracking_uri=tracking_uri)
+    client = _client(tracking_uri, name)
     found = _find(client, name, version, alias)
     tags = found.tags
     if not set(tags) >= _PUBLISHED_TAGS or found.source is None:
@@ -118,13 +118,13 @@ def version_of_alias(tracking_uri: str, name: str, alias: str) -> str:
         RegistryUnavailable: MLflow does not answer.
     """
     with _answering(tracking_uri):
-        return str(_find(MlflowClient(tracking_uri=tracking_uri), name, None, alias).version)
+        return str(_find(_client(tracking_uri, name), name, None, alias).version)
 
 
 def find_by_digest(tracking_uri: str, name: str, digest: str) -> PublishedVersion | None:
     """The version of a model that holds an artifact; None: MLflow has none. RegistryUnavailable: it does not answer."""
     with _answering(tracking_uri):
-        client = MlflowClient(tracking_uri=tracking_uri)
+        client = _client(tracking_uri, name)
         found = client.search_model_versions(f"name = '{name}' AND tags.`vantage.digest` = '{digest}'")
         if not found:
             return None
@@ -242,11 +242,16 @@ def fetch_copy(found: PublishedVersion, *, tracking_uri: str, target: Path) -> P
     return target / WEIGHTS
 
 
-def _find(client: MlflowClient, name: str, version: str | None, alias: str | None) -> Any:
+def _client(tracking_uri: str, name: str) -> MlflowClient:
+    """A client for questions about a model; making one makes a database that is missing, so the name is looked at before."""
     if set(name) & _QUOTES:  # a search would take what follows for another condition
         raise NoSuchModel(
             f"{name!r} is no name of a registered model: it has a quotation mark or a backslash"
         )
+    return MlflowClient(tracking_uri=tracking_uri)
+
+
+def _find(client: MlflowClient, name: str, version: str | None, alias: str | None) -> Any:
     try:
         if alias is not None:
             return client.get_model_version_by_alias(name, alias)
