@@ -1,9 +1,9 @@
 """Stages on several ranks, as one process of a test starts them:
 
-    python stages_on_ranks.py WORLD_SIZE JOBS STRATEGY EPS
+    python stages_on_ranks.py WORLD_SIZE JOBS STRATEGY EPS MEMORY
 
 forks WORLD_SIZE gloo processes; each runs every job of the JSON lines in the file JOBS, one after the other, with
-EPS for AdamW's.
+EPS for AdamW's. MEMORY is JSON: of each job, the bytes that each rank has, or [] where nobody counts them.
 """
 
 import contextlib
@@ -18,28 +18,44 @@ import torch
 from safetensors import safe_open
 
 from models import sharding
-from schemas.records.job import StageJob
+from schemas.records.job import StageJob, StageResult
 from tasks.stages import run_stage
-from tasks.training import optimization, ranks
+from tasks.training import memory_meter, optimization, ranks
+from tests.tasks.live_memory import LiveMemory
 
 SECONDS = 60.0
 """The longest wait of a rank for another; one that never comes fails the test."""
 
 
 def work(
-    rank: int, world_size: int, rendezvous: str, jobs: list[StageJob], strategy: str, eps: float
+    rank: int,
+    world_size: int,
+    rendezvous: str,
+    jobs: list[StageJob],
+    strategy: str,
+    eps: float,
+    memory: list[list[int]],
 ) -> None:
     """One rank."""
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world_size), "GLOO_SOCKET_IFNAME": "lo"}
     torch.set_num_threads(1)
     vars(optimization)["EPS"] = eps
     ranks.join(hang_seconds=SECONDS, sharded=strategy == "fsdp2", rendezvous=f"file://{rendezvous}")
-    for job in jobs:
+    for number, job in enumerate(jobs):
         read = count_bytes()
-        result = run_stage(job)
+        result = run_within(job, memory[number][rank], rank) if memory else run_stage(job)
         (job.scratch / f"bytes-{rank}.json").write_text(json.dumps(read))
         (job.scratch / f"result-{rank}.json").write_text(result.model_dump_json())
     ranks.leave()
+
+
+def run_within(job: StageJob, limit: int, rank: int) -> StageResult:
+    """Run a job in so many bytes, and write down how many it took at once."""
+    with LiveMemory(limit) as live:
+        vars(memory_meter)["meter"] = lambda: live
+        result = run_stage(job)
+    (job.scratch / f"peak-{rank}.json").write_text(json.dumps(live.peak()))
+    return result
 
 
 def count_bytes() -> list[int]:
@@ -83,6 +99,7 @@ if __name__ == "__main__":
                 found,
                 sys.argv[3],
                 float(sys.argv[4]),
+                json.loads(sys.argv[5]),
             ),
         )
         for rank in range(world_size)

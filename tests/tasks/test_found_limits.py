@@ -1,5 +1,6 @@
 """The largest passes that fit are found before the first step: in memory that is counted tensor by tensor."""
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ from tasks.training import cuts, found_limits, memory_meter, memory_probe
 from tasks.training.scratch import JOURNAL, read_found, write_found
 from tests.tasks.kills import same_bytes_after_a_kill
 from tests.tasks.live_memory import LiveMemory
+from tests.tasks.test_stages_on_ranks import start
 
 Contents = Callable[[Path], dict[str, bytes]]
 PLENTY = 10**10
@@ -71,12 +73,7 @@ def test_passes_fill_the_memory_that_there_is_and_change_no_weight(
     assert found is not None
     assert unbounded is not None
     assert found.tokens < unbounded.tokens
-    for file in whole.output.glob("*.safetensors"):
-        there, here = load_file(file), load_file(cut.output / file.name)
-        for tensor, values in there.items():
-            apart = (here[tensor] - values).abs()
-            assert apart.max() < LEARNING_RATE / 10, "AdamW magnifies what rounding does to a gradient near 0"
-            assert apart.mean() < LEARNING_RATE / 1000
+    assert_alike_files(cut.output, whole.output)
 
 
 @pytest.mark.parametrize("step", [0, 2])
@@ -103,6 +100,28 @@ def test_an_attempt_that_goes_on_has_the_limits_of_the_one_before(
     found = read_found(tmp_path / "cut" / "scratch")
     assert found is not None
     assert found.tokens < 200, "no more than one row, where there is too little memory for the weights"
+
+
+def test_all_ranks_have_the_limit_of_the_one_with_least_memory(
+    pipeline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever it is; that one stays within its memory, and what is learnt is what one process learns."""
+    alone = pipeline.job("sft", folder=tmp_path / "alone")
+    with memory(PLENTY, monkeypatch) as live:
+        run_stage(alone)
+    little = live.peak() * 6 // 10
+    shares = [[PLENTY, little], [little, PLENTY], [PLENTY, PLENTY]]
+    jobs = [pipeline.job("sft", folder=tmp_path / str(number)) for number in range(len(shares))]
+    start(2, tmp_path / "jobs", jobs, memory=shares)
+    first, second, plenty = (read_found(job.scratch) for job in jobs)
+    assert first is not None
+    assert plenty is not None
+    assert ROW <= first.tokens < plenty.tokens
+    assert second == first
+    assert json.loads((jobs[0].scratch / "peak-1.json").read_text()) <= little
+    assert json.loads((jobs[1].scratch / "peak-0.json").read_text()) <= little
+    for job in jobs:
+        assert_alike_files(job.output, alone.output)
 
 
 def test_limits_of_another_device_are_found_anew(
@@ -183,6 +202,16 @@ def test_dropout_draws_what_it_would_have_drawn(
     with memory(PLENTY, monkeypatch):
         run_stage(pipeline.job("sft", folder=tmp_path / "searched"))
     assert torch.equal(*states)
+
+
+def assert_alike_files(found: Path, expected: Path) -> None:
+    """The weights are those, but for rounding."""
+    for file in expected.glob("*.safetensors"):
+        there, here = load_file(file), load_file(found / file.name)
+        for tensor, values in there.items():
+            apart = (here[tensor] - values).abs()
+            assert apart.max() < LEARNING_RATE / 10, "AdamW magnifies what rounding does to a gradient near 0"
+            assert apart.mean() < LEARNING_RATE / 1000
 
 
 def curve(job: Any) -> list[dict[str, float]]:

@@ -5,7 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -155,12 +155,23 @@ def on_ranks(
 
 
 def start(
-    world_size: int, file: Path, jobs: list[StageJob], *, strategy: str = "ddp", eps: float = EPS
+    world_size: int,
+    file: Path,
+    jobs: list[StageJob],
+    *,
+    strategy: str = "ddp",
+    eps: float = EPS,
+    memory: Sequence[Sequence[int]] = (),
 ) -> None:
-    """Run the jobs on so many processes, and wait for them; ``eps`` is AdamW's."""
+    """Run the jobs on so many processes, and wait for them.
+
+    Args:
+        eps: AdamW's.
+        memory: of each job, the bytes that each rank has; nothing: nobody counts them.
+    """
     file.write_text("".join(f"{job.model_dump_json()}\n" for job in jobs))
     program = str(Path(__file__).with_name("stages_on_ranks.py"))
-    script = [sys.executable, program, str(world_size), str(file), strategy, str(eps)]
+    script = [sys.executable, program, str(world_size), str(file), strategy, str(eps), json.dumps(memory)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     ended = subprocess.run(script, env=environment, timeout=SECONDS, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
