@@ -168,7 +168,7 @@ def accumulate_preferences(
         sums.add(nll, part.weight)
         sums.add(preference, part.weight)
         losses.add("loss", preference.loss, part.weight)
-        num_tokens += sum(batch.known.totals)
+        num_tokens += int(part.weight) * sum(batch.known.totals)
     means = {CURVES.get(name, name): mean for name, mean in sums.means().items()}
     return {**losses.totals(), **means}, ranks.total(num_tokens)
 

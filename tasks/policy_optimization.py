@@ -70,12 +70,13 @@ def run(job: StageJob[ResolvedPolicyOptimization]) -> StageResult:
     networks, job = networks.within(found, job), within_memory(job, found)
     models, work = networks.models, job.work
     encoding = encoding_metrics(job, "prompts", [train, validation, test])
-    selection = Selection(models, validation, num_samples=work.validation_samples, seed=stage_seed(job))
     ptx = read_ptx(job, codec)
     positive_verifier = load_positive_verifier(job, algorithm)
     baselines = load_baselines(job, models)
     engine = AheadEngine(models) if work.rollout.ahead else None
     sampling = models if engine is None else replace(models, engine=engine)
+    # validation too is sampled beside a thread that samples
+    selection = Selection(sampling, validation, num_samples=work.validation_samples, seed=stage_seed(job))
 
     with (
         Attempt(
@@ -152,7 +153,8 @@ def run(job: StageJob[ResolvedPolicyOptimization]) -> StageResult:
         models.sync_engine()
 
     # 6. What the best policy is like
-    measured = selection.measure(test, num_samples=work.test_samples or work.validation_samples)
+    alone = replace(selection, models=models)
+    measured = alone.measure(test, num_samples=work.test_samples or work.validation_samples)
     written = write_policy(job, causal_lm, codec.tokenizer)
     return StageResult(
         metrics={**headline_metrics(measured, attempt.state, work), **encoding},

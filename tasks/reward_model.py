@@ -207,7 +207,7 @@ def accumulate_pairs(
             sums.add(language, part.weight)
         (part.weight * loss).backward()
         losses.add("loss", loss, part.weight)
-        num_tokens += sum(batch.known.totals)
+        num_tokens += int(part.weight) * sum(batch.known.totals)
     means = {CURVES.get(name, name): mean for name, mean in sums.means().items()}
     return {**losses.totals(), **means}, ranks.total(num_tokens)
 
@@ -236,7 +236,7 @@ def accumulate_rankings(
         losses.add("loss", preference.loss, part.weight)
         losses.add("scores", completion_scores.sum(), part.weight)
         num_completions += int(part.weight) * len(batch.sequences)
-        num_tokens += sum(batch.sequences.known.totals)
+        num_tokens += int(part.weight) * sum(batch.sequences.known.totals)
     means = {CURVES.get(name, name): mean for name, mean in sums.means().items()}
     totals = losses.totals()
     score_mean = totals["scores"] / ranks.total(num_completions)

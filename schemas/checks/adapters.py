@@ -6,6 +6,7 @@ from schemas.problems import Problem
 from schemas.recipe.lora import Lora
 from schemas.recipe.recipe import Recipe
 from schemas.recipe.stage import Stage, Training
+from schemas.recipe.stages import PolicyOptimization
 from schemas.steps import dependencies
 
 _STARTS_FROM = ("init", "critic", "fresh_critic")
@@ -43,11 +44,30 @@ def adapter_problems(recipe: Recipe) -> Iterator[Problem]:
                 message = f"{_shown(own)} cannot go on from {field}={start}, which has {_shown(theirs)}"
                 remedy = f"give both the same lora, or set stages.{start}.lora: false"
                 yield Problem(("stages", name, "lora"), message, remedy)
+        if isinstance(stage, PolicyOptimization) and stage.critic_optimizer == "carry":
+            yield from _other_weights(name, stage, recipe)
         adapted = own is not None or any(lora_of(recipe.stages.get(step)) for step in read[name].values())
         if adapted and stage.resources.cuts_weights:
             message = "fsdp2 cuts weights, and those of adapters are not cut"
             remedy = "use strategy: ddp, or lora: false in all stages that this one reads"
             yield Problem(("stages", name, "resources", "distributed", "strategy"), message, remedy)
+
+
+def _other_weights(name: str, stage: PolicyOptimization, recipe: Recipe) -> Iterator[Problem]:
+    """An optimiser that is carried on from a critic of which other weights were trained than are here."""
+    critic = recipe.stages.get(stage.critic or "")
+    own, theirs = lora_of(stage), lora_of(critic)
+    if isinstance(critic, Training) and (own is None) != (theirs is None):
+        message = (
+            f"carry goes on with the optimiser of '{stage.critic}', which trains {_trained(theirs)}, "
+            f"and this stage trains {_trained(own)}"
+        )
+        remedy = f"give {name} and {stage.critic} the same lora, or set critic_optimizer: fresh"
+        yield Problem(("stages", name, "critic_optimizer"), message, remedy)
+
+
+def _trained(lora: Lora | None) -> str:
+    return "all weights" if lora is None else _shown(lora)
 
 
 def _shown(lora: Lora) -> str:

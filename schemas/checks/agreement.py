@@ -37,6 +37,7 @@ def resolve(recipe: Recipe) -> tuple[Recipe, list[Problem]]:
             problems += _disagreements(recipe, name, stage, policy_stages)
             stage, found = _inherit(name, stage, policy_stages)
             problems += found
+            problems += _cut_reference(name, stage)
             if any(each.critic_optimizer == "carry" for each in policy_stages.values()):
                 stage = stage.model_copy(update={"keep_optimizer": True})
                 problems += _cut_optimizer(name, stage)
@@ -71,6 +72,15 @@ def _cut_optimizer(name: str, stage: ValuePretraining) -> Iterator[Problem]:
     if stage.resources.cuts_weights:
         message = "the optimiser's state is carried on from here, and fsdp2 cuts it"
         remedy = "use strategy: ddp here, or critic_optimizer: fresh in the policy stage"
+        yield Problem(("stages", name, "resources", "distributed", "strategy"), message, remedy)
+
+
+def _cut_reference(name: str, stage: ValuePretraining) -> Iterator[Problem]:
+    """Returns as the stage has them in the end; those that it has of its own are refused with its fields."""
+    returns = stage.returns
+    if returns and returns.kl_coef and returns.kl_kind == "full" and stage.resources.cuts_weights:
+        message = "the policy stage's kl_kind=full reads all weights of the reference at once, and fsdp2 cuts them"
+        remedy = "use strategy: ddp here, or another kl_kind in the policy stage"
         yield Problem(("stages", name, "resources", "distributed", "strategy"), message, remedy)
 
 

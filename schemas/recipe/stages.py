@@ -305,6 +305,14 @@ class PolicyOptimization(Rollouts):
             _refuse_cut_reference(self.resources, "algorithm.kl_loss_kind")
 
     @rule
+    def _the_policy_learns(self) -> None:
+        if self.algorithm.policy_starts_at >= self.iterations:
+            raise ValueError(
+                f"algorithm.policy_starts_at={self.algorithm.policy_starts_at} leaves the policy none of "
+                f"iterations={self.iterations} to learn in; raise iterations, or lower policy_starts_at"
+            )
+
+    @rule
     def _one_critic_where_one_is_read(self) -> None:
         given = [name for name in ("critic", "fresh_critic") if getattr(self, name) is not None]
         if self.algorithm.reads_critic and not given:

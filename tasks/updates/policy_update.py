@@ -78,8 +78,12 @@ def update(
             described += more_critic_steps(networks, minibatch, work, step=step)
         if taken_back.stops_epoch:
             steps.end_epoch()
-    means = {**means_of(described), "ratio_deviation_first": described[0].get("ratio_deviation", 0.0)}
-    return means | ({"trust_region_undone": undone} if work.algorithm.trust_region_kl is not None else {})
+    means = means_of(described)
+    if "policy" in learning:  # else no ratio was computed
+        means["ratio_deviation_first"] = described[0].get("ratio_deviation", 0.0)
+        if work.algorithm.trust_region_kl is not None:
+            means["trust_region_undone"] = undone
+    return means
 
 
 def more_critic_steps(

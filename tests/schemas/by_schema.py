@@ -71,6 +71,7 @@ RULES = {
     "Algorithm._tracked_scores_have_one_unit": "what a preset's name stands for",
     "ValuePretraining._the_exact_kl_reads_whole_weights": "fields of two parts of the stage",
     "PolicyOptimization._the_exact_kl_reads_whole_weights": "fields of two parts of the stage",
+    "PolicyOptimization._the_policy_learns": "one number against another",
     "BestOfN._minibatches_divide_the_batch": "one number divides another",
     "PolicyOptimization._one_critic_where_one_is_read": "what a preset's name stands for",
     "PolicyOptimization._one_step_without_importance_ratio": "what a preset's name stands for",

@@ -235,6 +235,27 @@ def test_stopped_and_gone_on_with_it_says_the_same_of_each_step(
     assert all("prompt_reads" in step for step in curve(whole))
 
 
+def test_what_may_run_beside_the_thread_knows_it(
+    pipeline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Validation too; test prompts are sampled when the thread has ended. On a GPU, who is alone captures graphs."""
+    said: list[tuple[str, bool]] = []
+
+    def noted(*args: Any, is_beside_another: bool, **named: Any) -> Samples:
+        said.append((threading.current_thread().name, is_beside_another))
+        return sample(*args, is_beside_another=is_beside_another, **named)
+
+    job = job_in(tmp_path, "grpo", pipeline, iterations=2, validate_every=1)
+    monkeypatch.setattr("tasks.rollout.engine.sample", noted)
+    run_stage(job)
+    main = [is_beside for name, is_beside in said if name == "MainThread"]
+    num_test = main.count(False)
+    # the first rollout, and validation before it and after both updates
+    assert main == [True] * 4 + [False] * num_test
+    assert num_test == 1
+    assert [is_beside for name, is_beside in said if name != "MainThread"] == [True]
+
+
 def test_an_error_of_the_sampler_is_that_of_the_stage(
     pipeline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

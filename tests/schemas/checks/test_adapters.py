@@ -96,6 +96,22 @@ def test_adapters_of_another_shape_cannot_go_on() -> None:
     assert recipe(sft=NONE, reward=LORA)
 
 
+def test_an_optimiser_goes_on_with_the_weights_that_it_has_moved() -> None:
+    """With adapters on one side alone it would have moments of the value head, and of nothing else."""
+    carry = ", critic_optimizer: carry"
+    text = refused(model=LORA, value=NONE, policy=carry)
+    assert (
+        "stages.policy.critic_optimizer: carry goes on with the optimiser of 'value', which trains all weights, and this "
+        "stage trains lora of rank=8 alpha=16 targets=all_linear; give policy and value the same lora, or set "
+        "critic_optimizer: fresh"
+    ) in " ".join(text.split())
+    text = refused(model=LORA, policy=NONE + carry)
+    assert "which trains lora of rank=8" in text and "this stage trains all weights" in text
+    assert recipe(model=LORA, policy=carry)
+    assert recipe(policy=carry)
+    assert recipe(model=LORA, value=NONE)
+
+
 def test_adapters_and_what_reads_them_are_not_cut() -> None:
     fsdp2 = ", resources: {distributed: {strategy: fsdp2, ranks: 2}}"
     assert "fsdp2 cuts weights, and those of adapters are not cut" in refused(sft=LORA + fsdp2)

@@ -268,6 +268,18 @@ def test_an_optimiser_that_is_cut_is_not_carried_on(plain: dict[str, Any]) -> No
     ]
 
 
+def test_an_exact_kl_that_a_critic_inherits_reads_no_cut_weights(plain: dict[str, Any]) -> None:
+    """The policy's stage may be whole; without KL in the reward nothing is read."""
+    plain["stages"]["policy"]["algorithm"] = {"preset": "ppo", "kl_coef": 0.1, "kl_kind": "full"}
+    plain["stages"]["value"]["resources"] = SHARDED
+    assert resolved(plain)[1] == [
+        "stages.value.resources.distributed.strategy: the policy stage's kl_kind=full reads all weights of the reference at "
+        "once, and fsdp2 cuts them; use strategy: ddp here, or another kl_kind in the policy stage"
+    ]
+    plain["stages"]["policy"]["algorithm"]["kl_coef"] = 0.0
+    assert resolved(plain)[1] == []
+
+
 @pytest.mark.parametrize(
     ("stage", "changes", "said"),
     [

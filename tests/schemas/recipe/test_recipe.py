@@ -184,6 +184,9 @@ CUT = {"gpus": 8, "distributed": {"strategy": "fsdp2"}}
          "algorithm.kl_loss_kind=full reads all weights of the reference at once"),
         (lambda: value_stage(returns={"kl_coef": 0.1, "kl_kind": "full"}, resources=CUT),
          "returns.kl_kind=full reads all weights of the reference at once"),
+        (lambda: policy_stage(algorithm={"preset": "ppo", "policy_starts_at": 7}, iterations=7),
+         "algorithm.policy_starts_at=7 leaves the policy none of iterations=7 to learn in; raise iterations, or lower "
+         "policy_starts_at"),
         (lambda: ModelTerm(model="a", wrong=-1.0), "wrong=-1 is a verifier's score, and this term names a model; remove it"),
         (lambda: Reward(terms=({"model": "a"}, {"verifier": "b"}, {"model": "a", "weight": 2})),
          "terms name 'a' twice; add up their weights in one term"),

@@ -67,6 +67,11 @@ Loss = Callable[[Path, list[int]], tuple[nn.Module, Metrics]]
 """From the model's folder and the minibatch's rows to the network with the gradient of this rank's, and the metrics."""
 
 
+def with_tokens(metrics: Metrics, num_tokens: int) -> Metrics:
+    """What a step read is a number of all ranks too: a pass that only keeps step reads nothing of its own."""
+    return {**metrics, "num_tokens": num_tokens}
+
+
 def likelihood(folder: Path, rows: list[int]) -> tuple[nn.Module, Metrics]:
     policy = PolicyModel(load_policy(folder))
     found = accumulate_nll(
@@ -102,7 +107,7 @@ def bradley_terry(folder: Path, rows: list[int]) -> tuple[nn.Module, Metrics]:
         microbatch_size=2,
     )
     reward = reward_with_language_head(folder, seed=1, device=CPU)
-    return reward, reward_model.accumulate_pairs(reward, pairs(), rows, work)[0]
+    return reward, with_tokens(*reward_model.accumulate_pairs(reward, pairs(), rows, work))
 
 
 def ranking(folder: Path, rows: list[int]) -> tuple[nn.Module, Metrics]:
@@ -118,7 +123,7 @@ def ranking(folder: Path, rows: list[int]) -> tuple[nn.Module, Metrics]:
         microbatch_size=2,
     )
     reward = reward_with_language_head(folder, seed=1, device=CPU)
-    return reward, reward_model.accumulate_rankings(reward, rankings, rows, work)[0]
+    return reward, with_tokens(*reward_model.accumulate_rankings(reward, rankings, rows, work))
 
 
 def preferences(folder: Path, rows: list[int]) -> tuple[nn.Module, Metrics]:
@@ -134,7 +139,7 @@ def preferences(folder: Path, rows: list[int]) -> tuple[nn.Module, Metrics]:
     models = dpo.Models(
         policy=PolicyModel(load_policy(folder)), reference=reference_of(folder), temperature=0.8
     )
-    return models.policy, dpo.accumulate_preferences(models, pairs(), rows, work)[0]
+    return models.policy, with_tokens(*dpo.accumulate_preferences(models, pairs(), rows, work))
 
 
 def value_regression(folder: Path, rows: list[int]) -> tuple[nn.Module, Metrics]:
