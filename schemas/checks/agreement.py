@@ -79,7 +79,9 @@ def _cut_reference(name: str, stage: ValuePretraining) -> Iterator[Problem]:
     """Returns as the stage has them in the end; those that it has of its own are refused with its fields."""
     returns = stage.returns
     if returns and returns.kl_coef and returns.kl_kind == "full" and stage.resources.cuts_weights:
-        message = "the policy stage's kl_kind=full reads all weights of the reference at once, and fsdp2 cuts them"
+        message = (
+            "the policy stage's kl_kind=full reads all weights of the reference at once, and fsdp2 cuts them"
+        )
         remedy = "use strategy: ddp here, or another kl_kind in the policy stage"
         yield Problem(("stages", name, "resources", "distributed", "strategy"), message, remedy)
 
