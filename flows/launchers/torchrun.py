@@ -46,11 +46,11 @@ def run_ranks(job_file: Path, stage: str, num_ranks: int) -> int:
 
     SIGTERM (save and stop) and SIGUSR1 (write stacks) to this process are passed on to every rank.
     """
-    logs = job_file.parent / "torchrun"
+    logs = _logs(job_file)
     logs.mkdir(exist_ok=True)
     faulthandler.unregister(signal.SIGUSR1)
     signal.signal(signal.SIGTERM, lambda number, _frame: _pass_on(number))
-    signal.signal(signal.SIGUSR1, lambda _number, _frame: _print_stacks(logs, num_ranks))
+    signal.signal(signal.SIGUSR1, lambda _number, _frame: _print_stacks(job_file, num_ranks))
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -79,25 +79,35 @@ def _pass_on(number: int) -> None:
             os.kill(process.pid or 0, number)
 
 
-def _print_stacks(logs: Path, num_ranks: int) -> None:
+def _print_stacks(job_file: Path, num_ranks: int) -> None:
     """Rank by rank. Each writes into a file of its own: in one file they would write into each other's lines."""
-    files = [_stacks_file(logs, rank) for rank in range(num_ranks)]
+    files = [_stacks_file(job_file, rank) for rank in range(num_ranks)]
+    before = sizes = _sizes(files)
     _pass_on(signal.SIGUSR1)
-    sizes: list[int] = []
-    now = grown_at = time.monotonic()
-    give_up = now + SECONDS_FOR_STACKS
-    while now < give_up and not (sizes and all(sizes) and now - grown_at > SECONDS_WITHOUT_A_LINE):
-        before, sizes = sizes, [file.stat().st_size if file.exists() else 0 for file in files]
+    grown_at = time.monotonic()
+    give_up = grown_at + SECONDS_FOR_STACKS
+    while (now := time.monotonic()) < give_up:
+        if (found := _sizes(files)) != sizes:
+            sizes, grown_at = found, now
+        has_each = all(size > old for size, old in zip(sizes, before, strict=True))
+        if has_each and now - grown_at > SECONDS_WITHOUT_A_LINE:
+            break
         time.sleep(0.05)
-        now = time.monotonic()
-        grown_at = now if sizes != before else grown_at
-    for rank, file in enumerate(files):
-        text = file.read_text() if file.exists() else ""
+    for rank, (file, old) in enumerate(zip(files, before, strict=True)):
+        text = file.read_bytes()[old:].decode() if file.exists() else ""
         print(f"rank {rank}:\n{text or 'has written nothing'}", flush=True)
 
 
-def _stacks_file(logs: Path, rank: int) -> Path:
-    return logs / f"stacks-{rank}"
+def _sizes(files: list[Path]) -> list[int]:
+    return [file.stat().st_size if file.exists() else 0 for file in files]
+
+
+def _logs(job_file: Path) -> Path:
+    return job_file.parent / "torchrun"
+
+
+def _stacks_file(job_file: Path, rank: int) -> Path:
+    return _logs(job_file) / f"stacks-{rank}"
 
 
 def _exit_code(job_file: Path, error: ChildFailedError) -> int:
@@ -115,7 +125,7 @@ def _rank(job_file: str, stage: str, threads: int) -> None:
     preemption.listen()
     path = Path(job_file)
     # not closed before the process ends: the signal's handler writes into it
-    stacks = _stacks_file(path.parent / "torchrun", int(os.environ["RANK"])).open("w")
+    stacks = _stacks_file(path, int(os.environ["RANK"])).open("w")
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
     os.environ["OMP_NUM_THREADS"] = str(threads)
     torch.set_num_threads(threads)
