@@ -80,7 +80,8 @@ def update(
             steps.end_epoch()
     means = means_of(described)
     if "policy" in learning:  # else no ratio was computed
-        means["ratio_deviation_first"] = described[0]["ratio_deviation"]
+        # a minibatch whose responses are all filtered out has no ratio
+        means["ratio_deviation_first"] = described[0].get("ratio_deviation", 0.0)
         if work.algorithm.trust_region_kl is not None:
             means["trust_region_undone"] = undone
     return means
