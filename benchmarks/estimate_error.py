@@ -72,9 +72,9 @@ def make_small_llama(folder: Path) -> None:
     import torch
     from transformers import LlamaForCausalLM
 
-    from models.builtin import tiny_config, write_tokenizer
+    from models.builtin import builtin_config, write_tokenizer
 
-    config = tiny_config()
+    config = builtin_config("tiny")
     config.update({**SMALL_LLAMA, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 64})
     torch.manual_seed(0)
     LlamaForCausalLM(config).save_pretrained(folder)

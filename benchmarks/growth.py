@@ -62,7 +62,7 @@ def measure(size: Size, repeats: int) -> Measured:
     from transformers import LlamaForCausalLM
 
     from benchmarks.peak_memory import PeakMemory
-    from models.builtin import tiny_config
+    from models.builtin import builtin_config
     from models.pass_counts import taken_counts
     from models.policy import PolicyModel
     from models.sampling import sample
@@ -72,7 +72,7 @@ def measure(size: Size, repeats: int) -> Measured:
 
     torch.set_num_threads(1)
     torch.manual_seed(1)
-    config = tiny_config()
+    config = builtin_config("tiny")
     config.vocab_size, config.max_position_embeddings = size.vocabulary, size.length
     policy = PolicyModel(LlamaForCausalLM(config))
     num_prompt = int(PROMPT_SHARE * size.length)

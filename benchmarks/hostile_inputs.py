@@ -47,14 +47,14 @@ def _model_trial(folder: Path) -> Callable[[int], str]:
     import torch
     import transformers
 
-    from models.builtin import build_tiny
+    from models.builtin import build_builtin
     from models.sources import import_model
     from tests.models.damage import at_random
 
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    build_tiny(folder / "tiny", seed=1)
+    build_builtin("tiny", folder / "tiny", seed=1)
 
     def run(number: int) -> str:
         for name in ("model", "out"):

@@ -86,11 +86,11 @@ def make_random(folder: Path) -> Path:
     import torch
     from transformers import LlamaForCausalLM
 
-    from models.builtin import tiny_config, write_tokenizer
+    from models.builtin import builtin_config, write_tokenizer
     from models.quantisation import round_folder
 
     if not folder.is_dir():
-        config = tiny_config()
+        config = builtin_config("tiny")
         config.update(SMOLLM2_135M)
         torch.manual_seed(0)
         LlamaForCausalLM(config).save_pretrained(folder)

@@ -15,8 +15,9 @@ from pathlib import Path
 
 import torch
 
-from models.builtin import MAX_LENGTH, build_tiny
+from models.builtin import build_builtin
 from models.folders import load_policy
+from models.model_config import MAX_BUILTIN_LENGTH
 from models.policy import PolicyModel
 from models.sequences import Packing, Sequences, collate
 from schemas.recipe.pass_limits import PassLimits
@@ -38,11 +39,11 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        build_tiny(Path(folder), seed=1)
+        build_builtin("tiny", Path(folder), seed=1)
         policy = PolicyModel(load_policy(Path(folder)))
     draw = torch.Generator().manual_seed(0)
     drawn = (MEDIAN * (SIGMA * torch.randn(ROWS, generator=draw)).exp()).long()
-    lengths = tuple(drawn.clamp(PROMPT + 1, MAX_LENGTH - 12).tolist())
+    lengths = tuple(drawn.clamp(PROMPT + 1, MAX_BUILTIN_LENGTH - 12).tolist())
     for name, of_like_length in (("mixed", False), ("of like length", True)):
         order = DataOrder(ROWS, BATCH_SIZE, seed=1, lengths=lengths if of_like_length else None)
         batches = [rows_of([lengths[row] for row in order.batch(step)]) for step in range(options.batches)]

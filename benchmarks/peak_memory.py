@@ -22,9 +22,9 @@ def use_libraries() -> None:
     import torch
     from transformers import LlamaForCausalLM
 
-    from models.builtin import tiny_config
+    from models.builtin import builtin_config
 
-    model = LlamaForCausalLM(tiny_config())
+    model = LlamaForCausalLM(builtin_config("tiny"))
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.zeros(1, 8, dtype=torch.long)).logits.sum().backward()
     optimizer.step()

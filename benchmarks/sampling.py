@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
-from models.builtin import build_tiny
+from models.builtin import build_builtin
 from models.folders import load_policy
 from models.sampling import sample
 
@@ -33,7 +33,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        build_tiny(Path(folder), seed=1)
+        build_builtin("tiny", Path(folder), seed=1)
         model = load_policy(Path(folder))
     generator = torch.Generator().manual_seed(0)
     lengths = torch.randint(8, 30, (NUM_PROMPTS,), generator=generator).tolist()

@@ -1,6 +1,6 @@
-"""The built-in tiny model: a Llama of about a million random weights with a character tokenizer.
+"""The built-in models: Llamas of random weights with a character tokenizer. ``tiny`` has 0.67 million of them, ``nano`` 0.47 million.
 
-It exists so that a whole pipeline can be run, from nothing, on two CPU cores. Its tokenizer knows every printable
+They exist so that a whole pipeline can be run, from nothing, on two CPU cores. Their tokenizer knows every printable
 ASCII character and the newline, so that a reader can also put his own plain text through it.
 """
 
@@ -19,27 +19,23 @@ from tokenizers import (
 )
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
+from models.model_config import BUILTIN_CONFIGS, MAX_BUILTIN_LENGTH
+
 PAD, BOS, EOS, UNKNOWN = "<pad>", "<s>", "</s>", "<unk>"
 CHARACTERS = "\n" + " " + string.digits + string.ascii_letters + string.punctuation
 VOCABULARY = (PAD, BOS, EOS, UNKNOWN, *CHARACTERS)
-MAX_LENGTH = 512
-
-HIDDEN_SIZE = 128
-INTERMEDIATE_SIZE = 256
-NUM_LAYERS = 4
-NUM_HEADS = 4
 INITIALIZER_RANGE = 0.08
-"""Standard deviation of the random weights: about 1/sqrt(HIDDEN_SIZE). With the usual 0.02, which suits models ten
+"""Standard deviation of the random weights: about 1/sqrt(width). With the usual 0.02, which suits models ten
 times as wide, training spends its first hundreds of steps on growing the weights."""
 
 
-def build_tiny(folder: Path, *, seed: int) -> None:
-    """Write the model as a Hugging Face folder: the same bytes for the same seed and library versions.
+def build_builtin(name: str, folder: Path, *, seed: int) -> None:
+    """Write a model, ``tiny`` or ``nano``, as a Hugging Face folder: the same bytes for the same seed and library versions.
 
     The global random state of torch is left as it was. The folder is made if need be.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    config = tiny_config()
+    config = builtin_config(name)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = LlamaForCausalLM(config)
@@ -50,18 +46,12 @@ def build_tiny(folder: Path, *, seed: int) -> None:
     write_tokenizer(folder)
 
 
-def tiny_config() -> LlamaConfig:
-    """Shape of the tiny model; embeddings are tied, since a hundred characters need no second table."""
+def builtin_config(name: str) -> LlamaConfig:
+    """Shape of a built-in model; embeddings are tied, since a hundred characters need no second table."""
+    shape = {field: value for field, value in BUILTIN_CONFIGS[name].items() if field != "model_type"}
     return LlamaConfig(
-        vocab_size=len(VOCABULARY),
-        hidden_size=HIDDEN_SIZE,
-        intermediate_size=INTERMEDIATE_SIZE,
-        num_hidden_layers=NUM_LAYERS,
-        num_attention_heads=NUM_HEADS,
-        num_key_value_heads=NUM_HEADS,
-        max_position_embeddings=MAX_LENGTH,
+        **shape,
         initializer_range=INITIALIZER_RANGE,
-        tie_word_embeddings=True,
         pad_token_id=VOCABULARY.index(PAD),
         bos_token_id=VOCABULARY.index(BOS),
         eos_token_id=VOCABULARY.index(EOS),
@@ -86,7 +76,7 @@ def write_tokenizer(folder: Path) -> None:
         "bos_token": BOS,
         "eos_token": EOS,
         "unk_token": UNKNOWN,
-        "model_max_length": MAX_LENGTH,
+        "model_max_length": MAX_BUILTIN_LENGTH,
         "padding_side": "left",
         "clean_up_tokenization_spaces": False,
     }

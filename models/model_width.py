@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from models.model_config import BUILTIN_CONFIGS
 from models.source_digest import parse_source, resolve_commit
 from schemas.recipe.sources import Builtin, Gguf, Hub, LocalPath
 
-BUILTIN_WIDTHS = {"tiny": 128}
 WIDTH_FIELDS = ("hidden_size", "n_embd", "d_model")
 """Names that transformers' configurations have for it."""
 MAX_CONFIG_BYTES = 2**20
@@ -26,7 +26,7 @@ def hidden_size(source: str) -> int:
     """
     match parse_source(source):
         case Builtin(name=name):
-            return BUILTIN_WIDTHS[name]
+            return int(BUILTIN_CONFIGS[name]["hidden_size"])
         case Gguf(path=path):
             return _of_gguf(path)
         case Hub() as named:

@@ -19,7 +19,7 @@ from schemas.source_files import (
     model_limit,
 )
 
-BUILTIN_VERSIONS = {"tiny": 1}
+BUILTIN_VERSIONS = {"tiny": 1, "nano": 1}
 """Raised when the weights or the tokenizer of a built-in model change."""
 
 IMPORTED_SUFFIXES = frozenset({".safetensors", ".json", ".jinja", ".model", ".txt"})

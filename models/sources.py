@@ -15,7 +15,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from models.builtin import build_tiny
+from models.builtin import build_builtin
 from models.folder_check import UnsafeModel
 from models.folders import (
     check_files,
@@ -78,7 +78,7 @@ def import_model(
             if isinstance(parsed, Hub):
                 _download(parsed, Path(folder))
             elif isinstance(parsed, Builtin):
-                build_tiny(Path(folder), seed=seed)
+                build_builtin(parsed.name, Path(folder), seed=seed)
             tokenizer = load_tokenizer(Path(folder))  # refused sooner than the weights are read
             model = load_policy(Path(folder), dtype=dtype)
         try_out(model, source)

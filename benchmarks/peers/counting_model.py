@@ -16,9 +16,10 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, proce
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from benchmarks.peers.workloads import BOS, EOS, PAD, SPECIAL_TOKENS, STATES, VARIANTS, Shape, character
-from models.builtin import MAX_LENGTH, tiny_config
+from models.builtin import builtin_config
 from models.folders import load_policy, load_tokenizer
 from models.heads import ScalarModel, save_reward
+from models.model_config import MAX_BUILTIN_LENGTH
 from models.output_head import trunk
 from models.scalar_head import fresh_head
 
@@ -53,7 +54,7 @@ def build_counting_model(folder: Path, *, seed: int, shape: Shape = "tiny") -> N
 
 def tiny_shape() -> LlamaConfig:
     """The built-in model's, but for the vocabulary."""
-    config = tiny_config()
+    config = builtin_config("tiny")
     config.vocab_size = len(SPECIAL_TOKENS) + VARIANTS * STATES
     return config
 
@@ -99,7 +100,7 @@ def _write_tokenizer(folder: Path) -> None:
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         **names,
-        "model_max_length": MAX_LENGTH,
+        "model_max_length": MAX_BUILTIN_LENGTH,
         "padding_side": "left",
         "clean_up_tokenization_spaces": False,
     }

@@ -35,7 +35,7 @@ _NO_FILE = "there is no file"
 _NO_FOLDER = "there is no folder"
 UNSET_SOURCE = "?"
 """Placeholder for a source that the user has to give."""
-BUILTIN_MODELS = (str(Builtin("tiny")),)
+BUILTIN_MODELS = (str(Builtin("tiny")), str(Builtin("nano")))
 BUILTIN_DATA = tuple(
     str(Builtin(name, kind))
     for name in ("arithmetic", "arithmetic_long")

@@ -45,7 +45,7 @@ class SourcedModel(Frozen):
     """Where a model comes from."""
 
     source: str
-    """``builtin:tiny``, a Hugging Face folder, ``gguf:FILE``, ``package:NAME`` or ``hub:org/name@revision``."""
+    """``builtin:tiny`` or ``builtin:nano``, a Hugging Face folder, ``gguf:FILE``, ``package:NAME`` or ``hub:org/name@revision``."""
     base: str | None = Field(None, exclude_if=is_unset)
     """Where ``source`` is the folder of an adapter (LoRA, as peft saves it): the model that it was trained on, as ``source``
     names others. The adapter is merged into it when it is imported; the name in ``adapter_config.json`` is not followed."""

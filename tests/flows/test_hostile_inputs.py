@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from flows.commands.main import app
 from flows.exit_codes import ExitCode
-from models.builtin import build_tiny
+from models.builtin import build_builtin
 from tests.models.damage import BY_HAND
 from tests.schemas.hostile import (
     OVERRIDES,
@@ -76,7 +76,7 @@ def test_a_model_folder_is_refused_by_a_plan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    build_tiny(tmp_path / "model", seed=1)
+    build_builtin("tiny", tmp_path / "model", seed=1)
     damage, said = BY_HAND[case]
     damage(tmp_path / "model")
     assert said in refused("plan", "quickstart", "--set", "model.source=model")

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from models.builtin import build_tiny
+from models.builtin import build_builtin
 from models.folders import load_policy, load_tokenizer
 from tests.models.byte_tokenizer import build_byte_tokenizer
 
@@ -32,7 +32,7 @@ def stories(shared: Path) -> Path:
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The built-in model's folder."""
     folder = tmp_path_factory.mktemp("tiny")
-    build_tiny(folder, seed=1)
+    build_builtin("tiny", folder, seed=1)
     return folder
 
 

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from flows.attempts.jobs import key_parts_of
 from flows.runs.resolving import resolve_rates
-from models.builtin import build_tiny
+from models.builtin import build_builtin
 from models.folder_check import UnsafeModel
 from models.folders import load_policy
 from models.source_digest import import_digest
@@ -70,7 +70,7 @@ def test_the_key_is_that_of_both_contents_and_of_no_path(adapter: Path, tiny: Pa
     first = key(adapter, tiny)
     adapter.rename(tmp_path / "elsewhere")
     assert key(tmp_path / "elsewhere", tiny) == first
-    build_tiny(tmp_path / "other", seed=2)
+    build_builtin("tiny", tmp_path / "other", seed=2)
     assert key(tmp_path / "elsewhere", tmp_path / "other") != first
     config = tmp_path / "elsewhere" / "adapter_config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"lora_alpha": 4}))

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from models import builtin
-from models.model_width import BUILTIN_WIDTHS, UnknownWidth, hidden_size
+from models.builtin import builtin_config
+from models.model_width import UnknownWidth, hidden_size
 from models.source_digest import BUILTIN_VERSIONS
 
 
-def test_of_the_built_in_model() -> None:
-    assert hidden_size("builtin:tiny") == builtin.HIDDEN_SIZE
-    assert BUILTIN_WIDTHS.keys() == BUILTIN_VERSIONS.keys()
+@pytest.mark.parametrize("name", BUILTIN_VERSIONS)
+def test_of_the_built_in_models(name: str) -> None:
+    assert hidden_size(f"builtin:{name}") == builtin_config(name).hidden_size == 128
 
 
 @pytest.mark.parametrize(

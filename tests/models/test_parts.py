@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from models.builtin import build_tiny
+from models.builtin import build_builtin
 from models.folders import _attention_implementation, load_policy
 from models.heads import ScalarModel, scores_and_logprobs, values_and_final
 from models.logprobs import response_logprobs
@@ -99,7 +99,7 @@ def test_every_family_finds_what_it_finds_in_rows_of_their_own(
 
 def test_what_is_computed_is_counted(sequences: Sequences, tmp_path: Path) -> None:
     """By hand: three prompts of 21 positions at most; parts of 4 times 7 and 4 times 30."""
-    build_tiny(tmp_path, seed=0)
+    build_builtin("tiny", tmp_path, seed=0)
     model = load_policy(tmp_path)
     taken_counts()
     with torch.no_grad():

@@ -9,7 +9,7 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from models import template_trial
-from models.builtin import build_tiny
+from models.builtin import build_builtin
 from models.folders import load_tokenizer
 from models.template_trial import BrokenTemplate, try_chat_template
 
@@ -24,7 +24,7 @@ ENDS = "{% endfor %}" * 3
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerBase:
     folder = tmp_path_factory.mktemp("tiny")
-    build_tiny(folder, seed=0)
+    build_builtin("tiny", folder, seed=0)
     return load_tokenizer(folder)
 
 
@@ -82,7 +82,7 @@ def test_the_import_tries_it_unless_the_recipe_says_that_there_is_no_chat(
 
     monkeypatch.setattr(template_trial, "SECONDS", 1.0)
     source = tmp_path / "source"
-    build_tiny(source, seed=0)
+    build_builtin("tiny", source, seed=0)
     tokenizer.chat_template = "{{ 10 ** (10 ** 9) }}"
     tokenizer.save_pretrained(source)
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from jinja2.exceptions import TemplateError
 
-from models.builtin import build_tiny
+from models.builtin import build_builtin
 from models.chat_template import render_turns
 from models.folder_check import UnsafeModel
 from models.folders import load_policy, load_tokenizer
@@ -44,7 +44,7 @@ def canary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tiny") / "model"
-    build_tiny(folder, seed=1)
+    build_builtin("tiny", folder, seed=1)
     return folder
 
 

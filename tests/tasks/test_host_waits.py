@@ -10,7 +10,7 @@ import torch
 from transformers import LlamaModel, PreTrainedModel
 
 from models import sampling
-from models.builtin import build_tiny
+from models.builtin import build_builtin
 from models.folders import load_policy
 from models.pass_counts import taken_counts
 from models.sampling import Samples, sample
@@ -63,7 +63,7 @@ def test_a_minibatch_waits_as_often_however_many_passes_it_has(
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedModel:
     folder = tmp_path_factory.mktemp("tiny")
-    build_tiny(folder, seed=0)
+    build_builtin("tiny", folder, seed=0)
     return load_policy(folder)
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ledger.journal import read
-from models.builtin import build_tiny
+from models.builtin import build_builtin
 from models.folders import load_policy
 from models.logprobs import response_logprobs
 from models.packing import pack
@@ -52,7 +52,7 @@ def test_a_step_says_how_much_of_its_passes_was_padding(
 def test_packed_rows_are_counted_as_they_are_computed(tmp_path: Path) -> None:
     prompts, responses = [[1, 2, 3], [1, 2], [1]], [[4, 5], [4, 5, 6, 7], [8]]
     sequences = collate(prompts, responses, pad_token_id=0)
-    build_tiny(tmp_path, seed=0)
+    build_builtin("tiny", tmp_path, seed=0)
     model = load_policy(tmp_path)
     taken_counts()
     with torch.no_grad():

@@ -9,7 +9,7 @@ import torch
 
 from ledger.journal import read
 from models import logprobs
-from models.builtin import build_tiny
+from models.builtin import build_builtin
 from models.folders import load_policy
 from models.logprobs import response_logprobs
 from models.pass_counts import taken_counts
@@ -79,7 +79,7 @@ def test_an_iteration_reads_each_response_no_oftener_than_it_has_to(
 def test_logits_that_are_too_many_to_keep_are_counted_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    build_tiny(tmp_path, seed=0)
+    build_builtin("tiny", tmp_path, seed=0)
     model = load_policy(tmp_path)
     sequences = collate([[5, 6, 7], [5]], [[8, 9], [8, 9, 10, 11]], pad_token_id=0)
     taken_counts()
@@ -96,7 +96,7 @@ def test_logits_that_are_too_many_to_keep_are_counted_again(
 
 
 def test_the_sampler_counts_prompts_once_and_rows_that_have_ended(tmp_path: Path) -> None:
-    build_tiny(tmp_path, seed=0)
+    build_builtin("tiny", tmp_path, seed=0)
     model = load_policy(tmp_path)
     prompts = [[5, 6, 7]] * 10 + [[5, 8]] * 10
     taken_counts()

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from models.builtin import build_tiny
+from models.builtin import build_builtin
 from models.folders import load_tokenizer
 from models.prompts import encode_prompts
 from schemas.recipe.inputs import Generation
@@ -35,7 +35,7 @@ def test_several_turns_are_what_the_template_makes_of_them() -> None:
 
 
 def test_without_a_template_a_prompt_is_plain_text_and_turns_have_their_roles(tmp_path: Path) -> None:
-    build_tiny(tmp_path, seed=1)
+    build_builtin("tiny", tmp_path, seed=1)
     codec = Codec(load_tokenizer(tmp_path), Generation(), None)
     single, several = encode_conversations(
         codec, [turns(("user", "1+1?")), turns(("system", "be short"), ("user", "1+1?"))]

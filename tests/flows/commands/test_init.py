@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from flows.commands.main import app
 from flows.exit_codes import ExitCode
-from models.builtin import build_tiny
+from models.builtin import build_builtin
 from schemas.loading.recipe_file import load_recipe
 from schemas.recipe.recipe import Recipe
 from tasks.rewards.verifier_file import load_function
@@ -45,7 +45,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
         text = json.dumps(rows) if name.endswith(".json") else "\n".join(map(json.dumps, rows))
         (folder / name).write_text(text)
     (folder / "rule.py").write_text("def verify(prompt, response, answer):\n    return True\n")
-    build_tiny(folder / "model", seed=1)
+    build_builtin("tiny", folder / "model", seed=1)
     return folder
 
 

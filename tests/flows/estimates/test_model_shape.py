@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from flows.estimates.model_shape import FAMILIES, model_shape
-from models.builtin import tiny_config
+from models.builtin import builtin_config
 from models.model_config import BUILTIN_CONFIGS, ModelConfig, UnreadableConfig, read_config
 
 SMALL = {
@@ -67,13 +67,15 @@ def test_the_weights_are_those_that_were_published(fields: dict[str, Any], publi
     assert shape_of(fields).weights == published
 
 
-def test_the_built_in_model_is_described_as_it_is_built() -> None:
-    config = tiny_config().to_dict()
-    fields = BUILTIN_CONFIGS["tiny"]
+@pytest.mark.parametrize("name, weights", [("tiny", 669_312), ("nano", 472_704)])
+def test_the_built_in_models_are_described_as_they_are_built(name: str, weights: int) -> None:
+    config = builtin_config(name).to_dict()
+    fields = BUILTIN_CONFIGS[name]
     assert {name: config[name] for name in fields} == fields
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(tiny_config())
-    assert shape_of(dict(fields)).weights == sum(parameter.numel() for parameter in model.parameters())
+        model = AutoModelForCausalLM.from_config(builtin_config(name))
+    built = sum(parameter.numel() for parameter in model.parameters())
+    assert shape_of(dict(fields)).weights == built == weights
 
 
 def test_a_mixture_of_experts_is_refused() -> None:

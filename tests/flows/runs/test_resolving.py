@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from flows.commands.main import app
 from flows.exit_codes import ExitCode
 from flows.runs.resolving import load_resolved
-from models.builtin import build_tiny
+from models.builtin import build_builtin
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def test_instruct_takes_its_rates_from_the_width_of_the_model(folder: Path) -> N
 
 def test_a_plan_shows_them(folder: Path) -> None:
     shutil.rmtree(folder / "model")
-    build_tiny(folder / "model", seed=0)
+    build_builtin("tiny", folder / "model", seed=0)
     width = json.loads((folder / "model" / "config.json").read_text())["hidden_size"]
     sft, policy, critic = (float(f"{rate * 4096 / width:.2g}") for rate in (2e-5, 1e-6, 2e-6))
     done = CliRunner().invoke(app, plan(folder))

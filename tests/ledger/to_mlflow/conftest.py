@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForSequenceClassification
 
-from models.builtin import build_tiny
+from models.builtin import build_builtin
 from storage.sealed_folders import seal
 
 
@@ -15,7 +15,7 @@ from storage.sealed_folders import seal
 def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A policy as the store has it: a Hugging Face folder, and the store's manifest beside."""
     folder = tmp_path_factory.mktemp("models") / "policy"
-    build_tiny(folder, seed=3)
+    build_builtin("tiny", folder, seed=3)
     seal(folder)
     return folder
 

@@ -7,7 +7,7 @@ import pytest
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from models.builtin import build_tiny
+from models.builtin import build_builtin
 from models.folders import load_tokenizer
 from schemas.recipe.inputs import Generation, Model
 from schemas.recipe.work import ImportModel
@@ -35,7 +35,7 @@ SIDES = ("chosen", "rejected")
 def codec(tmp_path_factory: pytest.TempPathFactory) -> Codec:
     """One token a character; prompts begin with BOS and responses end in EOS. Only ASCII is known."""
     folder = tmp_path_factory.mktemp("model")
-    build_tiny(folder, seed=0)
+    build_builtin("tiny", folder, seed=0)
     generation = Generation(max_prompt_tokens=8, max_response_tokens=4)
     return Codec(tokenizer=load_tokenizer(folder), generation=generation, chat=False)
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from models.builtin import build_tiny
+from models.builtin import build_builtin
 from models.folders import load_tokenizer
 from schemas.recipe.inputs import Generation
 from tasks.data import examples
@@ -25,7 +25,7 @@ TOO_LONG = "x" * 40
 def codec(tmp_path_factory: pytest.TempPathFactory) -> Codec:
     """One token a character; prompts begin with BOS and responses end in EOS."""
     folder = tmp_path_factory.mktemp("model")
-    build_tiny(folder, seed=0)
+    build_builtin("tiny", folder, seed=0)
     generation = Generation(max_prompt_tokens=20, max_response_tokens=6)
     return Codec(tokenizer=load_tokenizer(folder), generation=generation, chat=False)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.builtin import HIDDEN_SIZE, NUM_LAYERS, build_tiny
+from models.builtin import build_builtin, builtin_config
 from models.folders import load_policy
 from models.pass_counts import count_prompts, taken_counts
 from models.policy import PolicyModel
@@ -231,7 +231,7 @@ def test_what_a_pass_takes_is_what_it_holds(shares_prompt: bool, learns: bool) -
 
 @pytest.fixture
 def tiny(tmp_path: Path) -> PolicyModel:
-    build_tiny(tmp_path, seed=0)
+    build_builtin("tiny", tmp_path, seed=0)
     return PolicyModel(load_policy(tmp_path))
 
 
@@ -239,7 +239,8 @@ def test_a_position_of_a_cache_has_a_key_and_a_value_in_each_layer(tiny: PolicyM
     with LiveMemory(PLENTY) as live:
         tiny.causal_lm(torch.tensor([[5]]))  # its weights are counted from now on
         found = memory_probe._cache_bytes(tiny, 10, precision="float32", meter=live)
-    assert found == 2 * NUM_LAYERS * HIDDEN_SIZE * 4
+    config = builtin_config("tiny")
+    assert found == 2 * config.num_hidden_layers * config.hidden_size * 4
 
 
 @pytest.mark.parametrize("row", [Row(prompt=30, response=90), Row(prompt=200, response=10)])

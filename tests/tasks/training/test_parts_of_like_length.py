@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as some
 
-from models.builtin import build_tiny
+from models.builtin import build_builtin
 from models.folders import load_policy
 from models.heads import ScalarModel, reward_with_language_head, scores, scores_and_logprobs
 from models.parts import PaddedRows, Parts, in_parts
@@ -48,7 +48,7 @@ def groups(prompt_lengths: list[int], responses: list[list[int]]) -> Sequences:
 
 @pytest.fixture
 def reward(tmp_path: Path) -> ScalarModel:
-    build_tiny(tmp_path, seed=2)
+    build_builtin("tiny", tmp_path, seed=2)
     backbone = load_policy(tmp_path).model
     return ScalarModel(backbone, fresh_head(backbone, seed=3, bias=False))
 
@@ -101,7 +101,7 @@ def test_a_prompt_is_read_again_where_that_costs_less() -> None:
 
 
 def test_log_probabilities_come_back_to_their_places(tmp_path: Path) -> None:
-    build_tiny(tmp_path, seed=2)
+    build_builtin("tiny", tmp_path, seed=2)
     policy = PolicyModel(load_policy(tmp_path))
     batch = groups([30, 4], [[3, 70, 3, 66], [12, 4]])
     with torch.no_grad():
@@ -113,7 +113,7 @@ def test_log_probabilities_come_back_to_their_places(tmp_path: Path) -> None:
 
 def test_chosen_responses_have_log_probabilities_and_all_have_scores(tmp_path: Path) -> None:
     """The longest row is a rejected one, so that the chosen ones' columns end earlier."""
-    build_tiny(tmp_path, seed=2)
+    build_builtin("tiny", tmp_path, seed=2)
     reward = reward_with_language_head(tmp_path, seed=3, device=torch.device("cpu"))
     sides = {
         "chosen": [[11] * length for length in (40, 3, 5, 38)],

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from ledger.journal import read
-from models.builtin import build_tiny
+from models.builtin import build_builtin
 from tasks.training import ranks
 from tasks.training.checkpoint_folders import committed
 from tasks.training.scratch import CHECKPOINTS, JOURNAL
@@ -28,7 +28,7 @@ SECONDS = 240
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("ranks") / "model"
-    build_tiny(folder, seed=3)
+    build_builtin("tiny", folder, seed=3)
     return folder
 
 
