@@ -4,14 +4,15 @@ Nothing here imports the code: it is read as syntax trees, and versions come fro
 """
 
 import ast
+import gc
 import hashlib
 import importlib.util
 import os
 import platform
 import re
 import threading
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -37,6 +38,7 @@ GRAPHS = "VANTAGE_CUDA_GRAPHS"
 # at the same time, either fails with a SystemError (python/cpython#106905). Libraries parse too, without this lock.
 _parser_lock = threading.Lock()
 _PARSE_ATTEMPTS = 20
+_WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "pyarrow", "numpy")
 
@@ -88,9 +90,22 @@ def module_digests(module: str) -> dict[str, str]:
 @cache
 def _read(path: Path) -> tuple[str, tuple[str, ...]]:
     """sha256 of the module's syntax tree without docstrings, and its possible imports; cached."""
-    tree = _parsed(path.read_bytes())
-    imports = tuple(_imports(tree))
-    return hashlib.sha256(_dump(_without_docstrings(tree)).encode()).hexdigest(), imports
+    reading = _Reading()
+    with _no_collection():
+        text = reading.dump(_parsed(path.read_bytes()))
+    return hashlib.sha256(text.encode()).hexdigest(), tuple(reading.imports)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Without garbage collections, which make parsing take three times as long: a tree has no cycles."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _parsed(source: bytes) -> ast.Module:
@@ -114,34 +129,35 @@ def _source(module: str) -> Path | None:
     return path if path.is_file() else None
 
 
-def _imports(tree: ast.Module) -> list[str]:
-    """Every module that the tree may import; ``from a import b`` gives ``a`` and ``a.b``."""
-    names: list[str] = []
-    for node in ast.walk(tree):
+class _Reading:
+    """Reads a tree once, since reading takes as long as parsing."""
+
+    def __init__(self) -> None:
+        self.imports: list[str] = []
+        """Every module that the tree may import; ``from a import b`` gives ``a`` and ``a.b``."""
+
+    def dump(self, node: object) -> str:
+        """``ast.dump`` without docstrings, and without empty fields, in which versions of Python differ."""
+        if isinstance(node, list):
+            return f"[{', '.join([self.dump(each) for each in node])}]"
+        if not isinstance(node, ast.AST):
+            return repr(node)
+        kind = type(node)
+        self._note_import(node)
+        filled = []
+        for name in kind._fields:
+            value = getattr(node, name, None)
+            if name == "body" and kind in _WITH_DOCSTRING:
+                value = [statement for statement in value or () if not _is_text(statement)] or [ast.Pass()]
+            if value is not None and value != []:
+                filled.append(f"{name}={self.dump(value)}")
+        return f"{kind.__name__}({', '.join(filled)})"
+
+    def _note_import(self, node: ast.AST) -> None:
         if isinstance(node, ast.Import):
-            names += [alias.name for alias in node.names]
+            self.imports += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            names += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-    return names
-
-
-def _without_docstrings(tree: ast.Module) -> ast.Module:
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-            node.body = [statement for statement in node.body if not _is_text(statement)] or [ast.Pass()]
-    return tree
-
-
-def _dump(node: object) -> str:
-    """``ast.dump`` without empty fields, in which versions of Python differ."""
-    if isinstance(node, ast.AST):
-        filled = [
-            f"{name}={_dump(value)}" for name, value in ast.iter_fields(node) if value not in (None, [])
-        ]
-        return f"{type(node).__name__}({', '.join(filled)})"
-    if isinstance(node, list):
-        return f"[{', '.join(_dump(each) for each in node)}]"
-    return repr(node)
+            self.imports += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
 
 
 def _is_text(statement: ast.stmt) -> bool:
