@@ -12,10 +12,13 @@ from pathlib import Path
 from flows.identity.revision import UNKNOWN, checkout_of_package
 from schemas.records.environment import Environment, Installed
 
-_HEADER = re.compile(r"^(Name|Version|License|License-Expression): *(.*)$", re.MULTILINE)
+_HEADER = re.compile(r"^(Name|Version|License|License-Expression): *(.*(?:\n[ \t].*)*)$", re.MULTILINE)
+"""With the lines that a value goes on in, which are indented."""
 _CLASSIFIER = re.compile(r"^Classifier: License :: (.+)$", re.MULTILINE)
 _LONGEST_LICENSE = 100
-"""Characters; longer ones are whole texts of licences, and not names."""
+"""Characters; longer ones, and those of several lines, are whole texts of licences, and not names."""
+_NO_LICENSE = "OSI Approved"
+"""A classifier that names none."""
 
 
 @cache
@@ -68,10 +71,13 @@ def _described(metadata: str) -> Installed | None:
     if not told.get("Name") or not told.get("Version"):
         return None
     plain = told.get("License", "")
-    plain = plain if len(plain) <= _LONGEST_LICENSE and plain.upper() != "UNKNOWN" else ""
+    if len(plain) > _LONGEST_LICENSE or "\n" in plain or plain.upper() == "UNKNOWN":
+        plain = ""
     classified = [line.rpartition(" :: ")[2].strip() for line in _CLASSIFIER.findall(headers)]
     return Installed(
         name=re.sub(r"[-_.]+", "-", told["Name"]).lower(),
         version=told["Version"],
-        license=told.get("License-Expression") or plain or " or ".join(classified),
+        license=told.get("License-Expression")
+        or plain
+        or " or ".join(each for each in classified if each != _NO_LICENSE),
     )

@@ -93,6 +93,13 @@ def test_everything_that_is_installed_is_listed() -> None:
         ("License-Expression: MIT OR Apache-2.0\nLicense: old", "MIT OR Apache-2.0"),
         ("License: BSD-3-Clause", "BSD-3-Clause"),
         ("License: UNKNOWN\nClassifier: License :: OSI Approved :: MIT License", "MIT License"),
+        # a text that begins with a ruler, as kiwisolver's does; scipy's and MLflow's begin with a copyright
+        (
+            "License: =====\n         The terms\n        \n        =====\nClassifier: License :: OSI Approved :: BSD License",
+            "BSD License",
+        ),
+        ("License: Copyright 2018\n        \n\t\tRedistribution\nLicense-File: LICENSE", ""),
+        ("Classifier: License :: OSI Approved", ""),
         (f"License: {'the whole text ' * 20}\nClassifier: License :: OSI Approved :: zlib", "zlib"),
         ("Summary: none", ""),
     ],
