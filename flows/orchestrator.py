@@ -119,17 +119,25 @@ class Orchestrator:
     def end(self, *, report: bool = False) -> None:
         """Record the run's outcome, and wait a limited time until MLflow has received it.
 
-        ``report``: start making the run's report meanwhile, if it is wanted; ``send_report`` waits for it.
+        ``report``: have the run's report written meanwhile, if it is wanted; ``send_report`` waits for it.
         """
         outcome = self.run.outcome()
         self.run.update(status=outcome)
         self.ledger.finish_run(outcome)
-        self._report = ReportProcess(self.run) if report and is_wanted() else None
+        if report:
+            self.begin_report()
+            if self._report is not None:
+                self._report.write()
         self.ledger.flush()
         self.run.update(mlflow_run_id=self.ledger.mlflow_run_id())
 
+    def begin_report(self) -> None:
+        """Start a process that draws the run's report, if it is wanted and none has begun: no stage runs any more."""
+        if self._report is None and is_wanted():
+            self._report = ReportProcess(self.run)
+
     def send_report(self) -> Path | None:
-        """Wait for the report that ``end`` began, and have it logged; None: there is none, and the run is none the worse."""
+        """Wait for the report that ``end`` had written, and have it logged; None: there is none, and the run is none the worse."""
         return None if self._report is None else self._report.finish(self.ledger, self.watcher)
 
     def request_stop(self) -> None:

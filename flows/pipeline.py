@@ -191,6 +191,7 @@ async def _begin(flow_run_id: str, orchestrator: Orchestrator) -> None:
 async def _finish(flow_run_id: str, orchestrator: Orchestrator) -> State[None]:
     """Publish, then report the result to Prefect."""
     run = orchestrator.run
+    orchestrator.begin_report()
     for publication in orchestrator.recipe.publish:
         await asyncio.to_thread(publish, publication, orchestrator)
     await show_run(run.record, ledger=orchestrator.ledger, has_report=is_wanted())

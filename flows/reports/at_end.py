@@ -1,4 +1,4 @@
-"""The report of a run that has ended, made in a process of its own while MLflow receives the rest of the ledger.
+"""The report of a run, made in a process of its own: drawn while models are published, written when the run has ended.
 
 Plots take seconds, and whatever goes wrong with them must not reach the run. So the run's process never draws: it starts
 one that does, and waits for it when everything else is done.
@@ -7,6 +7,7 @@ one that does, and waits for it when everything else is done.
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from flows.launchers.local_process import SOURCE_ROOT
@@ -33,7 +34,7 @@ class ReportProcess:
     """The process that makes the report of one run."""
 
     def __init__(self, run: Run) -> None:
-        """Start it; the run's end must be recorded already."""
+        """Start it. It draws what is recorded by now, and writes nothing before `write`."""
         self._record = run.record
         self._file = run.folder / REPORT
         environment = {
@@ -48,7 +49,7 @@ class ReportProcess:
             self._process = subprocess.Popen(
                 [sys.executable, *words],
                 env=environment,
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 text=True,
@@ -56,6 +57,13 @@ class ReportProcess:
             )
         except OSError as error:
             self._problem = str(error)
+
+    def write(self) -> None:
+        """Let it write the report: the run's end is recorded."""
+        if self._process is not None and self._process.stdin is not None:
+            with suppress(OSError), self._process.stdin as told:  # it has failed: `finish` says why
+                told.write("\n")
+            self._process.stdin = None
 
     def finish(self, ledger: Ledger, watcher: Watcher) -> Path | None:
         """Wait for the report and tell the ledger of it; None, and a line for the reader: there is none.

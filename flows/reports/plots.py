@@ -1,6 +1,7 @@
-"""The plots of a report: learning curves, and distributions before and after."""
+"""The plots of a report: learning curves, and distributions before and after. One that has been drawn is kept."""
 
 from collections.abc import Callable
+from functools import cache
 from typing import TYPE_CHECKING
 
 from flows.reports.curve_words import title_and_note
@@ -28,6 +29,7 @@ def distribution_plots(comparison: Comparison) -> list[Plot]:
     return [_distribution(comparison, each) for each in comparison.distributions]
 
 
+@cache
 def value_plot(comparison: Comparison, place: int) -> Plot | None:
     """What the critic expects while both responses of a sample grow; None: it read neither."""
     sample = comparison.samples[place]
@@ -65,6 +67,7 @@ def value_plot(comparison: Comparison, place: int) -> Plot | None:
     )
 
 
+@cache
 def _curve(stage: StageCurves, curve: Curve) -> Plot:
     steps, values = [step for step, _ in curve.points], [value for _, value in curve.points]
 
@@ -105,6 +108,7 @@ def _left_out(curve: Curve) -> str:
     return ", ".join(parts)
 
 
+@cache
 def _distribution(comparison: Comparison, of: Distribution) -> Plot:
     sides = (
         (TWO, f"{comparison.baseline} (before)", of.baseline),

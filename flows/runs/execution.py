@@ -168,6 +168,7 @@ def _verify(orchestrator: Orchestrator) -> None:
             request = orchestrator.request(step)
             if request is not None:
                 orchestrator.attempt(request)
+    orchestrator.begin_report()
     for publication in orchestrator.recipe.publish:
         publish(publication, orchestrator)
 

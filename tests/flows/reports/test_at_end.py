@@ -57,6 +57,35 @@ def test_it_is_that_of_the_command_and_waits_for_mlflow(tmp_path: Path, recipe_f
 
 
 @pytest.mark.usefixtures("nothing_sent")
+def test_one_that_was_begun_before_the_run_ended_is_of_the_runs_end(
+    tmp_path: Path, recipe_file: Path
+) -> None:
+    workspace = Workspace(tmp_path / "workspace")
+    with orchestrated(workspace, recipe_file) as orchestrator:
+        attempt_all(orchestrator, until="sft")
+        orchestrator.begin_report()
+        earlier = page_of(workspace, read_run(workspace, orchestrator.run.record.run_id))
+        attempt_all(orchestrator, until="reward")
+        assert not (orchestrator.run.folder / REPORT).exists(), "nothing is written before the end"
+        orchestrator.end(report=True)
+        file = orchestrator.send_report()
+        run_id = orchestrator.run.record.run_id
+    assert file is not None
+    assert file.read_text() == page_of(workspace, read_run(workspace, run_id)) != earlier
+
+
+@pytest.mark.usefixtures("nothing_sent")
+def test_a_run_that_dies_before_its_end_leaves_no_report(tmp_path: Path, recipe_file: Path) -> None:
+    with orchestrated(Workspace(tmp_path / "workspace"), recipe_file) as orchestrator:
+        attempt_all(orchestrator, until="model")
+        begun = ReportProcess(orchestrator.run)._process
+        assert begun is not None
+        begun.communicate()  # closes its standard input, as the death of the run's process does
+        assert begun.returncode == 0
+        assert not (orchestrator.run.folder / REPORT).exists()
+
+
+@pytest.mark.usefixtures("nothing_sent")
 @pytest.mark.parametrize(
     "program, said",
     [

@@ -4,8 +4,10 @@ from math import inf, nan
 
 import pytest
 
+from flows.reports import plots
 from flows.reports.curve_words import title_and_note
 from flows.reports.curves import MOST_FIGURES, ORDER, most_of_each, stage_curves, thinned, tokens_of, trend
+from flows.reports.gathered import Curve, StageCurves
 from schemas.records.metrics import METRICS
 
 
@@ -90,3 +92,24 @@ def test_only_of_a_policy_that_learns_from_its_samples_the_reward_is_to_rise() -
     assert "rises" in title_and_note("score_mean", "policy_optimization")[1]
     assert "rises" not in title_and_note("score_mean", "value_pretraining")[1]
     assert "rises" not in title_and_note("score_mean", "reward_model")[1]
+
+
+def test_a_curve_is_drawn_once_and_again_when_it_has_grown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A report is drawn before a run's end and written after it."""
+    drawn: list[str] = []
+
+    def svg(_: object, *, label: str, **options: object) -> str:
+        drawn.append(label)
+        return f"<svg>{label}</svg>"
+
+    monkeypatch.setattr(plots, "svg", svg)
+    short = Curve(metric="loss", unit="nats", meaning="", points=((0, 3.0), (1, 2.0)), total=2)
+    grown = Curve(metric="loss", unit="nats", meaning="", points=((0, 3.0), (1, 2.0), (2, 1.0)), total=3)
+    stages = [
+        StageCurves(step="drawn once", kind="sft", by="optimiser step", curves=(curve,))
+        for curve in (short, short, grown, grown)
+    ]
+    pages = [plots.curve_plots(stage) for stage in stages]
+    assert len(drawn) == 2
+    assert pages[0] == pages[1] != pages[2] == pages[3]
+    assert "3 → 1" in pages[3][0].note
