@@ -321,7 +321,7 @@ def run(*arguments: str) -> Any:
 def test_the_command_prints_a_row_for_each_stage() -> None:
     done = run("quickstart", "--gpu", "h200", "--gpus", "8", "--nodes", "2", "--price", "3.5")
     assert done.exit_code == ExitCode.OK, done.output
-    assert "669,312 weights · H200 SXM (NVIDIA H200 data sheet)" in done.output
+    assert "472,704 weights · H200 SXM (NVIDIA H200 data sheet)" in done.output
     for name in ("sft", "reward", "value", "policy", "evaluation"):
         assert f" {name} " in done.output
     assert "2 × 8 ddp" in done.output
