@@ -76,7 +76,7 @@ def test_a_branch_without_network_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     "source, message",
     [
-        ("builtin:huge", "no such built-in model; known: builtin:tiny"),
+        ("builtin:huge", "no such built-in model; known: builtin:nano, builtin:tiny"),
         ("gguf:nowhere.gguf", "is no file"),
         ("package:no-such-distribution", "pip install no-such-distribution"),
         ("package:pytest", "has 0 .gguf files where one is needed"),
