@@ -69,10 +69,16 @@ class RowMapper:
             WrongValue: a value of another kind.
             ValueError: a template for what is not text.
         """
-        return {
-            ours: self._value_at(row, spec, ours) if ours in _NOT_TEXT else self._text_at(row, spec, ours)
-            for ours, spec in self.columns.items()
-        }
+        try:
+            return {
+                ours: self._value_at(row, spec, ours) if ours in _NOT_TEXT else self._text_at(row, spec, ours)
+                for ours, spec in self.columns.items()
+            }
+        except ValueError:
+            for ours, spec in self.columns.items():  # those behind the wrong one may stand in this row alone
+                for path in _paths(spec):
+                    self._follow(row, path, ours)
+            raise
 
     def paths(self) -> list[str]:
         """What the mapping reads of a row."""

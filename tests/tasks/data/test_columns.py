@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tasks.data.columns import MissingColumn, as_text, map_row
+from tasks.data.columns import MissingColumn, RowMapper, WrongValue, as_text, map_row
 
 ALPACA = {"instruction": "Add.", "input": "2 and 3", "output": "5"}
 SHAREGPT = {
@@ -52,6 +52,13 @@ def test_other_conversations_keep_who_said_what() -> None:
         {"role": "user", "content": "And 3+3?"},
     ]
     assert as_text(turns) == "User: 2+2?\n\nAssistant: 4\n\nUser: And 3+3?"
+
+
+def test_a_column_behind_a_wrong_value_is_found_in_the_row_all_the_same() -> None:
+    mapper = RowMapper({"prompt": "p", "response": "{q}\n{r}", "system": "s"})
+    with pytest.raises(WrongValue):
+        mapper.map({"p": [], "q": "Q", "s": "S"})
+    assert [str(error).partition(":")[0] for error in mapper.never_found()] == ["columns.response='r'"]
 
 
 def test_a_column_that_is_not_there_is_named_with_those_that_are() -> None:

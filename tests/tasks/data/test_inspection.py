@@ -160,6 +160,17 @@ ROWS = st.lists(
 )
 
 
+@pytest.mark.parametrize("place", [0, 75, 150])
+def test_a_column_that_only_a_wrong_row_has_does_not_refuse_the_file(tmp_path: Path, place: int) -> None:
+    rows: list[Any] = [pair(n) for n in range(150)]
+    rows.insert(place, {"prompt": "P", "chosen": [], "rejected": "bad", "margin": 1.0, "system": "S"})
+    path = lines(tmp_path / "rows.jsonl", rows)
+    found, _ = inspect_file(path, "preferences")
+    report, kept = prepared(path, "preferences", tmp_path / "scratch")
+    assert (found.num_usable, len(kept), sum(found.problems.values())) == (150, 150, 1)
+    alike(found, report, kept)
+
+
 @settings(max_examples=60, deadline=None)
 @given(data=st.data(), content=st.sampled_from(list(FAULTY)), hostile=ROWS)
 def test_rows_at_random_are_usable_for_both_or_for_neither(
