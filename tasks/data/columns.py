@@ -2,7 +2,8 @@
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -75,14 +76,19 @@ class RowMapper:
                 for ours, spec in self.columns.items()
             }
         except ValueError:
-            for ours, spec in self.columns.items():  # those behind the wrong one may stand in this row alone
-                for path in _paths(spec):
-                    self._follow(row, path, ours)
+            self._found.update(self._paths_in(row))  # those behind the wrong one may stand in this row alone
             raise
 
     def paths(self) -> list[str]:
         """What the mapping reads of a row."""
         return [path for spec in self.columns.values() for path in _paths(spec)]
+
+    def _paths_in(self, row: Row) -> Iterator[str]:
+        """Of what the mapping reads, that which the row has."""
+        for path in self.paths():
+            with suppress(MissingColumn):
+                _follow(row, path, path)
+                yield path
 
     def never_found(self) -> list[MissingColumn]:
         """What is wrong with the mapping: each part of it that no row had so far."""
