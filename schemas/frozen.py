@@ -38,7 +38,6 @@ class Frozen(BaseModel):
         extra="forbid",
         allow_inf_nan=False,
         validate_default=True,
-        use_attribute_docstrings=True,
     )
 
     _rules: ClassVar[tuple[str, ...]] = ()

@@ -5,7 +5,10 @@ preset's name) and what pydantic does not print (patterns of names, "exactly one
 ``tests/schemas/loading/test_json_schema.py`` compares schema and loader, and lists what no schema can express.
 """
 
+import ast
 import inspect
+from functools import cache
+from itertools import pairwise
 from typing import Any
 
 from pydantic import BaseModel
@@ -111,8 +114,28 @@ def _describe(definition: Schema, model: type[BaseModel]) -> None:
         described.pop("title", None)
         if field == "kind":
             described["description"] = inspect.cleandoc(model.__doc__ or "").splitlines()[0]
-        elif "description" not in described:  # pydantic leaves it out where its class has the same
-            described["description"] = model.model_fields[field].description
+        else:
+            described["description"] = _docstrings(model)[field]
+
+
+@cache
+def _docstrings(model: type[BaseModel]) -> dict[str, str]:
+    """Field → the text under it, a class's own before its base's.
+
+    pydantic can do this while a class is made, but then every command parses every class: a sixth of a second.
+    """
+    found: dict[str, str] = {}
+    for each in reversed(model.__mro__):
+        if issubclass(each, Frozen):
+            [written] = ast.parse(inspect.getsource(each)).body
+            assert isinstance(written, ast.ClassDef)
+            for field, below in pairwise(written.body):
+                match field, below:
+                    case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(
+                        value=ast.Constant(value=str(text))
+                    ):
+                        found[name] = inspect.cleandoc(text)
+    return found
 
 
 def _allow_one_item(described: Schema) -> None:

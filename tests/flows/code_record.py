@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import TypedDict
 
-from flows.attempts.provenance import module_digests
+from flows.attempts.code_digest import module_digests
 from schemas.kinds import KINDS
 
 RECORD = Path(__file__).with_suffix(".json")
