@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from schemas.records.artifacts import Artifact
 from storage.garbage import Garbage
+from storage.machine_cache import cache_root
 from storage.measured_file import Sealed
 from storage.refs import Lookup, Ref
 from storage.removed import Cause
@@ -137,11 +138,6 @@ class Storage(Objects, Refs, Leases, Scratch, Protocol):
     @property
     def remote(self) -> "Remote":
         """The storage's folder or bucket as object storage, for messages between machines."""
-
-
-def cache_root() -> Path:
-    """The folder of everything that this machine keeps of buckets: ``$VANTAGE_CACHE``, or ``~/.cache/vantage``."""
-    return Path(os.environ.get("VANTAGE_CACHE") or Path.home() / ".cache" / "vantage")
 
 
 def open_storage(address: str) -> Storage:

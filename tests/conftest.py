@@ -3,6 +3,7 @@
 import logging
 import os
 import secrets
+import tempfile
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -31,9 +32,24 @@ LONGEST = (
 when all others were done would work alone for minutes (Makefile)."""
 
 
-def pytest_configure() -> None:
-    """Runs of tests end without a report, which takes seconds each; those that are about it ask for one."""
+_CACHE = pytest.StashKey[tempfile.TemporaryDirectory[str]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Runs of tests end without a report, which takes seconds each; those that are about it ask for one.
+
+    What a machine keeps is kept in one folder for all processes of the tests, and nothing of its user's is read.
+    """
     os.environ["VANTAGE_REPORT"] = "0"
+    if not hasattr(config, "workerinput"):
+        config.stash[_CACHE] = tempfile.TemporaryDirectory(prefix="vantage-cache-")
+        os.environ["VANTAGE_CACHE"] = config.stash[_CACHE].name
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Remove that folder."""
+    if _CACHE in config.stash:
+        config.stash[_CACHE].cleanup()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

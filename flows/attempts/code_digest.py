@@ -1,7 +1,7 @@
 """Which code a stage runs: digests of syntax trees, of a module and of all of ours that it imports.
 
-Nothing here imports the code. What was read of a module is kept beside Python's bytecode, and holds for as long as its
-bytes are the same: parsing all modules takes a third of the time of ``vantage plan``.
+Nothing here imports the code. What was read of a module is kept (``storage.machine_cache``), and holds for as long as
+its bytes are the same: parsing all modules takes a third of the time of ``vantage plan``.
 """
 
 import ast
@@ -9,7 +9,6 @@ import gc
 import hashlib
 import importlib.util
 import json
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from schemas.recipe.terms import TERMS
-from storage.durable_files import replace_file_unsynced
+from storage.machine_cache import keep_derived, read_derived
 
 PACKAGES = ("schemas", "algorithms", "models", "storage", "ledger", "tasks")
 """Packages whose code determines a stage's numbers."""
@@ -29,9 +28,6 @@ of one kind, would count as changed code of all others."""
 
 LOADED_BY_NAME = {"tasks.rewards.scoring": [kind.module for kind in TERMS]}
 """Module → modules that it imports by the names in a table."""
-
-READINGS = Path(importlib.util.cache_from_source(__file__)).with_suffix(".readings")
-"""What was read of the modules, by this process and those before; not written where Python writes no bytecode."""
 
 # CPython 3.11 has one depth counter of syntax trees for all threads: if a garbage collection lets another thread parse
 # at the same time, either fails with a SystemError (python/cpython#106905). Libraries parse too, without this lock.
@@ -96,33 +92,21 @@ def _read(path: Path) -> Reading:
 
 @cache
 def _kept() -> dict[str, Reading]:
-    """Path → what was read of it. A file that is damaged, or that other code wrote, counts as none."""
-    try:
-        seal, readings = READINGS.read_bytes().split(b"\n", 1)
-    except (OSError, ValueError):
-        return {}
-    if seal != _seal(readings):
-        return {}
-    return {
-        path: Reading(source, tree, tuple(imports))
-        for path, (source, tree, imports) in json.loads(readings).items()
-    }
+    """Path → what was read of it, by this process and those before."""
+    kept = read_derived(_name())
+    readings = {} if kept is None else json.loads(kept)
+    return {path: Reading(source, tree, tuple(imports)) for path, (source, tree, imports) in readings.items()}
 
 
 def _keep() -> None:
-    """Write down what was read; where that cannot be, the next process reads again."""
-    if sys.dont_write_bytecode:
-        return
+    """Keep what was read, of modules that are still there."""
     present = {path: reading for path, reading in _kept().copy().items() if Path(path).is_file()}
-    readings = json.dumps(present).encode()
-    with suppress(OSError):
-        READINGS.parent.mkdir(exist_ok=True)
-        replace_file_unsynced(READINGS, _seal(readings) + b"\n" + readings)
+    keep_derived(_name(), json.dumps(present).encode())
 
 
-def _seal(readings: bytes) -> bytes:
-    """sha256 of this module, which may read otherwise tomorrow, and of what it read."""
-    return hashlib.sha256(Path(__file__).read_bytes() + readings).hexdigest().encode()
+def _name() -> str:
+    """Of this module's state: it may read otherwise tomorrow."""
+    return f"code-{hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]}.json"
 
 
 @contextmanager

@@ -12,12 +12,14 @@ import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 
 from flows.launchers.local_process import SOURCE_ROOT, last_line
 from ledger.tracking import without_password
 from schemas.safe_text import server_secrets, without_secrets
 from storage.durable_files import make_private, open_private
+from storage.empty_databases import migrated_once
 
 LOOPBACK = "127.0.0.1"
 OWN_SERVER = "own"
@@ -130,15 +132,18 @@ class PrefectServer:
         self.home.mkdir(parents=True, exist_ok=True)
         with (self.home / "starting.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            make_private(self.home / "prefect.db")
-            for _ in range(3):
-                port = free_port()
-                self._process = _server_process(self.home, port, self.log)
-                if self._answers(f"http://{LOOPBACK}:{port}/api"):
-                    return f"http://{LOOPBACK}:{port}/api"
-                _end(self._process)
-                if "already in use" not in self.log.read_text(errors="replace")[-4096:]:
-                    break
+            with new_database(self.home):
+                return self._start_on_a_free_port()
+
+    def _start_on_a_free_port(self) -> str:
+        for _ in range(3):
+            port = free_port()
+            self._process = _server_process(self.home, port, self.log)
+            if self._answers(f"http://{LOOPBACK}:{port}/api"):
+                return f"http://{LOOPBACK}:{port}/api"
+            _end(self._process)
+            if "already in use" not in self.log.read_text(errors="replace")[-4096:]:
+                break
         raise ServerUnavailable(
             f"the Prefect server that vantage starts did not come up: {last_line(self.log)} ({self.log}); "
             "or name a running server in PREFECT_API_URL"
@@ -214,6 +219,16 @@ def is_healthy(url: str) -> bool:
             return bool(answer.status == 200)
     except OSError:
         return False
+
+
+@contextmanager
+def new_database(home: Path) -> Iterator[None]:
+    """The body starts a server at ``home`` and waits until it answers; its tables are not made again if they were kept."""
+    database = home / "prefect.db"
+    make_private(database)
+    own_kinds_of_blocks = ("block_type", "block_schema", "block_schema_reference")  # written by each server
+    with migrated_once(f"prefect-{version('prefect')}.db", database, rows_of=own_kinds_of_blocks):
+        yield
 
 
 def free_port() -> int:

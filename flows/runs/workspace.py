@@ -7,7 +7,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from storage.storage import Storage, cache_root, open_storage
+from storage.machine_cache import cache_root
+from storage.storage import Storage, open_storage
 
 if TYPE_CHECKING:
     from flows.runs.run_records import RunRecords

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -12,6 +13,7 @@ from mlflow.store.db.db_types import DATABASE_ENGINES
 from mlflow.tracking import MlflowClient
 
 from storage.durable_files import locked, make_folder, make_private
+from storage.empty_databases import migrated_once
 
 log = logging.getLogger(__name__)
 
@@ -52,8 +54,9 @@ class Server:
         with _creating(database):
             if database is not None and database.parent == artifacts.parent:  # the workspace's own
                 make_private(database)  # SQLite's other files get the same mode
-            self.client = MlflowClient(tracking_uri=tracking_uri)
-            self.client.search_experiments(max_results=1)
+            with migrated_once(f"mlflow-{version('mlflow')}.db", database, rows_of=["workspaces"]):
+                self.client = MlflowClient(tracking_uri=tracking_uri)
+                self.client.search_experiments(max_results=1)
 
     def experiment(self, name: str) -> entities.Experiment:
         """The experiment with this name, created if missing."""

@@ -1,19 +1,16 @@
 """A small recipe, a workspace, and one MLflow database for all tests of the flows."""
 
 import os
-import shutil
 import signal
-import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from flows.prefect_server.server import _end, _server_process, free_port, is_healthy
+from flows.prefect_server.server import _end, _server_process, free_port, is_healthy, new_database
 from flows.runs.workspace import Workspace
 from tests.flows.real_runs import prefect_at, wait_for
 
@@ -77,50 +74,25 @@ def recipe_file(tmp_path: Path) -> Path:
     return path
 
 
-@dataclass(frozen=True)
-class SharedServer:
-    """A Prefect server of the whole session."""
-
-    url: str
-    migrated: Path
-    """A copy of its database as it was when it had its tables, and nothing in them."""
-
-
 @pytest.fixture(scope="session")
-def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedServer]:
-    """A Prefect server as a user has one, started once for all tests; nothing is pointed at it yet."""
+def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The API's URL of a Prefect server as a user has one, started once for all tests; nothing is pointed at it yet."""
     home, port = tmp_path_factory.mktemp("prefect-server"), free_port()
-    process = _server_process(home, port, home / "server.log")
     url = f"http://127.0.0.1:{port}/api"
-    try:
+    with new_database(home):
+        process = _server_process(home, port, home / "server.log")
         wait_for(lambda: is_healthy(url))
-        migrated = tmp_path_factory.mktemp("prefect-database") / "prefect.db"
-        with (
-            closing(sqlite3.connect(home / "prefect.db")) as used,
-            closing(sqlite3.connect(migrated)) as copy,
-        ):
-            used.backup(copy)
-        yield SharedServer(url, migrated)
+    try:
+        yield url
     finally:
         _end(process)
 
 
 @pytest.fixture(scope="module")
-def prefect_url(shared_server: SharedServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def prefect_url(shared_server: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The session's Prefect server, named to us and to our children as a user would name one."""
-    with prefect_at(shared_server.url, PREFECT_HOME=str(tmp_path_factory.mktemp("home"))):
-        yield shared_server.url
-
-
-@pytest.fixture
-def give_tables(shared_server: SharedServer) -> Callable[[Path], None]:
-    """Give a server's home, or a workspace's, a database with its tables: to make them takes a server seconds."""
-
-    def give(home: Path) -> None:
-        home.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(shared_server.migrated, home / "prefect.db")
-
-    return give
+    with prefect_at(shared_server, PREFECT_HOME=str(tmp_path_factory.mktemp("home"))):
+        yield shared_server
 
 
 @pytest.fixture

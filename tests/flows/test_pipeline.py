@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from uuid import UUID
 
@@ -308,11 +307,9 @@ def test_a_prefect_server_that_is_killed_midway_is_told_and_no_finished_stage_is
     workspace: Workspace,
     recipe_file: Path,
     start_vantage: Starter,
-    give_tables: Callable[[Path], None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pace(workspace, 0.1)
-    give_tables(workspace.root / "prefect")
     with monkeypatch.context() as patch:
         patch.delenv("PREFECT_API_URL")  # it starts a server of its own
         patch.setenv("PREFECT_CLIENT_MAX_RETRIES", "0")  # and gives it up at once

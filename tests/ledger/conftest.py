@@ -26,6 +26,7 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A workspace's database as two processes made it that started at once."""
     workspace = tmp_path_factory.mktemp("database")
     environment = {name: value for name, value in os.environ.items() if name != "MLFLOW_TRACKING_URI"}
+    environment["VANTAGE_CACHE"] = str(workspace / "cache")  # a machine that has kept no tables
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", MAKE_DATABASE, str(workspace), f"000{i}-two-aaaaaa"],

@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 from base64 import b64encode
-from collections.abc import Callable
 from pathlib import Path
 from uuid import UUID
 
@@ -125,7 +124,6 @@ def test_with_a_bucket_and_servers_a_failure_and_its_resume_leave_no_secret_anyw
     bucket: str,
     tmp_path: Path,
     recipe_file: Path,
-    give_tables: Callable[[Path], None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Every byte of bucket, cache, logs, Prefect's database, MLflow's database and artifacts, and of what is printed."""
@@ -134,7 +132,6 @@ def test_with_a_bucket_and_servers_a_failure_and_its_resume_leave_no_secret_anyw
     cache, server = tmp_path / "cache", tmp_path / "mlflow"
     monkeypatch.setenv("VANTAGE_CACHE", str(cache))
     root = Workspace.at(bucket).root
-    give_tables(root / "prefect")
     server.mkdir()
     (cache / "leak.txt").write_text("sft")
     with socket.socket() as probe:

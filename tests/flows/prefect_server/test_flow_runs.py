@@ -5,7 +5,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from flows.prefect_server.server import (
     _server_process,
     free_port,
     is_healthy,
+    new_database,
     server_name,
 )
 from flows.runs.execution import exit_code
@@ -169,9 +170,11 @@ def test_the_next_run_of_any_recipe_closes_what_a_killed_one_left_open(
 @contextmanager
 def configured_server(home: Path, port: int) -> Iterator[Any]:
     """A server as a user has one; it may be killed inside."""
-    process = _server_process(home, port, home / "server.log")
-    try:
+    home.mkdir(exist_ok=True)
+    with new_database(home):
+        process = _server_process(home, port, home / "server.log")
         wait_for(lambda: is_healthy(f"http://127.0.0.1:{port}/api"))
+    try:
         yield process
     finally:
         _end(process)
@@ -181,11 +184,9 @@ def test_a_finished_run_is_recorded_when_its_server_is_back(
     workspace: Workspace,
     recipe_file: Path,
     start_vantage: Starter,
-    give_tables: Callable[[Path], None],
     tmp_path: Path,
 ) -> None:
     home, port = tmp_path / "home", free_port()
-    give_tables(home)
     pace(workspace, 0.05)
     url = f"http://127.0.0.1:{port}/api"
     with prefect_at(url, PREFECT_HOME=str(home), PREFECT_CLIENT_MAX_RETRIES="0"):
@@ -218,10 +219,8 @@ def test_a_finished_run_is_recorded_when_its_server_is_back(
 def test_a_server_that_does_not_answer_holds_up_no_run_that_needs_none(
     workspace: Workspace,
     recipe_file: Path,
-    give_tables: Callable[[Path], None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    give_tables(workspace.root / "prefect")
     with prefect_at(None):
         record, _ = run_recipe(workspace, recipe_file)  # on a server of its own
     assert record.open_flow_runs == ()

@@ -4,12 +4,15 @@ import http.client
 import os
 import re
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 import urllib.request
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -67,6 +70,19 @@ def asked(port: int, path: str, headers: dict[str, str]) -> http.client.HTTPResp
     return answer
 
 
+def tables_of(database: Path) -> list[Any]:
+    """All tables and indices, the version, and the ids of the kinds of blocks."""
+    with closing(sqlite3.connect(database)) as connection:
+        return [
+            connection.execute(query).fetchall()
+            for query in (
+                "SELECT type, name, sql FROM sqlite_master ORDER BY type, name",
+                "SELECT * FROM alembic_version",
+                "SELECT id, name FROM block_type ORDER BY id",
+            )
+        ]
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _nothing_is_configured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """No server of the machine that runs the tests, and no profile of its user."""
@@ -76,6 +92,14 @@ def _nothing_is_configured(tmp_path_factory: pytest.TempPathFactory) -> Iterator
         servers._set_environment({"PREFECT_HOME": str(tmp_path_factory.mktemp("prefect-home"))})
         yield
     servers._set_environment({"PREFECT_HOME": None})
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _nothing_is_kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """As on a machine where no server has run before."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VANTAGE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -116,6 +140,19 @@ class TestOwnServer:
         assert {
             path.name: path.stat().st_mode & 0o077 for path in written if path.stat().st_mode & 0o077
         } == {}
+
+    def test_in_the_next_workspace_has_the_same_tables_without_making_them(
+        self, running: PrefectServer, tmp_path: Path
+    ) -> None:
+        before = servers._set_environment({"PREFECT_API_URL": None})
+        try:
+            with prefect_server(tmp_path):
+                first, second = (
+                    tables_of(home / "prefect.db") for home in (running.home, tmp_path / "prefect")
+                )
+        finally:
+            servers._set_environment(before)
+        assert first == second, "with the ids that the first server drew for its kinds of blocks"
 
     def test_listens_on_loopback_alone(self, running: PrefectServer) -> None:
         assert running._process is not None

@@ -2,6 +2,8 @@
 
 import os
 import shutil
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -48,6 +50,26 @@ def test_our_own_database_is_its_owners_alone_and_somebody_elses_stays_as_it_is(
     }
     assert modes["mlflow.db"] == 0o600 and set(modes.values()) == {0o600}
     assert (theirs / "mlflow.db").stat().st_mode & 0o777 == 0o664
+
+
+def test_the_next_workspaces_database_is_as_the_first_and_was_not_migrated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VANTAGE_CACHE", str(tmp_path / "cache"))
+    first, second = tmp_path / "first", tmp_path / "second"
+    server_of(first).experiment("of the first")
+    with monkeypatch.context() as patch:
+        patch.setattr("mlflow.store.db.utils._upgrade_db", None)  # calling it would fail
+        patch.setattr("mlflow.store.db.utils._initialize_tables", None)
+        names = [each.name for each in server_of(second).client.search_experiments()]
+    assert names == ["Default"]
+    dumps = []
+    for workspace in (first, second):
+        with closing(sqlite3.connect(workspace / "mlflow.db")) as connection:
+            connection.executescript("DELETE FROM experiment_tags; DELETE FROM experiments;")
+            dumps.append(sorted(connection.iterdump()))
+    assert dumps[0] == dumps[1]
+    assert server_of(second).experiment("of the second").experiment_id
 
 
 def test_an_experiment_of_somebody_elses_is_written_to_and_marked(workspace: Path) -> None:

@@ -1,0 +1,51 @@
+"""SQLite databases of Prefect and MLflow that are new: all tables, none of the rows that come later.
+
+Their migrations take seconds for every new workspace. So a database is kept as it is after its first migration on this
+machine (``storage.machine_cache``), under a name with the version of what made it.
+"""
+
+import sqlite3
+from collections.abc import Collection, Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+
+from storage.machine_cache import keep_derived, read_derived
+
+_VERSION_TABLE = "alembic_version"
+
+
+@contextmanager
+def migrated_once(name: str, database: Path | None, *, rows_of: Collection[str]) -> Iterator[None]:
+    """The body opens the database, which is filled before if it is new and was kept, and kept if it is new and was not.
+
+    One caller at a time: hold a lock. Whoever opens it still looks at its version, and migrates it if need be.
+
+    Args:
+        name: of what is kept; it has the version of what makes the tables.
+        database: missing or without bytes if it is new; None: there is none.
+        rows_of: tables whose rows are kept too, since every new database has them.
+    """
+    if database is None or (database.is_file() and database.stat().st_size):
+        yield
+    elif (kept := read_derived(name)) is not None:
+        database.write_bytes(kept)  # a file that is there keeps its mode
+        yield
+    else:
+        yield
+        _keep(name, database, rows_of)
+
+
+def _keep(name: str, database: Path, rows_of: Collection[str]) -> None:
+    """Keep the tables and the rows of those named alone, also while it is in use; nothing where it was not migrated."""
+    with suppress(sqlite3.Error), closing(sqlite3.connect(":memory:")) as copy:
+        with closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)) as source:
+            source.backup(copy)
+        if not copy.execute(f"SELECT count(*) FROM {_VERSION_TABLE}").fetchone()[0]:
+            return
+        tables = copy.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
+        for (table,) in tables:
+            if table not in (_VERSION_TABLE, *rows_of):
+                copy.execute(f'DELETE FROM "{table}"')
+        copy.commit()
+        copy.execute("VACUUM")  # what was deleted is still in the pages
+        keep_derived(name, copy.serialize())

@@ -1,0 +1,50 @@
+"""What a user keeps on one machine outside any workspace: copies of a bucket's objects, and derived files.
+
+A derived file takes seconds to make again, and nothing depends on it: one that is missing, damaged or cannot be written
+counts as none.
+"""
+
+import hashlib
+import os
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+_DERIVED = "derived"
+
+
+def cache_root() -> Path:
+    """``$VANTAGE_CACHE``, or ``~/.cache/vantage``.
+
+    Raises:
+        RuntimeError: the user has no home.
+    """
+    return Path(os.environ.get("VANTAGE_CACHE") or Path.home() / ".cache" / "vantage")
+
+
+def read_derived(name: str) -> bytes | None:
+    """What was kept under the name; None: nothing that is intact."""
+    try:
+        seal, data = (cache_root() / _DERIVED / name).read_bytes().split(b"\n", 1)
+    except (OSError, ValueError, RuntimeError):
+        return None
+    return data if seal == _seal(data) else None
+
+
+def keep_derived(name: str, data: bytes) -> None:
+    """Keep it for later processes of this user, who alone can read it."""
+    with suppress(OSError, RuntimeError):
+        folder = cache_root() / _DERIVED
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor, written = tempfile.mkstemp(dir=folder, prefix=f"{name}.")
+        try:
+            with open(descriptor, "wb") as file:
+                file.write(_seal(data) + b"\n" + data)
+            os.replace(written, folder / name)
+        except OSError:
+            Path(written).unlink(missing_ok=True)
+            raise
+
+
+def _seal(data: bytes) -> bytes:
+    return hashlib.sha256(data).hexdigest().encode()
