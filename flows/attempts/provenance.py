@@ -7,6 +7,7 @@ import os
 import platform
 import re
 from collections.abc import Mapping
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -52,6 +53,7 @@ def _device() -> str:
     return "cpu"
 
 
+@cache
 def _version(distribution: str) -> str:
     try:
         return version(distribution)
