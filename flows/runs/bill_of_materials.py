@@ -7,11 +7,13 @@ import json
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 
 from cyclonedx.contrib.license.factories import LicenseFactory
 from cyclonedx.model import HashAlgorithm, HashType, Property
 from cyclonedx.model.bom import Bom, BomMetaData
 from cyclonedx.model.component import Component, ComponentType
+from cyclonedx.model.dependency import Dependency
 from cyclonedx.output.json import JsonV1Dot6
 from packageurl import PackageURL
 
@@ -65,13 +67,17 @@ def bill_of_materials(made: Material, inputs: Iterable[Material], environment: E
     ]
     materials = {each.digest: each for each in inputs if each.digest != made.digest}
     components = {digest: _component(each) for digest, each in materials.items()}
+    needs_nothing = [*libraries, *platform]
     bill = Bom(
-        components=[*components.values(), *libraries, *platform],
+        components=[*components.values(), *needs_nothing],
         metadata=BomMetaData(component=subject),
+        # given at once: a library that registers each one looks through all of those before
+        dependencies=[
+            _depends(subject, [*_known(made, components), *needs_nothing]),
+            *[_depends(components[digest], _known(each, components)) for digest, each in materials.items()],
+            *[_depends(each, []) for each in needs_nothing],
+        ],
     )
-    bill.register_dependency(subject, [*_known(made, components), *libraries, *platform])
-    for digest, material in materials.items():
-        bill.register_dependency(components[digest], _known(material, components))
     return _without_chance(JsonV1Dot6(bill).output_as_string())
 
 
@@ -83,6 +89,10 @@ def _without_chance(text: str) -> str:
     content = json.dumps(plain, sort_keys=True)
     plain["serialNumber"] = f"urn:uuid:{uuid.uuid5(_NAMESPACE, content)}"
     return json.dumps(plain, indent=2, ensure_ascii=False, sort_keys=True) + "\n"
+
+
+def _depends(component: Component, on: Iterable[Component]) -> Dependency:
+    return Dependency(component.bom_ref, [Dependency(each.bom_ref) for each in on])
 
 
 def _known(material: Material, components: Mapping[str, Component]) -> list[Component]:
@@ -106,6 +116,7 @@ def _component(material: Material) -> Component:
     )
 
 
+@cache
 def _library(installed: Installed) -> Component:
     purl = PackageURL(type="pypi", name=installed.name, version=installed.version)
     licences = [LicenseFactory().make_from_string(installed.license)] if installed.license else []

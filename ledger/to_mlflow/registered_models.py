@@ -66,7 +66,7 @@ def publish(
     repaired: tuple[str, ...] = ()
     if found:
         first = min(found, key=lambda each: int(each.version))
-        version, location = int(first.version), str(first.source)
+        version, location, tags = int(first.version), str(first.source), first.tags
         model_id = model_in(location) or producer.model_id
         repaired = tuple(problems_of_copy(location, tracking_uri=tracking_uri, digest=digest))
         if repaired:
@@ -74,11 +74,13 @@ def publish(
     else:
         model_id = producer.model_id
         _copy_files(client, operation, producer, model_id, tracking_uri, our_run_id, example)
-        version = _create_version(client, operation, producer, producer.model_id, our_run_id)
+        tags = {**_tags(operation, producer, our_run_id), **facts}
+        version = _create_version(client, operation, producer, producer.model_id, tags)
     if note is not None:
         client.update_model_version(name, str(version), description=fit_description(note(version)))
     for tag, value in facts.items():
-        client.set_model_version_tag(name, str(version), tag, value)
+        if tags.get(tag) != value:  # each takes MLflow a transaction
+            client.set_model_version_tag(name, str(version), tag, value)
     _link_version(client, producer.model_id, name, version)
     stays = None
     if operation.alias is not None:
@@ -131,7 +133,7 @@ def _copy_files(
 
 
 def _create_version(
-    client: MlflowClient, operation: Publish, producer: Producer, model_id: str, our_run_id: str
+    client: MlflowClient, operation: Publish, producer: Producer, model_id: str, tags: dict[str, str]
 ) -> int:
     """Create the version, after its files were copied; if the process is killed before this, they are copied again."""
     model = client.get_logged_model(model_id)
@@ -141,7 +143,7 @@ def _create_version(
         operation.registered_model,
         model.artifact_location,
         producer.run.info.run_id,
-        tags=_tags(operation, producer, our_run_id),
+        tags=tags,
         model_id=model_id,
     )
     return int(version.version)

@@ -266,3 +266,44 @@ def test_a_published_models_page_names_its_gates_and_its_evaluation(workspace: P
     assert "- judged: accuracy_gain 0.25" in version.description
     model = client.get_logged_model(client.get_run(version.run_id).data.tags["vantage.model"])
     assert [(metric.key, metric.value) for metric in model.metrics] == [("accuracy_gain", 0.25)]
+
+
+def test_published_again_only_the_tags_that_changed_are_written(
+    workspace: Path, policy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = sealed(PolicyCheckpoint, policy)
+    inputs = {"candidate": Input(stage="policy", artifact=made)}
+    measured = {"accuracy_gain": 0.25, "accuracy": 0.75}
+    evaluation = artifact(Evaluation, "evaluation", inputs, metrics=measured)
+    set_tag, written = MlflowClient.set_model_version_tag, list[tuple[str, str]]()
+
+    def noted(client: MlflowClient, name: str, version: str, key: str, value: str) -> None:
+        written.append((key, value))
+        set_tag(client, name, version, key, value)
+
+    monkeypatch.setattr(MlflowClient, "set_model_version_tag", noted)
+    tags = []
+    for run_id, threshold in ((RUN_ID, 0.1), ("0002-tiny-aaaaaa", 0.1), ("0003-tiny-aaaaaa", 0.2)):
+        verdict = VERDICT.model_copy(
+            update={"metric": "accuracy_gain", "measured": 0.25, "relation": ">=", "threshold": threshold}
+        )
+        written.clear()
+        with Ledger(None, workspace, "tiny") as ledger:
+            ledger.open_run(run_id, "tiny", {})
+            make(ledger, "policy", "policy_optimization", made)
+            ledger.open_stage(
+                "judged",
+                kind="evaluation",
+                stage_key=evaluation.stage_key,
+                attempt=1,
+                params={},
+                inputs=inputs,
+            )
+            ledger.record_verdicts("judged", [verdict])
+            ledger.finish_stage("judged", "completed", artifact=evaluation)
+            assert ledger.publish("policy", made, policy, "quickstart", alias=None) == "1"
+        version = MlflowClient(f"sqlite:///{workspace / 'mlflow.db'}").get_model_version("quickstart", "1")
+        assert version.tags["vantage.gate.judged.accuracy_gain"] == str(verdict)
+        assert version.tags["vantage.measured.judged.accuracy"] == "0.75"
+        tags.append(list(written))
+    assert tags == [[], [], [("vantage.gate.judged.accuracy_gain", str(verdict))]]
