@@ -4,7 +4,7 @@ import asyncio
 import os
 import shlex
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from pathlib import Path
 
@@ -68,7 +68,12 @@ def execute(
     steps = planned(run, screen, strict=strict, chosen=chosen)
     shown_before = len(run.record.prefect_flow_run_ids)
     lost = None
-    with notified(run, screen) as watcher, Ledger(None, workspace.root, recipe.recipe) as ledger:
+    with (
+        # before the ledger imports MLflow in a thread beside this one: the first stage waits for the server
+        started(workspace.root, verbose=verbose) if needs_work(steps) else nullcontext() as server,
+        notified(run, screen) as watcher,
+        Ledger(None, workspace.root, recipe.recipe) as ledger,
+    ):
         orchestrator = Orchestrator(
             run,
             store=workspace.storage,
@@ -80,8 +85,8 @@ def execute(
         orchestrator.begin()
         try:
             with opened(orchestrator), screen.live():
-                if needs_work(steps):
-                    lost = _order(orchestrator, strict=strict, verbose=verbose)
+                if server is not None:
+                    lost = _order(orchestrator, server, strict=strict)
                 else:
                     _verify(orchestrator)
                     _close_open_flow_runs(orchestrator)
@@ -173,12 +178,14 @@ def _verify(orchestrator: Orchestrator) -> None:
         publish(publication, orchestrator)
 
 
-def _order(orchestrator: Orchestrator, *, strict: bool, verbose: bool) -> servers.ServerUnavailable | None:
+def _order(
+    orchestrator: Orchestrator, server: servers.PrefectServer, *, strict: bool
+) -> servers.ServerUnavailable | None:
     """Run the stages by Prefect; returns an error if the run has ended but Prefect could not record it."""
     check_resources(orchestrator.recipe)
     earlier = orchestrator.run.record.prefect_flow_run_ids
     try:
-        with ordering(orchestrator.run.workspace.root, verbose=verbose):
+        with ordering(server):
             from flows.pipeline import order
             from flows.pools.deployments import require_pools
 
@@ -231,18 +238,27 @@ def _close_open_flow_runs(orchestrator: Orchestrator) -> bool:
 
 
 @contextmanager
-def ordering(workspace: Path, *, verbose: bool) -> Iterator[str]:
-    """Start the Prefect server and the fork server while Prefect is imported; yields the server's URL.
-
-    Raises:
-        flows.prefect_server.server.ServerUnavailable: none answers, or the one that did has stopped.
-    """
+def started(workspace: Path, *, verbose: bool) -> Iterator[servers.PrefectServer]:
+    """Start the Prefect server and the fork server in the background; the Prefect server ends with the block."""
     for name, value in (SETTINGS if verbose else {**SETTINGS, **QUIET}).items():
         os.environ.setdefault(name, value)
     warm_up()
     server = servers.start(workspace)
     try:
-        import_module("flows.pipeline")  # takes a second, while the server starts
+        yield server
+    finally:
+        server.stop()
+
+
+@contextmanager
+def ordering(server: servers.PrefectServer) -> Iterator[str]:
+    """Import Prefect while the server starts, and yield its URL; the server has stopped when the block has ended.
+
+    Raises:
+        flows.prefect_server.server.ServerUnavailable: none answers, or the one that did has stopped.
+    """
+    try:
+        import_module("flows.pipeline")  # takes a second
         url = server.wait_ready()
         try:
             yield url

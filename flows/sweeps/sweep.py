@@ -15,7 +15,7 @@ from pathlib import Path
 
 from flows.commands.console import Screen
 from flows.machine import Machine, this_machine
-from flows.runs.execution import ordering
+from flows.runs.execution import ordering, started
 from flows.runs.planning import check_drift, needs_work, plan
 from flows.runs.registered_models import pinned
 from flows.runs.resolving import resolve_sweep
@@ -125,7 +125,7 @@ def _order(
     verbose: bool,
 ) -> None:
     """Run the cells with Prefect, with one Prefect server and one fork server."""
-    with ordering(sweep_runs.workspace.root, verbose=verbose) as url:
+    with started(sweep_runs.workspace.root, verbose=verbose) as server, ordering(server) as url:
         from flows.sweeps.cells import run_cells
 
         sweep_runs.screen.say(f"  Prefect shows them at {url.removesuffix('/api')}", "dim")
