@@ -5,6 +5,7 @@ machine (``storage.machine_cache``), under a name with the version of what made 
 """
 
 import sqlite3
+import tempfile
 from collections.abc import Collection, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -37,15 +38,19 @@ def migrated_once(name: str, database: Path | None, *, rows_of: Collection[str])
 
 def _keep(name: str, database: Path, rows_of: Collection[str]) -> None:
     """Keep the tables and the rows of those named alone, also while it is in use; nothing where it was not migrated."""
-    with suppress(sqlite3.Error), closing(sqlite3.connect(":memory:")) as copy:
-        with closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)) as source:
+    with suppress(OSError, sqlite3.Error), tempfile.TemporaryDirectory(prefix="vantage-database-") as folder:
+        file = Path(folder) / "empty.db"
+        with (
+            closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)) as source,
+            closing(sqlite3.connect(file)) as copy,
+        ):
             source.backup(copy)
-        if not copy.execute(f"SELECT count(*) FROM {_VERSION_TABLE}").fetchone()[0]:
-            return
-        tables = copy.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
-        for (table,) in tables:
-            if table not in (_VERSION_TABLE, *rows_of):
-                copy.execute(f'DELETE FROM "{table}"')
-        copy.commit()
-        copy.execute("VACUUM")  # what was deleted is still in the pages
-        keep_derived(name, copy.serialize())
+            copy.execute("PRAGMA journal_mode = delete")  # all of it in one file
+            if not copy.execute(f"SELECT count(*) FROM {_VERSION_TABLE}").fetchone()[0]:
+                return
+            for (table,) in copy.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
+                if table not in (_VERSION_TABLE, *rows_of):
+                    copy.execute(f'DELETE FROM "{table}"')
+            copy.commit()
+            copy.execute("VACUUM")  # what was deleted is still in the pages
+        keep_derived(name, file.read_bytes())
