@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
+from storage.durable_files import replace_file
 from storage.machine_cache import keep_derived, read_derived
 
 _VERSION_TABLE = "alembic_version"
@@ -26,10 +27,11 @@ def migrated_once(name: str, database: Path | None, *, rows_of: Collection[str])
         database: missing or without bytes if it is new; None: there is none.
         rows_of: tables whose rows are kept too, since every new database has them.
     """
-    if database is None or (database.is_file() and database.stat().st_size):
+    empty = database.stat() if database is not None and database.is_file() else None
+    if database is None or (empty is not None and empty.st_size):
         yield
     elif (kept := read_derived(name)) is not None:
-        database.write_bytes(kept)  # a file that is there keeps its mode
+        replace_file(database, kept, private=empty is not None and not empty.st_mode & 0o077)
         yield
     else:
         yield

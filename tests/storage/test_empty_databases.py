@@ -95,6 +95,24 @@ def test_it_may_be_in_use_when_it_is_kept(tmp_path: Path) -> None:
     assert rows(second, "kinds") == [(1, "a"), (2, "b")]
 
 
+def test_a_kill_while_it_is_filled_leaves_it_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with migrated_once("server-1.db", tmp_path / "first.db", rows_of=[]):
+        migrate(tmp_path / "first.db")
+
+    def killed(new: Path, path: Path) -> None:
+        raise KeyboardInterrupt
+
+    database = tmp_path / "second.db"
+    database.touch(mode=0o600)
+    with monkeypatch.context() as patch:
+        patch.setattr("storage.durable_files.os.replace", killed)
+        with pytest.raises(KeyboardInterrupt), migrated_once("server-1.db", database, rows_of=[]):
+            raise AssertionError("unreachable")
+    assert database.read_bytes() == b""
+    with migrated_once("server-1.db", database, rows_of=[]):
+        assert not migrate(database)
+
+
 @pytest.mark.parametrize("body", ["fails", "makes nothing", "makes no tables", "has no version"])
 def test_what_was_not_migrated_is_not_kept(tmp_path: Path, body: str) -> None:
     database = tmp_path / "first.db"
