@@ -85,8 +85,8 @@ class PrefectServer:
         Raises:
             ServerUnavailable: none answers in time.
         """
-        assert self._search is not None, "started by start()"
-        self._search.join()
+        if self._search is not None:
+            self._search.join()
         if self._error is not None:
             raise self._error
         assert self._url is not None, "found, or an error was raised"
@@ -165,9 +165,15 @@ def start(workspace: Path) -> PrefectServer:
     Prefect's client is imported before that: Prefect cannot be imported in two threads at the same time.
     """
     server = PrefectServer(workspace=workspace.resolve())
-    configured = configured_url()
-    if configured is not None:
-        importlib.import_module("prefect.client.orchestration")
+    try:
+        configured = configured_url()
+        if configured is not None:
+            importlib.import_module("prefect.client.orchestration")
+    except (
+        Exception
+    ) as error:  # of Prefect's settings: raised where the server is waited for, once the run is open
+        server._error = error
+        return server
     server._search = threading.Thread(
         target=server._find, args=(configured,), name="prefect-server", daemon=True
     )

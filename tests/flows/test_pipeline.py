@@ -302,6 +302,19 @@ def test_a_broken_verifier_is_one_message_and_nothing_trains(
     assert record.stages["sft"].reason == "waits for verifiers.mine, which is failed"
 
 
+def test_settings_that_prefect_refuses_leave_a_run_to_go_on_with(
+    workspace: Workspace, start_vantage: Starter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PREFECT_CLIENT_MAX_RETRIES", "many")
+    process = start_vantage()
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode not in (ExitCode.OK, ExitCode.INTERNAL)
+    assert "max_retries" in errors and "Traceback" not in errors
+    [record] = read_runs(workspace)
+    assert record.status == "resumable"
+    assert {stage.status for stage in record.stages.values()} == {"waiting"}
+
+
 @pytest.mark.usefixtures("prefect_url")
 def test_a_prefect_server_that_is_killed_midway_is_told_and_no_finished_stage_is_made_again(
     workspace: Workspace,

@@ -297,6 +297,19 @@ class TestStandIn:
         server.stop()
         assert server._process is None
 
+    def test_settings_that_prefect_refuses_are_told_where_the_server_is_waited_for(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refused() -> str | None:
+            raise ValueError("max_retries: Input should be a valid integer")
+
+        monkeypatch.setattr(servers, "configured_url", refused)
+        server = start(tmp_path)
+        with pytest.raises(ValueError, match="max_retries"):
+            server.wait_ready()
+        server.stop()
+        assert not server.home.exists()
+
     def test_takes_another_port_when_the_first_was_taken_meanwhile(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
