@@ -133,6 +133,7 @@ def test_with_a_bucket_and_servers_a_failure_and_its_resume_leave_no_secret_anyw
     monkeypatch.setenv("VANTAGE_CACHE", str(cache))
     root = Workspace.at(bucket).root
     server.mkdir()
+    cache.mkdir()
     (cache / "leak.txt").write_text("sft")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
