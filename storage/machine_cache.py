@@ -1,4 +1,4 @@
-"""What a user keeps on one machine outside any workspace: copies of a bucket's objects, and derived files.
+"""What a user keeps on one machine outside any workspace's folder: of buckets, and derived files.
 
 A derived file takes seconds to make again, and nothing depends on it: one that is missing, damaged or cannot be written
 counts as none.
@@ -32,7 +32,7 @@ def read_derived(name: str) -> bytes | None:
 
 
 def keep_derived(name: str, data: bytes) -> None:
-    """Keep it for later processes of this user, who alone can read it."""
+    """Keep it for later processes of this user, who alone can read it; several processes may keep it at once."""
     with suppress(OSError, RuntimeError):
         folder = cache_root() / _DERIVED
         folder.mkdir(parents=True, exist_ok=True)

@@ -169,9 +169,7 @@ def start(workspace: Path) -> PrefectServer:
         configured = configured_url()
         if configured is not None:
             importlib.import_module("prefect.client.orchestration")
-    except (
-        Exception
-    ) as error:  # of Prefect's settings: raised where the server is waited for, once the run is open
+    except Exception as error:  # of Prefect's settings: `wait_ready` raises it, once the run is open
         server._error = error
         return server
     server._search = threading.Thread(

@@ -247,7 +247,7 @@ def started(workspace: Path, *, verbose: bool) -> Iterator[servers.PrefectServer
     try:
         yield server
     finally:
-        server.stop()
+        server.stop()  # again, where `ordering` has: the block may fail before
 
 
 @contextmanager
