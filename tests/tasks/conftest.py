@@ -1,4 +1,4 @@
-"""A small built-in pipeline, run stage by stage in this process, for the tests of the stages."""
+"""A small pipeline, run stage by stage in this process, for the tests of the stages."""
 
 import shutil
 import tempfile
@@ -35,13 +35,13 @@ from schemas.recipe.terms import ModelTerm
 from schemas.recipe.work import ImportModel, PrepareData, Work
 from schemas.records.job import StageJob, StageResult
 from tasks.stages import run_stage
+from tests.tasks.small_model import write_small_model
 
 GENERATION = Generation(max_prompt_tokens=48, max_response_tokens=24)
 REWARDS = {"main": Reward(terms=(ModelTerm(model="reward"),), missing_eos=MissingEos(subtract=1.0))}
 SHARES = Shares(validation=0.1, test=0.1)
 
 WORK: dict[str, Work] = {
-    "model": ImportModel(model=Model(source="builtin:tiny")),
     "demonstrations": PrepareData(
         content="demonstrations",
         data=Data(source="builtin:arithmetic/demonstrations", rows=200),
@@ -58,7 +58,7 @@ WORK: dict[str, Work] = {
         shares=SHARES,
     ),
     "sft": SupervisedFineTuning(
-        kind="sft", data="demonstrations", batch_size=16, epochs=0.5, learning_rate=1e-3, checkpoint_every=2
+        kind="sft", data="demonstrations", batch_size=16, epochs=0.5, learning_rate=1e-2, checkpoint_every=2
     ),
     "reward": RewardModelling(
         kind="reward_model",
@@ -158,16 +158,19 @@ INPUTS: dict[str, dict[str, str]] = {
 class Pipeline:
     """Runs stages into one folder, each at most once, with whatever they need before them."""
 
-    def __init__(self, root: Path, **changes: object) -> None:
-        """``changes`` are to the configuration of every stage that trains."""
+    def __init__(self, root: Path, *, width: int = 32, **changes: object) -> None:
+        """``width`` is the model's; ``changes`` are to the configuration of every stage that trains."""
         self.root = root
         self.changes = changes
         self.results: dict[str, StageResult] = {}
+        self.source = root / "source"
+        write_small_model(self.source, width=width)
 
     def job(self, name: str, *, folder: Path | None = None, **changes: object) -> StageJob:
         """A job of one stage in a folder of its own, its inputs made first; ``changes`` are to its configuration."""
         inputs = self.inputs(INPUTS.get(name, {}))
-        of_all = self.changes if isinstance(WORK[name], Training) else {}
+        work = self.work(name)
+        of_all = self.changes if isinstance(work, Training) else {}
         folder = folder or Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self.root))
         (folder / "scratch").mkdir(parents=True, exist_ok=True)
         output = folder / "output"
@@ -179,7 +182,7 @@ class Pipeline:
             attempt=1,
             stage_key="0" * 64,
             seed=5,
-            work=WORK[name].model_copy(update=of_all | changes),
+            work=work.model_copy(update=of_all | changes),
             generation=GENERATION,
             rewards=REWARDS if name in ("value", "policy", "collected") else {},
             inputs=inputs,
@@ -187,6 +190,10 @@ class Pipeline:
             scratch=folder / "scratch",
             output=output,
         )
+
+    def work(self, name: str) -> Work:
+        """What a stage does, before any changes."""
+        return ImportModel(model=Model(source=str(self.source))) if name == "model" else WORK[name]
 
     def inputs(self, sources: Mapping[str, str]) -> dict[str, Path]:
         """Role → folder of the stage that makes it, and of the model beneath it where that made adapters."""

@@ -15,6 +15,7 @@ from schemas.recipe.pass_limits import FoundLimits
 from tasks.stages import run_stage
 from tasks.training import cuts, found_limits, memory_meter, memory_probe
 from tasks.training.scratch import JOURNAL, read_found, write_found
+from tests.tasks.conftest import Pipeline
 from tests.tasks.kills import same_bytes_after_a_kill
 from tests.tasks.live_memory import LiveMemory
 from tests.tasks.test_stages_on_ranks import start
@@ -24,7 +25,7 @@ PLENTY = 10**10
 ROW = 80
 """Tokens: no demonstration of the pipeline has more, and two of the longest have."""
 LEARNING_RATE = 1e-3
-"""Of the pipeline's fine-tuning, reward model and value pretraining: the most by which a step moves a weight, about."""
+"""Of the pipeline's reward model and value pretraining: the most by which a step moves a weight, about; of fine-tuning, a tenth of it."""
 DEVICE = "a device of the tests"
 
 
@@ -52,16 +53,22 @@ def test_where_all_fits_the_search_leaves_no_trace(
     assert curve(searched) == curve(whole)
 
 
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Pipeline:
+    """One whose model keeps so much of a pass that a row more or less is less than a fifth of it."""
+    return Pipeline(tmp_path_factory.mktemp("wide"), width=128)
+
+
 @pytest.mark.parametrize(
     ("name", "share", "copies"), [("sft", 0.6, 0), ("reward", 0.6, 0), ("value", 0.85, 1), ("policy", 0.9, 1)]
 )
 def test_passes_fill_the_memory_that_there_is_and_change_no_weight(
-    name: str, share: float, copies: int, pipeline: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, share: float, copies: int, wide: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a share of the memory that the stage takes where there is plenty. It keeps so many copies of the weights elsewhere
     than on a GPU: the best so far, on the CPU."""
     monkeypatch.setitem(cuts.OVERHEAD, "cpu", 10**6)  # nothing but memory cuts
-    whole, cut = (pipeline.job(name, folder=tmp_path / each) for each in ("whole", "cut"))
+    whole, cut = (wide.job(name, folder=tmp_path / each) for each in ("whole", "cut"))
     with memory(PLENTY, monkeypatch) as live:
         run_stage(whole)
     limit = int(share * live.peak())

@@ -31,7 +31,7 @@ def test_an_iteration_reads_each_response_no_oftener_than_it_has_to(
 ) -> None:
     """Policy and critic: once before the update and once an epoch; reference and reward model: once. A prompt that several
     responses have is read once where that is cheaper."""
-    monkeypatch.setitem(READ_AGAIN, "cpu", 0 if shares_prompts else 10**6)
+    monkeypatch.setitem(READ_AGAIN, "cpu", 0 if shares_prompts else 10**9)
     job = pipeline.job("policy", folder=tmp_path, epochs=3, validate_every=100)
     job = job.model_copy(update={"work": resolve_work(job.work)})
     reads = record_reads(monkeypatch)

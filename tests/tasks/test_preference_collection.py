@@ -441,7 +441,7 @@ def likelier(model: Any, tokenizer: Any, question: str, answers: tuple[str, str]
 
 def test_a_model_as_judge_makes_pairs_where_both_orders_agree(pipeline: Any, tmp_path: Path) -> None:
     """Every prompt's two responses, judged again by transformers alone; what the orders say differently is no pair."""
-    answers = ("0", "1")
+    answers = ("A", "B")
     judge = Judge(model="sft", template=ASKED, answers=answers)
     work = JUDGED.model_copy(update={"judge": judge, "samples_per_prompt": 2})
     job = job_in(pipeline, tmp_path, work)

@@ -332,7 +332,7 @@ def learning(pipeline: Any, tmp_path_factory: pytest.TempPathFactory) -> Callabl
         rankings="mine",
         batch_size=8,
         epochs=2.0,
-        learning_rate=1e-3,
+        learning_rate=3e-3,
         warmup_steps=5,
         checkpoint_every=10,
     )
