@@ -29,6 +29,7 @@ from flows.commands.sign import sign
 from flows.commands.status import status
 from flows.commands.sweep import sweep
 from flows.commands.worker import worker
+from flows.garbage import collect_rarely
 from flows.launchers.safe_stream import SafeStream
 
 for command in (
@@ -68,6 +69,7 @@ app.add_typer(keys_app, name="keys")
 
 def main() -> None:
     """The console script."""
+    collect_rarely()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal without UTF-8 must not stop a run

@@ -12,11 +12,14 @@ import sys
 import threading
 import time
 
+from flows.garbage import collect_rarely
+
 SECONDS_TO_END = 5.0
 
 
 def main() -> None:
     """Take the module and its arguments from the command line."""
+    collect_rarely()
     threading.Thread(target=_end_with_standard_input, daemon=True).start()
     del sys.argv[0]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 PROBE = """
-import sys
+import gc, sys
 import flows.launchers.forkserver as forkserver
 
 missing = [name for name in forkserver.PRELOADED if name not in sys.modules]
@@ -14,6 +14,8 @@ assert not loaded, loaded
 from scipy.optimize import linear_sum_assignment
 from sklearn.metrics import roc_curve
 assert linear_sum_assignment and roc_curve
+assert gc.isenabled(), "stages collect as ever"
+assert gc.get_freeze_count() > 100_000, gc.get_freeze_count()
 sys.stdout.flush()
 import os
 os._exit(0)  # not through the fork server's own exit, which ends its process group's descendants

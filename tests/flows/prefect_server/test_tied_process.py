@@ -2,6 +2,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from flows.garbage import THRESHOLDS
+
 ROOT = Path(__file__).parents[3]
 
 
@@ -23,6 +25,14 @@ def test_the_module_runs_as_the_main_program_with_its_arguments(tmp_path: Path) 
     assert process.stdout.read() == "__main__ ['a', '--b']\n"
     assert process.wait(timeout=30) == 3
     process.stdin.close()
+
+
+def test_it_looks_for_garbage_less_often(tmp_path: Path) -> None:
+    process = tied(tmp_path, "import gc; print(gc.get_threshold())")
+    assert process.stdout is not None and process.stdin is not None
+    assert process.stdout.read() == f"{THRESHOLDS}\n"
+    process.stdin.close()
+    process.wait(timeout=30)
 
 
 def test_it_may_end_in_order_when_standard_input_closes(tmp_path: Path) -> None:
