@@ -3,8 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
+
+from models.row_lengths import on_device
 
 ROOM = 32
 """Tokens that space is made for at a time. A row that ends early has had no more than these for nothing."""
@@ -24,6 +27,29 @@ def make_room(cache: Cache, rows: Tensor, *, most: int) -> None:
             cache.layers[number] = RoomyLayer(layer, rows, most=most)
         else:
             layer.batch_select_indices(rows)  # type: ignore[union-attr]
+
+
+def keep_rows(cache: Cache, kept: Sequence[int], device: torch.device) -> Tensor:
+    """Keep the rows of a cache at these places, which ``without_gaps`` gave; returns the places on the device.
+
+    Where a layer has room, only rows that fill gaps are copied. The memory of the others is free when room is made again.
+    """
+    places = on_device(kept, device)
+    gaps = [gap for gap, place in enumerate(kept) if gap != place]
+    into, moved = on_device(gaps, device), on_device([kept[gap] for gap in gaps], device)
+    for layer in cache.layers:
+        if isinstance(layer, RoomyLayer):
+            layer.fill_gaps(into, moved, count=len(kept))
+        else:
+            layer.batch_select_indices(places)  # type: ignore[union-attr]
+    return places
+
+
+def without_gaps(active: Sequence[bool]) -> list[int]:
+    """Places of the active rows, so ordered that all who can stay where they are: only the last ones move, into the gaps."""
+    count = sum(active)
+    last = iter([place for place in range(count, len(active)) if active[place]])
+    return [place if active[place] else next(last) for place in range(count)]
 
 
 def needs_mask(cache: Cache, lengths: Sequence[int], width: int) -> bool:
@@ -66,10 +92,19 @@ class RoomyLayer(DynamicLayer):
         return self.keys, self.values
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        """Keep the rows at ``indices``."""
+        """Keep the rows at ``indices``, whichever these are."""
         assert self.keys is not None
         assert self.values is not None
         self._take_over(self.keys, self.values, indices)
+
+    def fill_gaps(self, gaps: Tensor, rows: Tensor, *, count: int) -> None:
+        """Keep the first ``count`` rows, with the ``rows`` behind them, as many, in place of those at the ``gaps``."""
+        assert self.keys is not None
+        length = self.keys.shape[-2]
+        for held in self._held:
+            held[gaps, :, :length] = held[rows, :, :length]
+        self._held = [held[:count] for held in self._held]
+        self.keys, self.values = (held[:, :, :length] for held in self._held)
 
     def _take_over(self, keys: Tensor, values: Tensor, rows: Tensor | None, *, at_least: int = 0) -> None:
         """Copy rows (None: all) of keys and values to where there is room for more."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from models.kv_cache import make_room, needs_mask
+from models.kv_cache import keep_rows, make_room, needs_mask, without_gaps
 from models.late_counts import LATE, Unfinished
 from models.packing import takes_positions
 from models.partial_responses import Endings, PartialResponses, Response
@@ -21,8 +21,8 @@ from models.row_lengths import on_device
 from models.stop_strings import StopStrings
 from schemas.recipe.pass_limits import UNLIMITED, PassLimits
 
-SHRINK_AT = 0.9
-"""The batch is cut to its unfinished rows when they are no more than this share of it (a cut copies the cache)."""
+SHRINK_AT = 0.95
+"""The batch is cut to its unfinished rows when they are no more than this share of it."""
 
 
 @dataclass(frozen=True)
@@ -240,11 +240,10 @@ def _go_on(
             return
         attention_mask = torch.cat([attention_mask, attention_mask.new_ones(len(batch.rows), 1)], dim=1)
         if 0 < num_active <= SHRINK_AT * len(batch.rows):
-            kept = [place for place, is_active in enumerate(batch.active.tolist()) if is_active]
+            kept = without_gaps(batch.active.tolist())
             if not kept:
                 return
-            num_active, places = len(kept), on_device(kept, device)
-            cache.batch_select_indices(places)
+            num_active, places = len(kept), keep_rows(cache, kept, device)
             batch.keep(kept, places)
             attention_mask = attention_mask[places]
             is_padded = needs_mask(cache, batch.prompt_lengths, batch.width)
