@@ -68,6 +68,8 @@ def needs_mask(cache: Cache, lengths: Sequence[int], width: int) -> bool:
 class RoomyLayer(DynamicLayer):
     """Keys and values (B, heads, L, D) of all tokens, which are views of tensors that hold some more."""
 
+    _held: list[Tensor]
+
     def __init__(self, layer: DynamicLayer, rows: Tensor, *, most: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         assert layer.keys is not None

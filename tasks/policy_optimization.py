@@ -211,8 +211,10 @@ def gather(
         with_final_values=has_value_head and algorithm.bootstrap_truncated,
     )
     is_stale = isinstance(models.engine, AheadEngine) and models.engine.took_begun
-    if work.rollout.ahead:
+    if work.rollout.ahead and algorithm.old_logprobs == "policy":
         rollout = replace(rollout, importance=importance_of(rollout, cap=work.rollout.importance_cap))
+    elif is_stale:
+        rollout = replace(rollout, is_one_step_old=True)
     gap = {}
     if algorithm.old_logprobs == "policy" and not is_stale:  # else the first step's ratio tells it
         gap = compare_with_sampler(rollout.logprobs, rollout.sampled, precision=work.precision)

@@ -6,6 +6,7 @@ before any policy update. The proof is explained variance on prompts that it was
 """
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -28,6 +29,7 @@ from schemas.recipe.resolved import ResolvedValuePretraining
 from schemas.records.job import StageJob, StageResult
 from tasks.data.encoding_counts import encoding_metrics
 from tasks.data.splits import TEST, VALIDATION
+from tasks.rollout.ahead import AheadEngine
 from tasks.rollout.critic_diagnosis import (
     diagnose_critic,
     diagnosis_metrics,
@@ -110,7 +112,7 @@ def run(job: StageJob[ResolvedValuePretraining]) -> StageResult:
         [partial(values, critic)],
         work.precision,
         [optimizer],
-        models.sampler,
+        models.sampler and replace(models.sampler, beside_training=bool(work.rollout.ahead)),
     )
     found = found_limits(job, taken, device=device)
     models, job = models.within(found, job), within_memory(job, found)
@@ -118,21 +120,28 @@ def run(job: StageJob[ResolvedValuePretraining]) -> StageResult:
     encoding = encoding_metrics(job, "prompts", [source.prompts])
     moments = score_moments(source)
     held_out = measured_responses(source, moments, VALIDATION)
+    engine = AheadEngine(models) if work.rollout.ahead else None
+    training = source if engine is None else replace(source, models=replace(models, engine=engine))
 
-    with Attempt(
-        job,
-        total=work.iterations,
-        modules={"critic": critic},
-        optimizers={"critic": optimizer},
-        state=ValueState(),
-        keeps_best=True,
-    ) as attempt:
+    with (
+        Attempt(
+            job,
+            total=work.iterations,
+            modules={"critic": critic},
+            optimizers={"critic": optimizer},
+            state=ValueState(),
+            keeps_best=True,
+        ) as attempt,
+        engine or nullcontext(),
+    ):
         if not attempt.best:
             validate(attempt, critic, kept_optimizer, held_out, models, iteration=0)
         for iteration in attempt.remaining():
             # 3. A rollout of the fixed policy, fresh or collected, and its Monte-Carlo returns
             with attempt.unmoved():
-                rollout, gap = training_rollout(source, moments, iteration)
+                rollout, gap = training_rollout(training, moments, iteration)
+            if engine is not None and iteration + 1 < work.iterations:
+                training.begin(engine, iteration + 1)
             returns = monte_carlo_returns(
                 rollout.rewards, rollout.sequences.response_mask, gamma=work.returns.gamma
             )

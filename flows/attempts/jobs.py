@@ -13,6 +13,7 @@ from schemas.recipe.recipe import ResolvedRecipe
 from schemas.recipe.rewards import Reward
 from schemas.recipe.sources import Builtin, LocalPath
 from schemas.recipe.stage import Gate, Resources, Stage
+from schemas.recipe.stages import samples_ahead
 from schemas.recipe.work import (
     ImportBenchmark,
     ImportModel,
@@ -200,9 +201,12 @@ def with_bases(inputs: Mapping[str, Artifact], known: Iterable[Artifact]) -> dic
     return found
 
 
-def threads_of(share: Share | None) -> int:
-    """CPU threads of torch: the number of the stage's CPUs, or OMP_NUM_THREADS if that is less."""
+def threads_of(share: Share | None, work: Work) -> int:
+    """CPU threads that torch computes with: as many as the stage has CPUs, or half of them where it samples ahead, since that is
+    computed beside its training; OMP_NUM_THREADS if that is less."""
     cpus = share.cpus if share else available_cpus()
+    if samples_ahead(work):
+        cpus = max(1, cpus // 2)
     asked = os.environ.get("OMP_NUM_THREADS", "")
     return min(cpus, int(asked)) if asked.isdecimal() and int(asked) else cpus
 

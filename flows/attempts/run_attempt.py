@@ -302,7 +302,7 @@ class _Attempt:
             source_sha256=request.key_parts["inputs"].get("source"),
             scratch=scratch,
             output=self.storage.staging_folder(request.stage_key, number),
-            threads=threads_of(request.share),
+            threads=threads_of(request.share, request.work),
         )
 
     def _provenance(self, scratch: Path) -> dict[str, str]:
@@ -313,7 +313,8 @@ class _Attempt:
         """
         request = self.request
         world_size = num_ranks(request.work, request.share)
-        present = provenance(request.work.kind, threads=threads_of(request.share), world_size=world_size)
+        threads = threads_of(request.share, request.work)
+        present = provenance(request.work.kind, threads=threads, world_size=world_size)
         committed_step, _ = read_committed(scratch)
         changed = drift(request.made_with, present) if committed_step and request.made_with else []
         if changed:

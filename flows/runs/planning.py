@@ -274,7 +274,7 @@ def _provenance(recipe: ResolvedRecipe, name: str) -> dict[str, str]:
     cpus = resources_of(recipe, name).cpus or available_cpus()
     share = Share(cpus=min(cpus, available_cpus()))
     work = work_of(recipe, name)
-    present = provenance(work.kind, threads=threads_of(share), world_size=num_ranks(work, None))
+    present = provenance(work.kind, threads=threads_of(share, work), world_size=num_ranks(work, None))
     of_machine = _OF_A_MACHINE if pool_of(recipe, name) else ()
     return {part: value for part, value in present.items() if part not in of_machine}
 

@@ -155,6 +155,31 @@ def _refuse_cut_reference(resources: Resources, path: str) -> None:
         )
 
 
+class SampledAhead(Frozen):
+    """When a rollout is sampled, beside the update of the one before or after it."""
+
+    ahead: Literal[0, 1] = 0
+    """1: while one rollout trains, the next is sampled, from a copy of a policy that trains as it was before that update: one
+    step off-policy. A fixed policy has no such step. 0: when the update is done."""
+
+
+class Ahead(SampledAhead):
+    """The same of a policy that trains, which learns from responses of an earlier one."""
+
+    importance_cap: Positive = 2.0
+    """C: what is sampled ahead has its advantages weighted, token by token, by min(π_old/π_sampler, C) (truncated importance
+    sampling, arXiv 2510.18855). With ``old_logprobs: sampler`` the loss's own ratio is to the sampler, and nothing else is
+    weighted (arXiv 2607.07508)."""
+
+
+def _refuse_cut_sampler(rollout: SampledAhead, resources: Resources) -> None:
+    if rollout.ahead and resources.cuts_weights:
+        raise ValueError(
+            "rollout.ahead=1 samples from a whole copy of the policy, and resources.distributed.strategy=fsdp2 cuts it; "
+            "use strategy: ddp, or ahead: 0"
+        )
+
+
 class ValuePretraining(Rollouts):
     """Training of the critic on Monte-Carlo returns of a fixed policy (VC-PPO, VAPO §4.1)."""
 
@@ -187,6 +212,8 @@ class ValuePretraining(Rollouts):
     weights. On by itself where a policy stage that starts from this critic has ``critic_optimizer: carry``."""
     fresh_share: Probability = Field(0.0, exclude_if=is_default(0.0))
     """Share of each training rollout that is sampled here even with ``rollouts``: 0 reads all of it, 0.5 half."""
+    rollout: SampledAhead = Field(SampledAhead(), exclude_if=is_default(SampledAhead()))
+    """Whether a rollout is sampled while another trains."""
 
     @rule
     def _groups_divide_the_batch(self) -> None:
@@ -212,6 +239,15 @@ class ValuePretraining(Rollouts):
             )
 
     @rule
+    def _what_is_sampled_ahead_is_sampled_here(self) -> None:
+        _refuse_cut_sampler(self.rollout, self.resources)
+        if self.rollout.ahead and self.rollouts is not None and not self.fresh_share:
+            raise ValueError(
+                "rollout.ahead=1 samples the next rollout meanwhile, and fresh_share: 0 reads all responses from "
+                f"rollouts={self.rollouts}; set fresh_share, or leave rollout out"
+            )
+
+    @rule
     def _an_optimizer_is_kept_whole(self) -> None:
         if self.keep_optimizer and self.resources.cuts_weights:
             raise ValueError(
@@ -225,15 +261,9 @@ class ValuePretraining(Rollouts):
             _refuse_cut_reference(self.resources, "returns.kl_kind")
 
 
-class Ahead(Frozen):
-    """When a rollout is sampled, beside the update of the one before or after it."""
-
-    ahead: Literal[0, 1] = 0
-    """1: while one rollout trains, the next is sampled from a copy of the policy as it was before that update, one step
-    off-policy. 0: from the policy that learns from it."""
-    importance_cap: Positive = 2.0
-    """C: what is sampled ahead has its advantages weighted, token by token, by min(π_old/π_sampler, C) (truncated importance
-    sampling, arXiv 2510.18855)."""
+def samples_ahead(work: object) -> bool:
+    """Whether a stage samples beside its training."""
+    return isinstance(work, ValuePretraining | PolicyOptimization) and work.rollout.ahead > 0
 
 
 class PolicyOptimization(Rollouts):
@@ -286,15 +316,17 @@ class PolicyOptimization(Rollouts):
                 )
             return
         if self.algorithm.old_logprobs == "sampler":
-            raise ValueError(
-                "rollout.ahead=1 weights tokens by what the policy and the sampler say of them, and "
-                "algorithm.old_logprobs=sampler has no word of the policy; set old_logprobs: policy, or ahead: 0"
-            )
-        if self.resources.cuts_weights:
-            raise ValueError(
-                "rollout.ahead=1 samples from a whole copy of the policy, and resources.distributed.strategy=fsdp2 cuts it; "
-                "use strategy: ddp, or ahead: 0"
-            )
+            if not self.algorithm.importance_ratio:
+                raise ValueError(
+                    "rollout.ahead=1 needs a ratio to the policy that sampled, and with algorithm.old_logprobs=sampler and "
+                    "importance_ratio=false there is none; set old_logprobs: policy, or ahead: 0"
+                )
+            if self.rollout.importance_cap != Ahead().importance_cap:
+                raise ValueError(
+                    f"rollout.importance_cap={self.rollout.importance_cap} bounds π_old/π_sampler, which is 1 with "
+                    "algorithm.old_logprobs=sampler; leave it out, or set old_logprobs: policy"
+                )
+        _refuse_cut_sampler(self.rollout, self.resources)
 
     @rule
     def _the_exact_kl_reads_whole_weights(self) -> None:

@@ -384,11 +384,11 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "importance_weight", "1",
         "Mean over response tokens of min(π_old/π_sampler, rollout.importance_cap), by which advantages are weighted; 1 "
-        "but for rounding where no update came between. Only with rollout.ahead.",
+        "but for rounding where no update came between. Only with rollout.ahead and old_logprobs: policy.",
     ),
     Metric(
         "importance_capped", "1",
-        "Share of the response tokens whose weight the cap holds. Only with rollout.ahead.",
+        "Share of the response tokens whose weight the cap holds. Only with rollout.ahead and old_logprobs: policy.",
     ),
     # -- policy: the update; in policy_optimization, means over the iteration's minibatches unless stated otherwise
     Metric(
@@ -406,7 +406,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "ratio_deviation_first", "1",
         "The same at the first optimiser step after the rollout: 0 except for rounding. Above 0.001 in float32, or 0.1 "
-        "in bfloat16, the stage stops before that step.",
+        "in bfloat16, the stage stops before that step. Not of a rollout that was sampled ahead, with old_logprobs: sampler.",
     ),
     Metric(
         "approx_kl", "nats/token",

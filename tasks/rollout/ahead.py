@@ -1,7 +1,7 @@
-"""Responses that are sampled while the ones before train: one step off-policy.
+"""Responses that are sampled while the ones before train: of a policy that trains, one step off-policy.
 
-A thread samples them from a copy of the policy as it was before the update that runs beside it. What it draws depends on
-its seed and those weights alone, never on which of the two is done first.
+A thread samples them from a copy of the policy as it was before the update that runs beside it; what is frozen is not
+copied. What it draws depends on its seed and those weights alone, never on which of the two is done first.
 """
 
 import copy

@@ -8,6 +8,7 @@ from schemas.recipe.resolved import ResolvedValuePretraining
 from schemas.records.job import StageJob
 from tasks.data.examples import Prompts, read_prompts
 from tasks.data.splits import TEST, TRAIN
+from tasks.rollout.ahead import AheadEngine
 from tasks.rollout.collected import Collected, read_collected
 from tasks.rollout.group_sampling import join_scored
 from tasks.rollout.rollout_models import RolloutModels
@@ -36,18 +37,18 @@ class ResponseSource:
             )
             parts.append(collected.select(order.batch(iteration), self.models.policy.device))
         if work.fresh_responses:
-            indices = prompts_of_iteration(
-                iteration,
-                num_responses=work.fresh_responses,
-                samples_per_prompt=work.samples_per_prompt,
-                num_prompts=len(self.prompts),
-                seed=stage_seed(self.job),
-            )
-            seed = self._seed("sampling", iteration)
+            indices, seed = self._fresh(iteration)
             parts.append(
                 sample_and_score(self.models, self.prompts, indices, count=work.samples_per_prompt, seed=seed)
             )
         return join_scored(parts, pad_token_id=self.models.codec.pad_token_id)
+
+    def begin(self, engine: AheadEngine, iteration: int) -> None:
+        """Have the engine sample what a training rollout will need, beside whatever else is computed."""
+        indices, seed = self._fresh(iteration)
+        engine.begin(
+            [self.prompts.ids[index] for index in indices], count=self.job.work.samples_per_prompt, seed=seed
+        )
 
     def for_moments(self) -> Scored:
         """One rollout's worth of responses, whose scores are the unit of all."""
@@ -81,6 +82,17 @@ class ResponseSource:
         prompts = read_prompts(self.job.inputs["prompts"], split, self.models.codec)
         indices = [index % len(prompts) for index in range(num_samples)]
         return sample_and_score(self.models, prompts, indices, seed=self._seed(f"{split} sampling"))
+
+    def _fresh(self, iteration: int) -> tuple[list[int], int]:
+        """The prompts of a training rollout's responses that are sampled here, by their indices, and their seed."""
+        indices = prompts_of_iteration(
+            iteration,
+            num_responses=self.job.work.fresh_responses,
+            samples_per_prompt=self.job.work.samples_per_prompt,
+            num_prompts=len(self.prompts),
+            seed=stage_seed(self.job),
+        )
+        return indices, self._seed("sampling", iteration)
 
     def _collected(self, split: str) -> Collected:
         return self._train if split == TRAIN else self._read(split)

@@ -101,6 +101,8 @@ class Rollout:
     """(B,): the head's at the last token of each response, where that is asked for."""
     importance: ImportanceWeights | None = None
     """(B,T): what the advantages are weighted by, where the responses may be those of an earlier policy."""
+    is_one_step_old: bool = False
+    """Whether ``logprobs`` are those of the policy before its last update, so that no ratio begins at 1."""
 
     @property
     def sequences(self) -> Sequences:

@@ -24,6 +24,7 @@ from tasks.training.memory_probe import (
     Compute,
     Cost,
     Row,
+    bytes_that_train,
     gradients_to_come,
     moments_to_come,
     pass_costs,
@@ -126,8 +127,8 @@ def _find(taken: Taken, device: torch.device, meter: Meter) -> FoundLimits:
     row, sampler, gradients = taken.row, taken.sampler, gradients_to_come(taken.optimizers)
     beside = sampler is not None and sampler.beside_training
     room = meter.limit() * (1 - MARGIN) - moments_to_come(taken.optimizers)
-    if beside:
-        room -= gradients  # as much as the copy of the policy that samples
+    if sampler is not None and beside:
+        room -= bytes_that_train(sampler.policy.parameters())  # the copy that samples
     costs = partial(
         pass_costs,
         taken.computes,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
@@ -146,11 +146,13 @@ def moments_to_come(optimizers: Iterable[Optimizer]) -> int:
 def gradients_to_come(optimizers: Iterable[Optimizer]) -> int:
     """Bytes of all gradients, on this rank."""
     return sum(
-        local(parameter).numel() * parameter.element_size()
-        for optimizer in optimizers
-        for group in optimizer.param_groups
-        for parameter in group["params"]
+        bytes_that_train(group["params"]) for optimizer in optimizers for group in optimizer.param_groups
     )
+
+
+def bytes_that_train(parameters: Iterable[nn.Parameter]) -> int:
+    """Of the weights that are not frozen, on this rank."""
+    return sum(local(each).numel() * each.element_size() for each in parameters if each.requires_grad)
 
 
 def _pass(compute: Compute, batch: Sequences, *, precision: Precision, meter: Meter) -> Measured:

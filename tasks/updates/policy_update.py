@@ -50,7 +50,8 @@ def update(
 
     Raises:
         TrainingDiverged: a loss or gradient is not finite.
-        SamplerDisagrees: the ratios of the first step are not 1, token by token, but for rounding.
+        SamplerDisagrees: the ratios of the first step are not 1, token by token, but for rounding, though the rollout is of the
+            policy as it is.
     """
     work = job.work
     device = rollout.logprobs.device
@@ -69,7 +70,7 @@ def update(
             learning=learning,
             ptx=demonstrations,
         )
-        if not described:
+        if not described and not rollout.is_one_step_old:
             check_gap("ratio_deviation_first", metrics.get("ratio_deviation", 0.0), work.precision)
         taken_back = step_all(networks, learning, minibatch, work, metrics, step=step)
         undone += taken_back.steps
@@ -80,8 +81,8 @@ def update(
             steps.end_epoch()
     means = means_of(described)
     if "policy" in learning:  # else no ratio was computed
-        # a minibatch whose responses are all filtered out has no ratio
-        means["ratio_deviation_first"] = described[0].get("ratio_deviation", 0.0)
+        if not rollout.is_one_step_old:  # a minibatch whose responses are all filtered out has no ratio
+            means["ratio_deviation_first"] = described[0].get("ratio_deviation", 0.0)
         if work.algorithm.trust_region_kl is not None:
             means["trust_region_undone"] = undone
     return means

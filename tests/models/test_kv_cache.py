@@ -4,6 +4,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
@@ -16,7 +18,7 @@ from transformers import (
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from models import kv_cache, sampling
-from models.kv_cache import ROOM, RoomyLayer, make_room
+from models.kv_cache import ROOM, RoomyLayer, keep_rows, make_room, without_gaps
 
 SMALL = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
 
@@ -43,6 +45,39 @@ def test_tokens_and_rows_are_those_of_the_dynamic_layer() -> None:
             kept = torch.arange(len(plain.keys))[1:]
             roomy.batch_select_indices(kept)
             plain.batch_select_indices(kept)
+
+
+CPU = torch.device("cpu")
+
+
+@given(st.lists(st.booleans(), max_size=12))
+def test_rows_stay_where_they_are_and_the_last_fill_gaps(active: list[bool]) -> None:
+    kept = without_gaps(active)
+    assert sorted(kept) == [place for place, is_active in enumerate(active) if is_active]
+    moved = {gap: place for gap, place in enumerate(kept) if gap != place}
+    assert not any(active[gap] for gap in moved), "only where a row has ended"
+    assert all(place >= len(kept) for place in moved.values()), "only rows that would be cut off"
+
+
+@pytest.mark.parametrize("kept", [[0, 4, 2], [0, 1, 2], [5], [5, 1, 2, 3, 4]])
+def test_rows_that_leave_are_those_of_the_dynamic_layer(kept: list[int]) -> None:
+    torch.manual_seed(1)
+    plain, all_rows = filled(5, rows=6), torch.arange(6)
+    cache = DynamicCache()
+    cache.layers = [RoomyLayer(plain, all_rows, most=2 * ROOM), filled(5, rows=6)]
+    unroomy = cache.layers[1].keys.clone()
+    held = cache.layers[0]._held[0].data_ptr()
+    plain.batch_select_indices(torch.tensor(kept))
+    assert torch.equal(keep_rows(cache, kept, CPU), torch.tensor(kept))
+    assert cache.layers[0]._held[0].data_ptr() == held, "not copied as a whole"
+    assert torch.equal(cache.layers[1].keys, unroomy[kept])
+    for _ in range(ROOM + 2):  # in the room that is there, and in more
+        assert torch.equal(cache.layers[0].keys, plain.keys)
+        assert torch.equal(cache.layers[0].values, plain.values)
+        new = torch.randn(2, len(kept), 2, 1, 4)
+        cache.layers[0].update(*new)
+        plain.update(*new)
+    assert cache.layers[0]._held[0].shape[0] == len(kept), "room is made for the rows that are left"
 
 
 def test_keys_are_copied_once_in_many_tokens(monkeypatch: pytest.MonkeyPatch) -> None:

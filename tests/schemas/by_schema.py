@@ -59,6 +59,7 @@ RULES = {
     "Reward._term_names_are_unique": "equal values in different items",
     "Resources._one_gpu_for_each_rank": "one number equals another",
     "PolicyOptimization._what_is_sampled_ahead_is_corrected": "values of other parts of the stage",
+    "ValuePretraining._what_is_sampled_ahead_is_sampled_here": "values of other parts of the stage",
     "Rollouts._minibatches_divide_the_batch": "one number divides another",
     "ValuePretraining._groups_divide_the_batch": "one number divides another",
     "PolicyOptimization._groups_divide_the_batch": "one number divides another",

@@ -4,6 +4,7 @@ import hashlib
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import nn
 from ledger.journal import read
 from models.pass_counts import taken_counts
 from models.sampling import Samples, sample
+from schemas.recipe.stages import SampledAhead
 from schemas.records.job import StageJob
 from tasks import policy_optimization
 from tasks.data.examples import read_prompts
@@ -28,7 +30,7 @@ from tasks.updates import policy_update
 from tasks.updates.estimates import minibatch_advantages
 from tests.tasks.kills import same_bytes_after_a_kill
 from tests.tasks.small_models import models_of
-from tests.tasks.test_presets_run import Case, curve, job_of, preset, run_in_two_attempts
+from tests.tasks.test_presets_run import BATCH, Case, curve, job_of, preset, run_in_two_attempts
 
 Contents = Callable[[Path], dict[str, bytes]]
 ITERATIONS = 4
@@ -178,6 +180,24 @@ def test_advantages_are_weighted_by_capped_ratios(
     assert ["sampler_gap" in each for each in said] == [True, False, False, False]
 
 
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_a_ratio_to_the_sampler_is_the_only_weight(ahead: int, pipeline: Any, tmp_path: Path) -> None:
+    """SAO's: one step a rollout, so that the ratio is 1 where the policy sampled by itself, and not where it has learned since."""
+    case = Case(preset("ppo", old_logprobs="sampler"), {"minibatch_size": BATCH, "learning_rate": 2e-3})
+    run_stage(
+        job := job_of(
+            replace(case, work=case.work | {"rollout": {"ahead": ahead}, "iterations": 3}), pipeline, tmp_path
+        )
+    )
+    said = [entry.metrics for entry in read(job.scratch / JOURNAL)]
+    assert not any("importance_weight" in each or "sampler_gap" in each for each in said)
+    assert ["ratio_deviation_first" in each for each in said] == (
+        [True, False, False] if ahead else [True] * 3
+    )
+    moved = [abs(each["ratio"] - 1) > 1e-4 for each in said]
+    assert moved == ([False, True, True] if ahead else [False] * 3)
+
+
 @pytest.mark.parametrize("slow", ["sampling", "training"])
 def test_which_is_done_first_changes_no_bit(
     slow: str, pipeline: Any, tmp_path: Path, contents: Contents, monkeypatch: pytest.MonkeyPatch
@@ -290,4 +310,72 @@ def test_a_stage_that_is_stopped_leaves_no_thread(
     monkeypatch.setattr(policy_optimization, "update", stopped)
     with pytest.raises(preemption.Preempted):
         run_stage(job_in(tmp_path, "grpo", pipeline))
+    assert "sampling ahead" not in {each.name for each in threading.enumerate()}
+
+
+def value_in(folder: Path, pipeline: Any, *, ahead: int, **changes: Any) -> StageJob:
+    """Value pretraining whose rollouts have two responses to each prompt."""
+    folder.mkdir(exist_ok=True)
+    job = pipeline.job("value", folder=folder)
+    changes = {"samples_per_prompt": 2, "checkpoint_every": 1, **changes}
+    return job.model_copy(
+        update={"work": job.work.model_copy(update={"rollout": SampledAhead(ahead=ahead), **changes})}
+    )
+
+
+def test_a_critic_learns_the_same_from_what_is_sampled_ahead(
+    pipeline: Any, tmp_path: Path, contents: Contents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fixed policy is not copied, and no response is one step old. The first rollout and those that are held out are sampled
+    before anything trains."""
+    plain, beside = (value_in(tmp_path / str(ahead), pipeline, ahead=ahead) for ahead in (0, 1))
+    expected = run_stage(plain)
+    said: list[tuple[str, bool]] = []
+    policies = set()
+
+    def noted(model: nn.Module, *args: Any, is_beside_another: bool, **named: Any) -> Samples:
+        said.append((threading.current_thread().name, is_beside_another))
+        policies.update(each.data_ptr() for each in model.parameters())
+        return sample(model, *args, is_beside_another=is_beside_another, **named)
+
+    monkeypatch.setattr("tasks.rollout.engine.sample", noted)
+    assert run_stage(beside) == expected
+    assert contents(beside.output) == contents(plain.output)
+    assert curve(beside) == curve(plain)
+    num_weights = len({each.data_ptr() for each in models_of_policy(pipeline).parameters()})
+    assert len(policies) == num_weights, "the very weights of the policy, not a copy"
+    ahead = ("sampling ahead", True)
+    assert said == [
+        *[("MainThread", False)] * said.index(("MainThread", True)),
+        ("MainThread", True),
+        *[ahead] * (plain.work.iterations - 1),
+        ("MainThread", False),
+    ]
+
+
+def models_of_policy(pipeline: Any) -> nn.Module:
+    job = pipeline.job("sft").model_copy(update={"inputs": {"init": pipeline.folder("sft")}})
+    return models_of(job, rewarded=False).policy.causal_lm
+
+
+@pytest.mark.parametrize("collected", [False, True])
+def test_a_killed_critic_ends_with_the_same_bytes(
+    collected: bool, pipeline: Any, tmp_path: Path, contents: Contents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was sampled ahead is sampled again, of the same policy; with half of each rollout collected, too."""
+
+    def job_in(folder: Path) -> StageJob:
+        if not collected:
+            return value_in(folder, pipeline, ahead=1)
+        job = value_in(folder, pipeline, ahead=1, rollouts="collected", fresh_share=0.5)
+        return job.model_copy(update={"inputs": job.inputs | {"rollouts": pipeline.folder("collected")}})
+
+    same_bytes_after_a_kill(run_stage, job_in, tmp_path, step=2, contents=contents, monkeypatch=monkeypatch)
+
+
+def test_a_critic_that_is_good_enough_leaves_no_thread(pipeline: Any, tmp_path: Path) -> None:
+    """Patience ends the stage while the next rollout is sampled."""
+    job = value_in(tmp_path / "job", pipeline, ahead=1, learning_rate=1e-12, patience=1, iterations=9)
+    run_stage(job)
+    assert len(list(read(job.scratch / JOURNAL))) < 9
     assert "sampling ahead" not in {each.name for each in threading.enumerate()}

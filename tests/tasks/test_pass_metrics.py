@@ -98,7 +98,7 @@ def test_logits_that_are_too_many_to_keep_are_counted_again(
 def test_the_sampler_counts_prompts_once_and_rows_that_have_ended(tmp_path: Path) -> None:
     build_builtin("tiny", tmp_path, seed=0)
     model = load_policy(tmp_path)
-    prompts = [[5, 6, 7]] * 10 + [[5, 8]] * 10
+    prompts = [[5, 6, 7]] * 30 + [[5, 8]] * 30
     taken_counts()
     samples = sample(
         model,
@@ -113,4 +113,4 @@ def test_the_sampler_counts_prompts_once_and_rows_that_have_ended(tmp_path: Path
     assert (counts.prompt_positions, counts.prompt_tokens) == (2 * 3, 3 + 2)
     needed = sum(len(response) - 1 for response in samples.responses)  # the first token comes with the prompt
     assert counts.sampled_rows - counts.ended_rows == needed
-    assert 0 < counts.ended_rows <= 0.1 * counts.sampled_rows, "rows leave the batch when a tenth have ended"
+    assert 0 < counts.ended_rows <= 0.05 * counts.sampled_rows, "rows leave the batch when a twentieth have ended"

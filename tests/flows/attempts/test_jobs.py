@@ -130,14 +130,29 @@ def test_how_prompts_are_wrapped_is_in_the_key_of_who_reads_them(recipe_file: Pa
     assert stage_key(as_told) != stage_key(by_itself)
 
 
-def test_threads_are_the_stages_cpus_or_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_are_the_stages_cpus_or_fewer(recipe_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stages = load_resolved(recipe_file)[0].stages
+    sft, policy = stages["sft"], stages["policy"]
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    assert threads_of(Share(cpus=6)) == 6
+    assert threads_of(Share(cpus=6), sft) == 6
+    assert threads_of(Share(cpus=6), policy) == 6
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    assert threads_of(Share(cpus=6)) == 2
-    assert threads_of(Share(cpus=1)) == 1
+    assert threads_of(Share(cpus=6), sft) == 2
+    assert threads_of(Share(cpus=1), sft) == 1
     monkeypatch.setenv("OMP_NUM_THREADS", "many")
-    assert threads_of(Share(cpus=6)) == 6
+    assert threads_of(Share(cpus=6), sft) == 6
+
+
+@pytest.mark.parametrize("stage", ["value", "policy"])
+def test_what_is_sampled_ahead_has_half_of_the_threads(
+    stage: str, recipe_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two threads compute at the same time, each with as many as torch is told."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    ahead = load_resolved(recipe_file, [f"stages.{stage}.rollout.ahead=1"])[0].stages[stage]
+    assert [threads_of(Share(cpus=cpus), ahead) for cpus in (1, 2, 3, 6)] == [1, 1, 1, 3]
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    assert threads_of(Share(cpus=6), ahead) == 2
 
 
 def test_an_implicit_step_takes_one_cpu(recipe: ResolvedRecipe) -> None:

@@ -256,6 +256,7 @@ def test_a_reward_model_has_no_optimiser_to_carry_on(plain: dict[str, Any]) -> N
     ]
 
 
+UNRATED = {"preset": "ppo", "importance_ratio": False, "old_logprobs": "sampler"}
 SHARDED = {"gpus": 2, "distributed": {"strategy": "fsdp2"}}
 
 
@@ -298,20 +299,27 @@ def test_what_cannot_be_carried_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("stage", "changes", "said"),
     [
-        ({"rollout": {"ahead": 1}, "resources": SHARDED}, r"rollout.ahead=1 samples from a whole copy .*fsdp2 cuts it; use strategy: ddp"),
-        ({"rollout": {"ahead": 1}, "algorithm": "sao"}, "old_logprobs=sampler has no word of the policy; set old_logprobs: policy, or ahead: 0"),
-        ({"rollout": {"importance_cap": 3.0}}, "importance_cap=3.0 is read only where responses are sampled ahead; set rollout.ahead: 1"),
-        ({"rollout": {"ahead": 2}}, "Input should be 0 or 1"),
-        ({"rollout": {"ahead": 1, "importance_cap": 0}}, "greater than 0"),
+        ("policy", {"rollout": {"ahead": 1}, "resources": SHARDED}, r"rollout.ahead=1 samples from a whole copy .*fsdp2 cuts it; use strategy: ddp"),
+        ("policy", {"rollout": {"ahead": 1, "importance_cap": 3.0}, "algorithm": "sao"}, "importance_cap=3.0 bounds π_old/π_sampler, which is 1 with .*leave it out"),
+        ("policy", {"rollout": {"ahead": 1}, "algorithm": UNRATED}, "needs a ratio to the policy that sampled, .* set old_logprobs: policy, or ahead: 0"),
+        ("policy", {"rollout": {"importance_cap": 3.0}}, "importance_cap=3.0 is read only where responses are sampled ahead; set rollout.ahead: 1"),
+        ("policy", {"rollout": {"ahead": 2}}, "Input should be 0 or 1"),
+        ("policy", {"rollout": {"ahead": 1, "importance_cap": 0}}, "greater than 0"),
+        ("value", {"rollout": {"ahead": 1}, "resources": SHARDED}, r"rollout.ahead=1 samples from a whole copy .*fsdp2 cuts it; use strategy: ddp"),
+        ("value", {"rollout": {"ahead": 1}, "rollouts": "collected"}, "reads all responses from rollouts=collected; set fresh_share, or leave rollout out"),
+        ("value", {"rollout": {"ahead": 1, "importance_cap": 3.0}}, "Extra inputs are not permitted"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_sampled_ahead_is_refused(
-    plain: dict[str, Any], changes: dict[str, Any], said: str
+    plain: dict[str, Any], stage: str, changes: dict[str, Any], said: str
 ) -> None:
-    plain["stages"]["policy"] |= changes
+    plain["stages"][stage] |= changes
     with pytest.raises(ValueError, match=said):
         Recipe.model_validate(plain)
-    plain["stages"]["policy"] |= {"rollout": {"ahead": 1}, "resources": {}, "algorithm": "ppo"}
-    assert Recipe.model_validate(plain).stages["policy"].rollout.ahead == 1
+    fitting = {"rollout": {"ahead": 1}, "resources": {}}
+    plain["stages"]["policy"] |= {**fitting, "algorithm": "sao"}
+    plain["stages"]["value"] |= {**fitting, "rollouts": None}
+    stages = Recipe.model_validate(plain).stages
+    assert [stages[name].rollout.ahead for name in ("value", "policy")] == [1, 1]
