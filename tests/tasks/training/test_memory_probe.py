@@ -111,22 +111,27 @@ class Bytes:
         return self._limit
 
 
-@pytest.mark.parametrize(("beside", "tokens", "sampled"), [(False, 6656, 9216), (True, 2816, 3328)])
+@pytest.mark.parametrize(
+    ("beside", "trains", "tokens", "sampled"),
+    [(False, True, 6656, 9216), (True, True, 2816, 3328), (True, False, 3328, 4096)],
+)
 def test_memory_is_shared_out_by_hand(
-    beside: bool, tokens: int, sampled: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    beside: bool, trains: bool, tokens: int, sampled: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of 100,000 bytes a tenth is left, and 20,000 are what AdamW makes of 2,500 weights.
 
     One after the other: (70,000 − 2,000) / 10 = 6,800 positions are 6,656, (70,000 − 1,000) / 7 = 9,857 are 9,216. Beside each
     other, there is a copy of the weights, 10,000 bytes; where it samples, the gradients of what trains besides; and each has
-    half: (60,000 − 2,000) / 10 / 2 = 2,900 are 2,816, (50,000 − 1,000) / 7 / 2 = 3,500 are 3,328.
+    half: (60,000 − 2,000) / 10 / 2 = 2,900 are 2,816, (50,000 − 1,000) / 7 / 2 = 3,500 are 3,328. A fixed policy is not copied:
+    (70,000 − 2,000) / 10 / 2 = 3,400 are 3,328, (60,000 − 1,000) / 7 / 2 = 4,214 are 4,096.
     """
     meter = Bytes(100_000)
     monkeypatch.setattr(memory_meter, "meter", lambda: meter)
     monkeypatch.setattr(found_limits, "pass_costs", lambda *_, **__: [Cost(500, 1), Cost(2_000, 10)])
     monkeypatch.setattr(found_limits, "sampling_cost", lambda *_, **__: Cost(1_000, 7))
     optimizer = make_optimizer(torch.nn.Linear(100, 25, bias=False), weight_decay=0.0)
-    sampler = Sampler(cast(Any, None), "float32", pad_token_id=0, beside_training=beside)
+    policy = torch.nn.Linear(100, 25, bias=False).requires_grad_(trains)
+    sampler = Sampler(cast(Any, policy), "float32", pad_token_id=0, beside_training=beside)
     taken = Taken(Row(10, 20), optimizers=[optimizer], sampler=sampler)
     job = cast(Any, SimpleNamespace(scratch=tmp_path, work=SimpleNamespace(microbatch_tokens=None)))
 
