@@ -59,7 +59,7 @@ def test_rows_stay_where_they_are_and_the_last_fill_gaps(active: list[bool]) -> 
     assert all(place >= len(kept) for place in moved.values()), "only rows that would be cut off"
 
 
-@pytest.mark.parametrize("kept", [[0, 4, 2], [0, 1, 2], [5], [5, 1, 2, 3, 4]])
+@pytest.mark.parametrize("kept", [[0, 4, 2], [3, 4, 2], [0, 1, 2], [5], [5, 1, 2, 3, 4]])
 def test_rows_that_leave_are_those_of_the_dynamic_layer(kept: list[int]) -> None:
     torch.manual_seed(1)
     plain, all_rows = filled(5, rows=6), torch.arange(6)
