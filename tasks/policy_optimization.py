@@ -100,7 +100,13 @@ def run(job: StageJob[ResolvedPolicyOptimization]) -> StageResult:
             state = attempt.state
             with attempt.unmoved():
                 gathered = gather(
-                    job, replace(networks, models=sampling), train, state, positive_verifier, baselines
+                    job,
+                    replace(networks, models=sampling),
+                    train,
+                    state,
+                    positive_verifier,
+                    baselines,
+                    has_moved=iteration > algorithm.policy_starts_at,
                 )
             rollout, estimates = gathered.rollout, gathered.estimates
             if engine is not None and iteration + 1 < work.iterations:
@@ -189,8 +195,13 @@ def gather(
     state: PolicyState,
     positive_verifier: VerifierFunction | None,
     baselines: PromptBaselines | None,
+    *,
+    has_moved: bool,
 ) -> Gathered:
     """Sample and score responses, shape their rewards, and estimate advantages and the critic's targets.
+
+    Args:
+        has_moved: whether the policy learned in the iteration before.
 
     Raises:
         SamplerDisagrees: the policy is not, token by token, the one that sampled.
@@ -210,7 +221,7 @@ def gather(
         with_values=has_value_head,
         with_final_values=has_value_head and algorithm.bootstrap_truncated,
     )
-    is_stale = isinstance(models.engine, AheadEngine) and models.engine.took_begun
+    is_stale = has_moved and isinstance(models.engine, AheadEngine) and models.engine.took_begun
     if work.rollout.ahead and algorithm.old_logprobs == "policy":
         rollout = replace(rollout, importance=importance_of(rollout, cap=work.rollout.importance_cap))
     elif is_stale:

@@ -121,7 +121,7 @@ def run(job: StageJob[ResolvedValuePretraining]) -> StageResult:
     moments = score_moments(source)
     held_out = measured_responses(source, moments, VALIDATION)
     engine = AheadEngine(models) if work.rollout.ahead else None
-    training = source if engine is None else replace(source, models=replace(models, engine=engine))
+    sampling = models if engine is None else replace(models, engine=engine)
 
     with (
         Attempt(
@@ -139,9 +139,9 @@ def run(job: StageJob[ResolvedValuePretraining]) -> StageResult:
         for iteration in attempt.remaining():
             # 3. A rollout of the fixed policy, fresh or collected, and its Monte-Carlo returns
             with attempt.unmoved():
-                rollout, gap = training_rollout(training, moments, iteration)
+                rollout, gap = training_rollout(source, sampling, moments, iteration)
             if engine is not None and iteration + 1 < work.iterations:
-                training.begin(engine, iteration + 1)
+                source.begin(engine, iteration + 1)
             returns = monte_carlo_returns(
                 rollout.rewards, rollout.sequences.response_mask, gamma=work.returns.gamma
             )
@@ -224,7 +224,7 @@ def score_moments(source: ResponseSource) -> RunningMoments:
 
 
 def training_rollout(
-    source: ResponseSource, moments: RunningMoments, iteration: int
+    source: ResponseSource, sampling: RolloutModels, moments: RunningMoments, iteration: int
 ) -> tuple[Rollout, dict[str, float]]:
     """The rollout of one iteration, and the gap between the policy and the sampler where it is measured.
 
@@ -235,7 +235,7 @@ def training_rollout(
         SamplerDisagrees: the policy's log-probabilities are not those that it sampled with.
     """
     work = source.job.work
-    scored = source.for_iteration(iteration)
+    scored = source.for_iteration(iteration, sampling)
     if not work.fresh_responses:
         return shape(source.models, scored, returns=work.returns, moments=moments, by_sampler=True), {}
     rollout = shape(source.models, scored, returns=work.returns, moments=moments)

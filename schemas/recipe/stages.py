@@ -241,10 +241,10 @@ class ValuePretraining(Rollouts):
     @rule
     def _what_is_sampled_ahead_is_sampled_here(self) -> None:
         _refuse_cut_sampler(self.rollout, self.resources)
-        if self.rollout.ahead and self.rollouts is not None and not self.fresh_share:
+        if self.rollout.ahead and self.rollouts is not None and not round(self.fresh_share * self.batch_size):
             raise ValueError(
-                "rollout.ahead=1 samples the next rollout meanwhile, and fresh_share: 0 reads all responses from "
-                f"rollouts={self.rollouts}; set fresh_share, or leave rollout out"
+                f"rollout.ahead=1 samples the next rollout meanwhile, and fresh_share={self.fresh_share:g} reads all responses from "
+                f"rollouts={self.rollouts}; set a larger fresh_share, or leave rollout out"
             )
 
     @rule
@@ -259,6 +259,15 @@ class ValuePretraining(Rollouts):
     def _the_exact_kl_reads_whole_weights(self) -> None:
         if self.returns is not None and self.returns.kl_coef and self.returns.kl_kind == "full":
             _refuse_cut_reference(self.resources, "returns.kl_kind")
+
+
+def _reader_of_kl_to_old(algorithm: Algorithm) -> str | None:
+    """The switch by which KL(old‖new) of one rollout's updates decides something."""
+    if algorithm.trust_region_kl is not None:
+        return f"trust_region_kl={algorithm.trust_region_kl}"
+    if algorithm.kl_penalty_coef:
+        return f"kl_penalty_coef={algorithm.kl_penalty_coef}"
+    return "advantage=tracked_mean" if algorithm.advantage == "tracked_mean" else None
 
 
 def samples_ahead(work: object) -> bool:
@@ -320,6 +329,11 @@ class PolicyOptimization(Rollouts):
                 raise ValueError(
                     "rollout.ahead=1 needs a ratio to the policy that sampled, and with algorithm.old_logprobs=sampler and "
                     "importance_ratio=false there is none; set old_logprobs: policy, or ahead: 0"
+                )
+            if reader := _reader_of_kl_to_old(self.algorithm):
+                raise ValueError(
+                    f"rollout.ahead=1 with algorithm.old_logprobs=sampler knows no policy but that of two updates ago, and {reader} "
+                    "is about the last update alone; set old_logprobs: policy, or ahead: 0"
                 )
             if self.rollout.importance_cap != Ahead().importance_cap:
                 raise ValueError(

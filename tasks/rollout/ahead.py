@@ -141,6 +141,8 @@ class AheadEngine:
         )
 
     def _sample(self, begun: _Begun, stream: torch.cuda.Stream | None) -> None:
+        # All threads have one autocast cache. Who leaves its outermost autocast empties it, between two parts of a pass that trains.
+        torch.autocast_increment_nesting()
         try:
             mine = ranks.own(len(begun.prompts))
             with torch.cuda.stream(stream):

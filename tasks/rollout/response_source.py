@@ -26,8 +26,8 @@ class ResponseSource:
     prompts: Prompts
     """Of the training split."""
 
-    def for_iteration(self, iteration: int) -> Scored:
-        """The responses of one training rollout: collected ones first, then those sampled here."""
+    def for_iteration(self, iteration: int, sampling: RolloutModels) -> Scored:
+        """The responses of one training rollout: collected ones first, then those that ``sampling`` samples."""
         work = self.job.work
         parts = []
         if collected_count := work.batch_size - work.fresh_responses:
@@ -39,7 +39,7 @@ class ResponseSource:
         if work.fresh_responses:
             indices, seed = self._fresh(iteration)
             parts.append(
-                sample_and_score(self.models, self.prompts, indices, count=work.samples_per_prompt, seed=seed)
+                sample_and_score(sampling, self.prompts, indices, count=work.samples_per_prompt, seed=seed)
             )
         return join_scored(parts, pad_token_id=self.models.codec.pad_token_id)
 

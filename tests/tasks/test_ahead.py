@@ -198,6 +198,40 @@ def test_a_ratio_to_the_sampler_is_the_only_weight(ahead: int, pipeline: Any, tm
     assert moved == ([False, True, True] if ahead else [False] * 3)
 
 
+def test_the_sampler_is_checked_while_the_policy_waits(pipeline: Any, tmp_path: Path) -> None:
+    """What was begun before an update in which the critic alone learned is of the policy as it is."""
+    case = Case(
+        preset("ppo", old_logprobs="sampler", policy_starts_at=2),
+        {"rollout": {"ahead": 1}, "iterations": 4, "learning_rate": 2e-3},
+    )
+    run_stage(job := job_of(case, pipeline, tmp_path))
+    said = [entry.metrics for entry in read(job.scratch / JOURNAL)]
+    assert ["ratio_deviation_first" in each for each in said] == [False, False, True, False]
+
+
+def test_a_thread_that_ends_leaves_the_autocast_cache_to_the_pass_that_trains(
+    pipeline: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One cache for all threads: a weight that is cast anew between two parts has its gradient summed in other bits."""
+    job = pipeline.job("sft").model_copy(update={"inputs": {"init": pipeline.folder("sft")}})
+    models = models_of(job, rewarded=False)
+    cleared: list[str] = []
+    clear = torch.clear_autocast_cache
+    monkeypatch.setattr(
+        torch,
+        "clear_autocast_cache",
+        lambda: (cleared.append(threading.current_thread().name), clear()),
+    )
+    in_bfloat16 = replace(models, engine=replace(models.engine, precision="bfloat16"))
+    prompts = read_prompts(pipeline.folder("prompts"), "train", models.codec).ids[:2]
+    with AheadEngine(in_bfloat16) as ahead:
+        ahead.begin(prompts, count=1, seed=2)
+        ahead.generate(prompts, count=1, seed=2)
+        assert cleared == []
+        ahead.generate(prompts, count=1, seed=3)
+    assert cleared == ["MainThread"], "with a sampler that is not beside a pass"
+
+
 @pytest.mark.parametrize("slow", ["sampling", "training"])
 def test_which_is_done_first_changes_no_bit(
     slow: str, pipeline: Any, tmp_path: Path, contents: Contents, monkeypatch: pytest.MonkeyPatch

@@ -113,4 +113,6 @@ def test_the_sampler_counts_prompts_once_and_rows_that_have_ended(tmp_path: Path
     assert (counts.prompt_positions, counts.prompt_tokens) == (2 * 3, 3 + 2)
     needed = sum(len(response) - 1 for response in samples.responses)  # the first token comes with the prompt
     assert counts.sampled_rows - counts.ended_rows == needed
-    assert 0 < counts.ended_rows <= 0.05 * counts.sampled_rows, "rows leave the batch when a twentieth have ended"
+    assert 0 < counts.ended_rows <= 0.05 * counts.sampled_rows, (
+        "rows leave the batch when a twentieth have ended"
+    )

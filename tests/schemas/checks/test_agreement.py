@@ -256,7 +256,8 @@ def test_a_reward_model_has_no_optimiser_to_carry_on(plain: dict[str, Any]) -> N
     ]
 
 
-UNRATED = {"preset": "ppo", "importance_ratio": False, "old_logprobs": "sampler"}
+BY_SAMPLER = {"preset": "ppo", "old_logprobs": "sampler"}
+UNRATED = {**BY_SAMPLER, "importance_ratio": False}
 SHARDED = {"gpus": 2, "distributed": {"strategy": "fsdp2"}}
 
 
@@ -303,12 +304,16 @@ def test_what_cannot_be_carried_is_refused(
     [
         ("policy", {"rollout": {"ahead": 1}, "resources": SHARDED}, r"rollout.ahead=1 samples from a whole copy .*fsdp2 cuts it; use strategy: ddp"),
         ("policy", {"rollout": {"ahead": 1, "importance_cap": 3.0}, "algorithm": "sao"}, "importance_cap=3.0 bounds π_old/π_sampler, which is 1 with .*leave it out"),
+        ("policy", {"rollout": {"ahead": 1}, "algorithm": BY_SAMPLER | {"trust_region_kl": 0.1}}, "trust_region_kl=0.1 is about the last update"),
+        ("policy", {"rollout": {"ahead": 1}, "algorithm": BY_SAMPLER | {"kl_penalty_coef": 0.2}}, "kl_penalty_coef=0.2 is about the last update"),
+        ("policy", {"rollout": {"ahead": 1}, "algorithm": {"preset": "spo", "old_logprobs": "sampler"}}, "advantage=tracked_mean is about the last update"),
         ("policy", {"rollout": {"ahead": 1}, "algorithm": UNRATED}, "needs a ratio to the policy that sampled, .* set old_logprobs: policy, or ahead: 0"),
         ("policy", {"rollout": {"importance_cap": 3.0}}, "importance_cap=3.0 is read only where responses are sampled ahead; set rollout.ahead: 1"),
         ("policy", {"rollout": {"ahead": 2}}, "Input should be 0 or 1"),
         ("policy", {"rollout": {"ahead": 1, "importance_cap": 0}}, "greater than 0"),
         ("value", {"rollout": {"ahead": 1}, "resources": SHARDED}, r"rollout.ahead=1 samples from a whole copy .*fsdp2 cuts it; use strategy: ddp"),
-        ("value", {"rollout": {"ahead": 1}, "rollouts": "collected"}, "reads all responses from rollouts=collected; set fresh_share, or leave rollout out"),
+        ("value", {"rollout": {"ahead": 1}, "rollouts": "collected"}, "reads all responses from rollouts=collected; set a larger fresh_share, or leave rollout out"),
+        ("value", {"rollout": {"ahead": 1}, "rollouts": "collected", "fresh_share": 0.001}, "fresh_share=0.001 reads all responses from"),
         ("value", {"rollout": {"ahead": 1, "importance_cap": 3.0}}, "Extra inputs are not permitted"),
     ],
 )  # fmt: skip
@@ -320,6 +325,6 @@ def test_what_cannot_be_sampled_ahead_is_refused(
         Recipe.model_validate(plain)
     fitting = {"rollout": {"ahead": 1}, "resources": {}}
     plain["stages"]["policy"] |= {**fitting, "algorithm": "sao"}
-    plain["stages"]["value"] |= {**fitting, "rollouts": None}
+    plain["stages"]["value"] |= {**fitting, "rollouts": None, "fresh_share": 0.0}
     stages = Recipe.model_validate(plain).stages
     assert [stages[name].rollout.ahead for name in ("value", "policy")] == [1, 1]
