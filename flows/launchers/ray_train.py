@@ -32,6 +32,7 @@ from ray.train.v2.api.exceptions import TrainingFailedError, WorkerGroupError
 from flows.exit_codes import ExitCode, code_of_signal
 from flows.launchers import stage_process
 from schemas.recipe.stage import Resources, Stage
+from schemas.recipe.stages import samples_ahead
 from schemas.records.attempt import Failure
 from schemas.records.job import StageJob
 from tasks.training import preemption, ranks
@@ -65,13 +66,14 @@ def run_ranks(job_file: Path, stage: str, *, nodes: int, num_ranks: int) -> int:
     faulthandler.unregister(signal.SIGUSR1)
     signal.signal(signal.SIGTERM, lambda *_: _ask(folder / STOP))
     signal.signal(signal.SIGUSR1, lambda *_: _print_stacks(folder, num_ranks))
-    resources = _resources(job_file)
+    work = _work(job_file)
+    resources = work.resources
     trainer = TorchTrainer(
         _rank,
         train_loop_config={
             "job_file": str(job_file),
             "stage": stage,
-            "threads": max(1, (resources.cpus or 0) * nodes // num_ranks),
+            "threads": _threads(work, nodes=nodes, num_ranks=num_ranks),
             "versions": _versions(),
         },
         torch_config=TorchConfig(timeout_s=int(ranks.patience(resources.hang_seconds).total_seconds())),
@@ -171,7 +173,7 @@ def _rank(config: dict[str, Any]) -> None:
     if not writes_files():
         logging.getLogger("tasks").setLevel(logging.WARNING)  # all ranks say the same
     with _listening(path.parent):
-        resources = _resources(path)
+        resources = _work(path).resources
         ranks.join(hang_seconds=resources.hang_seconds, sharded=resources.distributed.strategy == "fsdp2")
         try:
             stage_process.compute(path, config["stage"])
@@ -224,7 +226,13 @@ def _listening(folder: Path) -> Iterator[None]:
         thread.join()
 
 
-def _resources(job_file: Path) -> Resources:
+def _work(job_file: Path) -> Stage:
     work = StageJob.model_validate_json(job_file.read_bytes()).work
     assert isinstance(work, Stage), "an implicit step has one process"
-    return work.resources
+    return work
+
+
+def _threads(work: Stage, *, nodes: int, num_ranks: int) -> int:
+    """CPU threads of torch on each rank; half of its CPUs where it samples beside its training, as in ``threads_of``."""
+    at_once = 2 if samples_ahead(work) else 1
+    return max(1, (work.resources.cpus or 0) * nodes // num_ranks // at_once)

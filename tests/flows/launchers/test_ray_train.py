@@ -20,6 +20,7 @@ from flows.launchers.launcher import StageFailed
 from flows.launchers.local_process import LocalProcess
 from flows.machine import Machine, check_ray, num_ranks
 from schemas.recipe.stage import Resources
+from schemas.recipe.stages import ValuePretraining
 from schemas.records.attempt import Share
 from schemas.records.job import StageResult
 from tasks.training.scratch import read_committed
@@ -228,3 +229,17 @@ def test_ray_places_the_ranks_of_a_node_together_and_single_ones_apart() -> None
 
     assert placement(4, 32, gpus=8, cpus=64) == (32, True, 8, "PACK")
     assert placement(2, 2) == (2, False, 1, "STRICT_SPREAD")
+
+
+@pytest.mark.parametrize(("ahead", "threads"), [(0, 4), (1, 2)])
+def test_a_rank_that_samples_ahead_has_half_of_its_threads(ahead: int, threads: int) -> None:
+    """Two nodes of eight CPUs have four ranks."""
+    from flows.launchers import ray_train
+
+    names = {"policy": "sft", "init": "reward", "reward": "main", "prompts": "prompts"}
+    resources = {"nodes": 2, "cpus": 8, "distributed": {"ranks": 4}}
+    work = ValuePretraining.model_validate(
+        {"kind": "value_pretraining", **names, "rollout": {"ahead": ahead}, "resources": resources}
+    )
+    assert ray_train._threads(work, nodes=2, num_ranks=4) == threads
+    assert ray_train._threads(work, nodes=2, num_ranks=32) == 1
