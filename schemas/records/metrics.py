@@ -373,7 +373,7 @@ METRICS: tuple[Metric, ...] = (
         "sampler_gap", "nats/token",
         "Mean over valid tokens of |Δ|, Δ = the trainer's − the sampler's log-probability of the sampled token, before "
         "any update: 0 except for rounding. Of the rollout; in best_of_n of the first minibatch. Above 0.001 in float32, "
-        "or 0.1 in bfloat16, the stage stops. Not with old_logprobs: sampler, where ratio_deviation_first tells it.",
+        "or 0.1 in bfloat16, the stage stops. Not with old_logprobs: sampler, where ratio_deviation_first tells it, nor of what was sampled ahead by an earlier policy.",
     ),
     Metric(
         "sampler_gap_k3", "nats/token",

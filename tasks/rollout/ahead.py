@@ -8,6 +8,7 @@ import copy
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -19,7 +20,10 @@ from models.policy import PolicyModel
 from models.sampling import Samples
 from tasks.rollout.engine import Listener, LocalEngine, of_all_ranks
 from tasks.rollout.rollout_models import RolloutModels
-from tasks.training import ranks
+from tasks.training import progress, ranks
+
+TOLD_EVERY_SECONDS = 1.0
+"""How often it is told how far the thread is that is waited for."""
 
 
 class _Stopped(Exception):
@@ -36,6 +40,8 @@ class _Begun:
     own: Samples | None = None
     """Of this rank."""
     counts: PassCounts = field(default_factory=PassCounts)
+    ended: int = 0
+    """Responses of this rank that have ended."""
     error: BaseException | None = None
     thread: threading.Thread | None = None
 
@@ -146,20 +152,25 @@ class AheadEngine:
         try:
             mine = ranks.own(len(begun.prompts))
             with torch.cuda.stream(stream):
-                begun.own = self._copy.sample_own(begun.prompts, mine, seed=begun.seed, on_token=self._go_on)
+                go_on = partial(self._go_on, begun)
+                begun.own = self._copy.sample_own(begun.prompts, mine, seed=begun.seed, on_token=go_on)
             begun.counts = taken_counts()
         except _Stopped:
             pass
         except BaseException as error:  # raised where the responses are asked for
             begun.error = error
 
-    def _go_on(self, ended: int, token: int) -> None:
+    def _go_on(self, begun: _Begun, ended: int, token: int) -> None:
+        begun.ended = ended
         if self._is_stopped.is_set():
             raise _Stopped
 
     def _joined(self, begun: _Begun) -> Samples:
-        if begun.thread is not None:
-            begun.thread.join()
+        while begun.thread is not None and begun.thread.is_alive():
+            begun.thread.join(TOLD_EVERY_SECONDS)
+            progress.phase(
+                "sampling", begun.ended, len(begun.prompts)
+            )  # whoever waits is not taken for one who hangs
         if begun.error is not None:
             raise begun.error
         assert begun.own is not None, "only an engine that was left is stopped"

@@ -20,10 +20,11 @@ from schemas.recipe.stages import SampledAhead
 from schemas.records.job import StageJob
 from tasks import policy_optimization
 from tasks.data.examples import read_prompts
+from tasks.rollout import ahead as ahead_engine
 from tasks.rollout.ahead import AheadEngine
 from tasks.rollout.engine import LocalEngine
 from tasks.stages import run_stage
-from tasks.training import preemption
+from tasks.training import preemption, progress
 from tasks.training.scratch import JOURNAL
 from tasks.training.seeds import derive_seed, stage_seed
 from tasks.updates import policy_update
@@ -308,6 +309,31 @@ def test_what_may_run_beside_the_thread_knows_it(
     assert main == [True] * 4 + [False] * num_test
     assert num_test == 1
     assert [is_beside for name, is_beside in said if name != "MainThread"] == [True]
+
+
+def test_whoever_waits_for_the_thread_tells_how_far_it_is(
+    pipeline: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a stage whose sampling takes longer than its update would be taken for one that hangs."""
+    job = pipeline.job("sft").model_copy(update={"inputs": {"init": pipeline.folder("sft")}})
+    models = models_of(job, rewarded=False)
+    told: list[tuple[str, int, int]] = []
+    monkeypatch.setattr(progress, "phase", lambda name, done, of, **_: told.append((name, done, of)))
+    monkeypatch.setattr(ahead_engine, "TOLD_EVERY_SECONDS", 0.01)
+    sample_own = LocalEngine.sample_own
+
+    def slowly(self: LocalEngine, *args: Any, on_token: Callable[[int, int], None], **named: Any) -> Samples:
+        on_token(1, 3)
+        time.sleep(0.3)
+        return sample_own(self, *args, on_token=on_token, **named)
+
+    monkeypatch.setattr(LocalEngine, "sample_own", slowly)
+    prompts = read_prompts(pipeline.folder("prompts"), "train", models.codec).ids[:2]
+    with AheadEngine(models) as ahead:
+        ahead.begin(prompts, count=2, seed=2)
+        ahead.generate(prompts, count=2, seed=2)
+    assert told[0] == ("sampling", 1, 4)
+    assert len(told) > 3
 
 
 def test_an_error_of_the_sampler_is_that_of_the_stage(
