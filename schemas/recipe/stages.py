@@ -332,7 +332,7 @@ class PolicyOptimization(Rollouts):
                 )
             if reader := _reader_of_kl_to_old(self.algorithm):
                 raise ValueError(
-                    f"rollout.ahead=1 with algorithm.old_logprobs=sampler knows no policy but that of two updates ago, and {reader} "
+                    f"rollout.ahead=1 with algorithm.old_logprobs=sampler measures KL(old‖new) over two updates, and {reader} "
                     "is about the last update alone; set old_logprobs: policy, or ahead: 0"
                 )
             if self.rollout.importance_cap != Ahead().importance_cap:

@@ -168,9 +168,8 @@ class AheadEngine:
     def _joined(self, begun: _Begun) -> Samples:
         while begun.thread is not None and begun.thread.is_alive():
             begun.thread.join(TOLD_EVERY_SECONDS)
-            progress.phase(
-                "sampling", begun.ended, len(begun.prompts)
-            )  # whoever waits is not taken for one who hangs
+            # a stage that waits is not one that hangs
+            progress.phase("sampling", begun.ended, len(begun.prompts))
         if begun.error is not None:
             raise begun.error
         assert begun.own is not None, "only an engine that was left is stopped"
