@@ -39,7 +39,7 @@ def test_a_critic_that_goes_blind_is_left_out_in_the_same_iteration_and_comes_ba
     seeing: dict[str, torch.Tensor] = {}
     gather = policy_optimization.gather
 
-    def with_noise(job: Any, networks: ActorCritic, *others: Any) -> Gathered:
+    def with_noise(job: Any, networks: ActorCritic, *others: Any, **named: Any) -> Gathered:
         assert networks.critic is not None
         if len(gathered) == BLIND_FROM:
             seeing.update({name: tensor.clone() for name, tensor in networks.critic.state_dict().items()})
@@ -49,7 +49,7 @@ def test_a_critic_that_goes_blind_is_left_out_in_the_same_iteration_and_comes_ba
                     weight.copy_(torch.randn(weight.shape, generator=generator))
         if len(gathered) == SEES_AGAIN_FROM:
             networks.critic.load_state_dict(seeing)
-        gathered.append(gather(job, networks, *others))
+        gathered.append(gather(job, networks, *others, **named))
         return gathered[-1]
 
     monkeypatch.setattr(policy_optimization, "gather", with_noise)
