@@ -132,7 +132,7 @@ class Orchestrator:
         self.run.update(mlflow_run_id=self.ledger.mlflow_run_id())
 
     def begin_report(self) -> None:
-        """Start a process that draws the run's report, if it is wanted and none has begun: no stage runs any more."""
+        """Start a process that draws what the run's report has by now, if it is wanted and none has begun."""
         if self._report is None and is_wanted():
             self._report = ReportProcess(self.run)
 
@@ -250,6 +250,8 @@ class Orchestrator:
         """Make the attempt and record its outcome; errors are recorded, never raised."""
         step = request.step
         began = time.monotonic()
+        if self._is_last(step):
+            self.begin_report()
         try:
             pool, observer = pool_of(self.recipe, step), self._recording.observer(request)
             if pool is None:
@@ -277,6 +279,11 @@ class Orchestrator:
                 step, status="resumable", reason="its artifact was lost after the run was planned"
             )
         return self._failed(step, outcome)
+
+    def _is_last(self, step: str) -> bool:
+        """Whether all other steps are over: of their part of the report nothing but text changes any more."""
+        others = (stage.status for other, stage in self.run.record.stages.items() if other != step)
+        return not {"waiting", "running"} & set(others)
 
     def _attempt_on_pool(self, request: AttemptRequest, pool: str, observer: Observer) -> AttemptOutcome:
         """Reuse the artifact, or have a worker of the pool make it."""

@@ -1,4 +1,4 @@
-"""The report of a run, made in a process of its own: drawn while models are published, written when the run has ended.
+"""The report of a run, made in a process of its own: drawn beside the last step, written when the run has ended.
 
 Plots take seconds, and whatever goes wrong with them must not reach the run. So the run's process never draws: it starts
 one that does, and waits for it when everything else is done.
@@ -54,6 +54,7 @@ class ReportProcess:
                 stderr=subprocess.PIPE,
                 text=True,
                 errors="replace",
+                start_new_session=True,  # Ctrl-C stops the last step, and the report tells of it
             )
         except OSError as error:
             self._problem = str(error)

@@ -1,5 +1,6 @@
 """The report at a run's end: made by a process of its own, logged by the ledger, and never in the run's way."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -72,6 +73,29 @@ def test_one_that_was_begun_before_the_run_ended_is_of_the_runs_end(
         run_id = orchestrator.run.record.run_id
     assert file is not None
     assert file.read_text() == page_of(workspace, read_run(workspace, run_id)) != earlier
+
+
+@pytest.mark.usefixtures("nothing_sent")
+def test_it_is_begun_with_the_last_step_and_told_of_what_comes_after(
+    tmp_path: Path, recipe_file: Path
+) -> None:
+    workspace = Workspace(tmp_path / "workspace")
+    with orchestrated(workspace, recipe_file) as orchestrator:
+        *_, last = orchestrator.inputs
+        attempt_all(orchestrator, until=last)
+        assert orchestrator._report is None, "a step is left"
+        attempt_all(orchestrator)
+        assert orchestrator._report is not None
+        process = orchestrator._report._process
+        assert process is not None
+        assert process.poll() is None, "it waits for the run's end"
+        assert os.getpgid(process.pid) != os.getpgid(0), "Ctrl-C stops the last step alone"
+        orchestrator.end(report=True)
+        file = orchestrator.send_report()
+        run_id = orchestrator.run.record.run_id
+    assert file is not None
+    assert file.read_text() == page_of(workspace, read_run(workspace, run_id))
+    assert process.returncode == 0
 
 
 @pytest.mark.usefixtures("nothing_sent")
