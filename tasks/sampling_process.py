@@ -1,8 +1,8 @@
 """The process that holds a model for ``vantage sample``, ``export`` and ``data inspect``: requests in, answers out.
 
-``python -m tasks.sampling_process`` is started by ``flows.launchers.sampling_process`` alone, since the command line
-itself loads no tensor library. Each line of standard input is a JSON value of ``schemas.records.sampling``, and gets one
-line of answer on what was standard output; what libraries print there goes to standard error.
+``flows.launchers.sampling_process`` alone starts it, since the command line itself loads no tensor library. Each line of
+standard input is a JSON value of ``schemas.records.sampling``, and gets one line of answer on what was standard output;
+what libraries print there goes to standard error.
 """
 
 import ctypes
@@ -217,7 +217,3 @@ def main() -> None:
                 reply = Refused(refused=f"{type(error).__name__}: {error}", is_ours=True)
             out.write(reply.model_dump_json() + "\n")
             out.flush()
-
-
-if __name__ == "__main__":
-    main()

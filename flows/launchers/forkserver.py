@@ -6,15 +6,14 @@ because a CUDA context does not survive a fork.
 """
 
 import atexit
-import gc
 import importlib
 import logging
 import os
 import signal
-import sys
 import warnings
 
 from flows.launchers.descendants import adopt_descendants, end_descendants
+from flows.launchers.quick_imports import quick_imports
 from schemas.kinds import STAGES
 
 PRELOADED = (
@@ -30,9 +29,6 @@ PRELOADED = (
     "schemas.tables",
 )
 """Imported in this order; stages import other families of models themselves."""
-LEFT_OUT = ("sklearn", "scipy")
-"""transformers imports them where they are installed (MLflow brings them), for losses and decoding that no stage uses: a
-sixth of the time that preloading takes. A stage that imports them itself gets them."""
 
 # The orchestrator handles signals to the process group: if the fork server ended first, its children would be killed
 # before they could save. It ends when the orchestrator's end of its pipe closes.
@@ -45,19 +41,12 @@ warnings.filterwarnings(
     "ignore", message="forkserver: waitpid returned unexpected pid"
 )  # one that was adopted
 
-sys.modules.update(dict.fromkeys(LEFT_OUT))  # type: ignore[arg-type]  # None: as if they were not installed
-gc.disable()  # what is imported stays, and looking through it again and again is a fifth of the time
-for _name in PRELOADED:
-    try:
-        importlib.import_module(_name)
-    except Exception as error:  # the stage that needs the module gets the same error and reports it
-        logging.getLogger(__name__).debug("%s is not preloaded: %s", _name, error)
-
-for _name in LEFT_OUT:
-    sys.modules.pop(_name, None)
-
-gc.freeze()  # loaded objects stay in pages that all children share; there is hardly any garbage among them
-gc.enable()
+with quick_imports():
+    for _name in PRELOADED:
+        try:
+            importlib.import_module(_name)
+        except Exception as error:  # the stage that needs the module gets the same error and reports it
+            logging.getLogger(__name__).debug("%s is not preloaded: %s", _name, error)
 
 
 def _end() -> None:

@@ -113,7 +113,7 @@ def open_model(opening: OpenModel) -> Iterator[SamplingProcess]:
     }
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "tasks.sampling_process"],
+            [sys.executable, "-m", "flows.launchers.quick_imports", "tasks.sampling_process"],
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

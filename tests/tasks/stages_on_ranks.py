@@ -1,6 +1,6 @@
 """Stages on several ranks, as one process of a test starts them:
 
-    python stages_on_ranks.py WORLD_SIZE JOBS STRATEGY EPS MEMORY
+    python -m flows.launchers.quick_imports tests.tasks.stages_on_ranks WORLD_SIZE JOBS STRATEGY EPS MEMORY
 
 forks WORLD_SIZE gloo processes; each runs every job of the JSON lines in the file JOBS, one after the other, with
 EPS for AdamW's. MEMORY is JSON: of each job, the bytes that each rank has, or [] where nobody counts them.
@@ -85,7 +85,8 @@ def count_bytes() -> list[int]:
     return found
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Begin the ranks, and end as the worst of them."""
     world_size, file = int(sys.argv[1]), Path(sys.argv[2])
     found = [StageJob.model_validate_json(line) for line in file.read_text().splitlines()]
     context = multiprocessing.get_context("fork")

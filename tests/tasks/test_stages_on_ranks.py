@@ -170,8 +170,8 @@ def start(
         memory: of each job, the bytes that each rank has; nothing: nobody counts them.
     """
     file.write_text("".join(f"{job.model_dump_json()}\n" for job in jobs))
-    program = str(Path(__file__).with_name("stages_on_ranks.py"))
-    script = [sys.executable, program, str(world_size), str(file), strategy, str(eps), json.dumps(memory)]
+    program = ["-m", "flows.launchers.quick_imports", "tests.tasks.stages_on_ranks"]
+    script = [sys.executable, *program, str(world_size), str(file), strategy, str(eps), json.dumps(memory)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     ended = subprocess.run(script, env=environment, timeout=SECONDS, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr

@@ -6,13 +6,16 @@ import sys
 PROBE = """
 import gc, sys
 import flows.launchers.forkserver as forkserver
+from flows.launchers.quick_imports import LEFT_OUT
 
 missing = [name for name in forkserver.PRELOADED if name not in sys.modules]
 assert not missing, missing
-loaded = {name for name in sys.modules if name.partition(".")[0] in forkserver.LEFT_OUT}
+loaded = {name for name in sys.modules if name.partition(".")[0] in LEFT_OUT}
 assert not loaded, loaded
 from scipy.optimize import linear_sum_assignment
 from sklearn.metrics import roc_curve
+from boto3 import client
+assert client
 assert linear_sum_assignment and roc_curve
 assert gc.isenabled(), "stages collect as ever"
 assert gc.get_freeze_count() > 100_000, gc.get_freeze_count()
