@@ -13,7 +13,7 @@ from schemas.recipe.recipe import ResolvedRecipe
 from schemas.recipe.rewards import Reward
 from schemas.recipe.sources import Builtin, LocalPath
 from schemas.recipe.stage import Gate, Resources, Stage
-from schemas.recipe.stages import samples_ahead
+from schemas.recipe.stages import threads_for_each
 from schemas.recipe.work import (
     ImportBenchmark,
     ImportModel,
@@ -202,13 +202,11 @@ def with_bases(inputs: Mapping[str, Artifact], known: Iterable[Artifact]) -> dic
 
 
 def threads_of(share: Share | None, work: Work) -> int:
-    """CPU threads that torch computes with: as many as the stage has CPUs, or half of them where it samples ahead, since that is
-    computed beside its training; OMP_NUM_THREADS if that is less."""
-    cpus = share.cpus if share else available_cpus()
-    if samples_ahead(work):
-        cpus = max(1, cpus // 2)
+    """CPU threads that torch computes with: as many as the stage has CPUs, or half of them where it samples beside its training;
+    OMP_NUM_THREADS if that is less."""
+    threads = threads_for_each(work, share.cpus if share else available_cpus())
     asked = os.environ.get("OMP_NUM_THREADS", "")
-    return min(cpus, int(asked)) if asked.isdecimal() and int(asked) else cpus
+    return min(threads, int(asked)) if asked.isdecimal() and int(asked) else threads
 
 
 def seed_of(recipe: ResolvedRecipe, step: str) -> int:

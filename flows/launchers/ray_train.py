@@ -32,7 +32,7 @@ from ray.train.v2.api.exceptions import TrainingFailedError, WorkerGroupError
 from flows.exit_codes import ExitCode, code_of_signal
 from flows.launchers import stage_process
 from schemas.recipe.stage import Resources, Stage
-from schemas.recipe.stages import samples_ahead
+from schemas.recipe.stages import threads_for_each
 from schemas.records.attempt import Failure
 from schemas.records.job import StageJob
 from tasks.training import preemption, ranks
@@ -233,6 +233,5 @@ def _work(job_file: Path) -> Stage:
 
 
 def _threads(work: Stage, *, nodes: int, num_ranks: int) -> int:
-    """CPU threads of torch on each rank; half of its CPUs where it samples beside its training, as in ``threads_of``."""
-    at_once = 2 if samples_ahead(work) else 1
-    return max(1, (work.resources.cpus or 0) * nodes // num_ranks // at_once)
+    """CPU threads of torch on each rank."""
+    return threads_for_each(work, (work.resources.cpus or 0) * nodes // num_ranks)

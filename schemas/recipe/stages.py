@@ -270,9 +270,10 @@ def _reader_of_kl_to_old(algorithm: Algorithm) -> str | None:
     return "advantage=tracked_mean" if algorithm.advantage == "tracked_mean" else None
 
 
-def samples_ahead(work: object) -> bool:
-    """Whether a stage samples beside its training."""
-    return isinstance(work, ValuePretraining | PolicyOptimization) and work.rollout.ahead > 0
+def threads_for_each(work: object, cpus: int) -> int:
+    """Threads for each of what a stage computes side by side on its CPUs: half of them where it samples beside its training."""
+    ahead = isinstance(work, ValuePretraining | PolicyOptimization) and work.rollout.ahead > 0
+    return max(1, cpus // 2) if ahead else max(1, cpus)
 
 
 class PolicyOptimization(Rollouts):

@@ -102,7 +102,8 @@ class Rollout:
     importance: ImportanceWeights | None = None
     """(B,T): what the advantages are weighted by, where the responses may be those of an earlier policy."""
     is_one_step_old: bool = False
-    """Whether ``logprobs`` are those of the policy before its last update, so that no ratio begins at 1."""
+    """Whether ``logprobs`` are those of the policy before its last update, so that no ratio begins at 1; with dynamic sampling
+    only the first round's are, and the others' ratios do."""
 
     @property
     def sequences(self) -> Sequences:
