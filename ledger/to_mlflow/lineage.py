@@ -17,10 +17,16 @@ _INPUT_TAG_LENGTH = 500  # MLflow's limit
 
 
 class Producer(NamedTuple):
-    """The run that made an artifact, and its logged model if it has one."""
+    """MLflow's run of the stage that made an artifact."""
 
-    run: entities.Run
+    experiment_id: str
+    mlflow_run_id: str
+    stage: str | None
+    """Its name; None in a run whose tags were removed by hand, as ``run_id``."""
+    run_id: str | None
+    """Our run."""
     model_id: str | None
+    """The artifact's logged model, if it has one."""
 
 
 class Producers:
@@ -60,27 +66,38 @@ class Producers:
                 return None
             ours = (run for run in producers if run.data.tags.get("vantage.run_id") == self._run_id)
             run = next(ours, producers[0])
-            self._found[name] = Producer(run, run.data.tags.get("vantage.model"))
+            self._found[name] = _producer(run)
         return self._found[name]
 
-    def links(self, entry: RunEntry) -> dict[ArtifactKey, Link]:
-        """Artifact → link to its producer, for every artifact of the run."""
+    def links(self, entry: RunEntry, *, besides: Artifact | None = None) -> dict[ArtifactKey, Link]:
+        """Artifact → link to its producer, for every artifact of the run ``besides`` one that is being recorded."""
         artifacts = [given.artifact for stage in entry.stages.values() for given in stage.inputs.values()]
         artifacts += [stage.artifact for stage in entry.stages.values() if stage.artifact]
         return {
             artifact_key(artifact): link_to(producer)
             for artifact in artifacts
-            if (producer := self.find(artifact))
+            if artifact != besides and (producer := self.find(artifact))
         }
 
 
 def link_to(producer: Producer) -> Link:
     """The pages of the producer within MLflow's site."""
-    experiment_id, tags = producer.run.info.experiment_id, producer.run.data.tags
+    model_page = f"#/experiments/{producer.experiment_id}/models/{producer.model_id}"
     return Link(
-        run=page_of(experiment_id, producer.run.info.run_id),
-        run_name=f"{tags.get('vantage.stage')} of run {tags.get('vantage.run_id')}",
-        model=f"#/experiments/{experiment_id}/models/{producer.model_id}" if producer.model_id else None,
+        run=page_of(producer.experiment_id, producer.mlflow_run_id),
+        run_name=f"{producer.stage} of run {producer.run_id}",
+        model=model_page if producer.model_id else None,
+    )
+
+
+def _producer(run: entities.Run) -> Producer:
+    tags = run.data.tags
+    return Producer(
+        experiment_id=run.info.experiment_id,
+        mlflow_run_id=run.info.run_id,
+        stage=tags.get("vantage.stage"),
+        run_id=tags.get("vantage.run_id"),
+        model_id=tags.get("vantage.model"),
     )
 
 
@@ -99,7 +116,7 @@ def log_inputs(
         tags[f"vantage.parent.{role}"] = given.artifact.digest
         producer = producers.find(given.artifact)
         if producer is not None:
-            tags[f"vantage.parent.{role}.run"] = producer.run.info.run_id
+            tags[f"vantage.parent.{role}.run"] = producer.mlflow_run_id
             if producer.model_id is not None:
                 models.append(entities.LoggedModelInput(producer.model_id))
         if isinstance(given.artifact, Dataset):

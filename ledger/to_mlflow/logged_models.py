@@ -29,10 +29,17 @@ def record_model(
         [experiment_id],
         filter_string=f"source_run_id = '{run_id}' AND tags.`vantage.digest` = '{artifact.digest}'",
     )
-    if found:
+    if found:  # by a process that was killed before it had told all
         model = found[0]
+        client.set_logged_model_tags(model.model_id, {NOTE: fit_tag(note)})
+        outputs = client.get_run(run_id).outputs
+        is_output = outputs is not None and model.model_id in {
+            each.model_id for each in outputs.model_outputs
+        }
     else:
+        is_output = False
         tags = {
+            NOTE: fit_tag(note),
             "vantage.digest": artifact.digest,
             "vantage.stage_key": artifact.stage_key,
             "vantage.stage": stage.name,
@@ -48,10 +55,8 @@ def record_model(
             params=model_params(stage.inputs),
             model_type=artifact.kind,
         )
-    client.set_logged_model_tags(model.model_id, {NOTE: fit_tag(note)})
     client.finalize_logged_model(model.model_id, "READY")
-    outputs = client.get_run(run_id).outputs
-    if outputs is None or model.model_id not in {output.model_id for output in outputs.model_outputs}:
+    if not is_output:
         client.log_outputs(run_id, [entities.LoggedModelOutput(model.model_id, step=0)])
     return str(model.model_id)
 

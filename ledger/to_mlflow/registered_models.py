@@ -95,8 +95,8 @@ def _tags(operation: Publish, producer: Producer, our_run_id: str) -> dict[str, 
     return {
         "vantage.digest": artifact.digest,
         "vantage.stage_key": artifact.stage_key,
-        "vantage.stage": producer.run.data.tags.get("vantage.stage", operation.stage),
-        "vantage.run_id": producer.run.data.tags.get("vantage.run_id", our_run_id),
+        "vantage.stage": producer.stage or operation.stage,
+        "vantage.run_id": producer.run_id or our_run_id,
     }
 
 
@@ -116,7 +116,7 @@ def _copy_files(
             Path(operation.folder),
             description,
             kind=operation.artifact.kind,
-            run_id=producer.run.info.run_id,
+            run_id=producer.mlflow_run_id,
             model_id=model_id,
             metadata=_tags(operation, producer, our_run_id),
             example=example,
@@ -142,7 +142,7 @@ def _create_version(
     version = client.create_model_version(
         operation.registered_model,
         model.artifact_location,
-        producer.run.info.run_id,
+        producer.mlflow_run_id,
         tags=tags,
         model_id=model_id,
     )

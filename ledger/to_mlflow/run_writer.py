@@ -6,9 +6,10 @@ tags. They are cached until an error, since the cache may have caused it.
 
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from mlflow import entities
 
@@ -55,13 +56,7 @@ from ledger.to_mlflow.runs import Runs, close_running
 from ledger.to_mlflow.samples import example_prompt, log_samples
 from ledger.to_mlflow.server import Server, is_permanent_error
 from ledger.to_mlflow.system_metrics import system_metrics
-from ledger.to_mlflow.writing import (
-    NOTE,
-    fit_tag,
-    flatten,
-    write,
-    write_metrics,
-)
+from ledger.to_mlflow.writing import NOTE, fit_tag, flatten, write
 from schemas.kind import MODELS
 from schemas.kinds import KINDS
 from schemas.records.artifacts import Artifact
@@ -85,6 +80,13 @@ _STAGE_STATUS = {
 }
 
 
+class _OfArtifact(NamedTuple):
+    """What a stage's run shows of its artifact."""
+
+    tags: dict[str, str]
+    metrics: list[entities.Metric]
+
+
 class RunWriter:
     """Writes one run to one experiment of MLflow."""
 
@@ -95,6 +97,8 @@ class RunWriter:
         self._experiment = server.experiment(opening.experiment)
         self._producers = Producers(server, run_id=self._run_id)
         self._note_is_stale = False
+        self._notes: dict[str, str] = {}
+        """MLflow's id of a run or a model → the text of its page, where this process has written it."""
         self.runs = Runs(
             self._client,
             self._experiment.experiment_id,
@@ -136,13 +140,16 @@ class RunWriter:
         """Clear the caches: other processes may have written or deleted."""
         self.runs.forget()
         self._producers.forget()
+        self._notes.clear()
 
     def write_run_note(self, entry: RunEntry) -> None:
         """Update the table of stages on the run's page."""
         if self._note_is_stale and None in self.runs.ids:
-            note = run_note(entry, self._pages(entry), self._producers.links(entry))
-            self._client.set_tag(self.runs.ids[None], NOTE, fit_tag(note))
+            self._client.set_tag(self.runs.ids[None], NOTE, fit_tag(self._run_note(entry)))
             self._note_is_stale = False
+
+    def _run_note(self, entry: RunEntry) -> str:
+        return run_note(entry, self._pages(entry), self._producers.links(entry))
 
     def _apply(self, entry: RunEntry, operation: Operation) -> None:
         match operation:
@@ -198,16 +205,18 @@ class RunWriter:
         write(self._client, run_id, params=params, tags=tags)
 
     def _open_stage(self, entry: RunEntry, operation: OpenStage) -> None:
+        is_new = operation.stage not in self.runs.ids
         run_id = self.runs.stage_run(operation.stage, operation.time)
         tags = log_inputs(self._client, run_id, entry, operation.stage, self._producers) | entry.origin
         tags |= {"vantage.status": "running", "vantage.attempt": str(operation.attempt)}
         self._write_stage(entry, operation.stage, tags, params=flatten(operation.params))
-        self._client.update_run(run_id, status="RUNNING")
+        if not is_new:  # one that MLflow has just created is running
+            self._client.update_run(run_id, status="RUNNING")
 
     def _log_metrics(self, operation: LogMetrics) -> None:
         run_id = self.runs.stage_run(operation.stage, min(time for _, _, time, _ in operation.rows))
         rows = (entities.Metric(name, value, time, step) for name, value, time, step in operation.rows)
-        write_metrics(self._client, run_id, rows)
+        write(self._client, run_id, metrics=rows)
 
     def _record_verdicts(self, entry: RunEntry, operation: RecordVerdicts) -> None:
         tags = {}
@@ -225,10 +234,15 @@ class RunWriter:
         tags: dict[str, str] = {"vantage.status": operation.outcome}
         tags |= {f"vantage.provenance.{part}": value for part, value in operation.provenance.items()}
         tags |= energy_tags(operation.energy)
-        write_metrics(self._client, run_id, system_metrics(operation.usage))
+        metrics = list(system_metrics(operation.usage))
         if operation.artifact is not None:
-            self._record_artifact(entry, operation.stage, operation.artifact)
-        self._write_stage(entry, operation.stage, tags)
+            of_artifact = self._record_artifact(entry, operation.stage, operation.artifact)
+            tags |= of_artifact.tags
+            metrics += of_artifact.metrics
+        self._write_stage(entry, operation.stage, tags, metrics=metrics)
+        if operation.artifact is not None:
+            log_critic_page(self._client, run_id, entry.stages[operation.stage])
+            self._copy_metrics_to_parent(entry, operation.stage, operation.artifact)
         self._client.set_terminated(run_id, _STAGE_STATUS[operation.outcome], operation.time)
 
     def _record_reuse(self, entry: RunEntry, operation: RecordReuse) -> None:
@@ -237,24 +251,29 @@ class RunWriter:
         tags = log_inputs(self._client, run_id, entry, stage, self._producers)
         outcome = entry.stages[stage].outcome
         producer = self._producers.find(operation.artifact)
-        if outcome == "reused" and producer is not None and producer.run.info.run_id != run_id:
+        metrics: list[entities.Metric] = []
+        is_recorded = outcome == "reused" and producer is not None and producer.mlflow_run_id != run_id
+        if is_recorded and producer is not None:
             tags |= {
-                "vantage.reused_from": producer.run.info.run_id,
+                "vantage.reused_from": producer.mlflow_run_id,
                 "vantage.digest": operation.artifact.digest,
             }
         else:
             # An earlier attempt of this run made it, or a run that this server does not have: record it here.
-            self._record_artifact(entry, stage, operation.artifact)
-        self._copy_metrics_to_parent(entry, stage, operation.artifact)
+            of_artifact = self._record_artifact(entry, stage, operation.artifact)
+            tags |= of_artifact.tags
+            metrics = of_artifact.metrics
         tags["vantage.status"] = outcome
-        self._write_stage(entry, stage, tags, params=flatten(operation.params))
+        self._write_stage(entry, stage, tags, params=flatten(operation.params), metrics=metrics)
+        if not is_recorded:
+            log_critic_page(self._client, run_id, entry.stages[stage])
+        self._copy_metrics_to_parent(entry, stage, operation.artifact)
         self._client.set_terminated(run_id, _STAGE_STATUS[outcome], entry.stages[stage].made)
 
     def _finish_run(self, entry: RunEntry, operation: FinishRun) -> None:
         run_id = self.runs.parent_run(operation.time)
-        write(self._client, run_id, tags={"vantage.status": operation.outcome})
-        self._note_is_stale = True
-        self.write_run_note(entry)  # no later operation may come
+        # the note too: no later operation may come
+        write(self._client, run_id, tags={"vantage.status": operation.outcome, NOTE: self._run_note(entry)})
         self._client.set_terminated(run_id, _RUN_STATUS[operation.outcome], operation.time)
         for stage in entry.stages:  # each names those that have read it since
             if stage not in self.runs.ids:
@@ -342,8 +361,8 @@ class RunWriter:
 
     # Parts of them
 
-    def _record_artifact(self, entry: RunEntry, stage: str, artifact: Artifact) -> None:
-        """Record a stage's artifact: tags, headline metrics, and a logged model with its parents."""
+    def _record_artifact(self, entry: RunEntry, stage: str, artifact: Artifact) -> _OfArtifact:
+        """Record a stage's artifact, as a logged model with its parents if it is one; returns what its run shows of it."""
         made = entry.stages[stage].made
         assert made is not None, "whoever tells of an artifact tells when"
         run_id = self.runs.ids[stage]
@@ -361,7 +380,12 @@ class RunWriter:
                 experiment_id=self._experiment.experiment_id,
                 run_id=run_id,
                 our_run_id=self._run_id,
-                note=model_note(entry, stage, self._model_pages(entry, stage), self._producers.links(entry)),
+                note=model_note(
+                    entry,
+                    stage,
+                    self._model_pages(entry, stage),
+                    self._producers.links(entry, besides=artifact),
+                ),
             )
             tags["vantage.model"] = model_id
         elif artifact.kind == "evaluation":
@@ -388,11 +412,11 @@ class RunWriter:
             for name, value in artifact.metrics.items()
             if value is not None
         ]
-        write(self._client, run_id, tags=tags)
-        write_metrics(self._client, run_id, metrics)
-        log_critic_page(self._client, run_id, entry.stages[stage])
-        self._copy_metrics_to_parent(entry, stage, artifact)
-        self._producers.remember(artifact, Producer(self._client.get_run(run_id), model_id))
+        producer = Producer(
+            self._experiment.experiment_id, run_id, stage, self._run_id, tags.get("vantage.model")
+        )
+        self._producers.remember(artifact, producer)
+        return _OfArtifact(tags, metrics)
 
     def _copy_metrics_to_parent(self, entry: RunEntry, stage: str, artifact: Artifact) -> None:
         """Copy a stage's headline metrics to the parent run, as ``stage.metric``, to compare runs in MLflow's list."""
@@ -405,18 +429,28 @@ class RunWriter:
             for name, value in artifact.metrics.items()
             if value is not None
         ]
-        write_metrics(self._client, self.runs.parent_run(made), metrics)
+        write(self._client, self.runs.parent_run(made), metrics=metrics)
 
     def _write_stage(
-        self, entry: RunEntry, stage: str, tags: Mapping[str, str], *, params: Mapping[str, str] | None = None
+        self,
+        entry: RunEntry,
+        stage: str,
+        tags: Mapping[str, str],
+        *,
+        params: Mapping[str, str] | None = None,
+        metrics: Sequence[entities.Metric] = (),
     ) -> None:
-        """Write the stage's tags and params, and update its page."""
+        """Write the stage's tags, params and metrics, and update its page."""
         links, pages = self._producers.links(entry), self._pages(entry)
         note = stage_note(entry, stage, self.runs.page(None) or "", links, pages)
         entry_of_stage = entry.stages[stage]
         if entry_of_stage.artifact and (remark := remark_on(entry_of_stage.artifact, entry_of_stage.inputs)):
             tags = {**tags, "vantage.remark": remark}
-        write(self._client, self.runs.ids[stage], params=params, tags={**tags, NOTE: note})
+        run_id = self.runs.ids[stage]
+        if not tags and not params and not metrics and self._notes.get(run_id) == note:
+            return
+        write(self._client, run_id, params=params, tags={**tags, NOTE: note}, metrics=metrics)
+        self._notes[run_id] = note
 
     def _write_model_note(self, entry: RunEntry, stage: str) -> None:
         """Update the page of the model that the stage has made in this run."""
@@ -424,10 +458,12 @@ class RunWriter:
         if artifact is None or artifact.kind not in MODELS:
             return
         producer = self._producers.find(artifact)
-        if producer is None or producer.model_id is None or producer.run.info.run_id != self.runs.ids[stage]:
+        if producer is None or producer.model_id is None or producer.mlflow_run_id != self.runs.ids[stage]:
             return  # another run has made it, and describes it
         note = model_note(entry, stage, self._model_pages(entry, stage), self._producers.links(entry))
-        self._client.set_logged_model_tags(producer.model_id, {NOTE: fit_tag(note)})
+        if self._notes.get(producer.model_id) != note:
+            self._client.set_logged_model_tags(producer.model_id, {NOTE: fit_tag(note)})
+            self._notes[producer.model_id] = note
 
     def _pages(self, entry: RunEntry) -> dict[str, str]:
         """Stage → page of its run."""

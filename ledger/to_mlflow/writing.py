@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from mlflow import entities
@@ -12,7 +12,7 @@ NOTE = "mlflow.note.content"
 """Tag that MLflow shows as the text of a page."""
 
 _PARAM_LENGTH, _TAG_LENGTH, _DESCRIPTION_LENGTH = 6000, 8000, 5000
-_PARAMS_AND_TAGS_AT_ONCE, _METRICS_AT_ONCE = 100, 1000
+_PARAMS_AND_TAGS_AT_ONCE, _ALL_AT_ONCE = 100, 1000
 
 
 def write(
@@ -21,23 +21,17 @@ def write(
     *,
     params: Mapping[str, str] | None = None,
     tags: Mapping[str, str] | None = None,
+    metrics: Iterable[entities.Metric] = (),
 ) -> None:
-    """Write params and tags; values that are too long are truncated."""
+    """Write any number of params, tags and metrics; texts that are too long are truncated."""
     all_params = [entities.Param(name, fit_param(value)) for name, value in (params or {}).items()]
     all_tags = [entities.RunTag(name, fit_tag(value)) for name, value in (tags or {}).items()]
-    while all_params or all_tags:
-        some_params, all_params = (
-            all_params[:_PARAMS_AND_TAGS_AT_ONCE],
-            all_params[_PARAMS_AND_TAGS_AT_ONCE:],
-        )
-        some_tags, all_tags = all_tags[:_PARAMS_AND_TAGS_AT_ONCE], all_tags[_PARAMS_AND_TAGS_AT_ONCE:]
-        client.log_batch(run_id, params=some_params, tags=some_tags)
-
-
-def write_metrics(client: MlflowClient, run_id: str, metrics: Iterable[entities.Metric]) -> None:
-    """Write any number of metrics."""
-    for some in _batches(metrics, _METRICS_AT_ONCE):
-        client.log_batch(run_id, metrics=some)
+    all_metrics = list(metrics)
+    while all_params or all_tags or all_metrics:
+        some_params, all_params = _split(all_params, _PARAMS_AND_TAGS_AT_ONCE)
+        some_tags, all_tags = _split(all_tags, _PARAMS_AND_TAGS_AT_ONCE)
+        some_metrics, all_metrics = _split(all_metrics, _ALL_AT_ONCE - len(some_params) - len(some_tags))
+        client.log_batch(run_id, metrics=some_metrics, params=some_params, tags=some_tags)
 
 
 def flatten(value: Any, prefix: str = "") -> dict[str, str]:
@@ -88,8 +82,5 @@ def fit_param(value: str) -> str:
     return value[: _PARAM_LENGTH - len(whole)] + whole
 
 
-def _batches(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
-    rest = list(items)
-    while rest:
-        yield rest[:size]
-        rest = rest[size:]
+def _split(items: list[Any], size: int) -> tuple[list[Any], list[Any]]:
+    return items[:size], items[size:]
