@@ -3,9 +3,12 @@
 from pathlib import Path
 from typing import Any
 
+from mlflow import entities
+
 from ledger.journal import Entry
 from ledger.run_ledger import Ledger
-from ledger.to_mlflow.writing import fit_tag, flatten
+from ledger.to_mlflow.server import Server
+from ledger.to_mlflow.writing import fit_tag, flatten, write
 from tests.ledger.small_run import (
     RECIPE,
     client_of,
@@ -76,6 +79,24 @@ def test_more_params_than_mlflow_takes_at_once_and_a_value_longer_than_it_takes(
     assert params["stages.s249"] == "249"
     assert len(params["template"]) == 6000
     assert params["template"].endswith(f"ü… sha256 {sha(long)}")
+
+
+def test_params_tags_and_metrics_share_the_room_of_a_call(workspace: Path) -> None:
+    """A call takes 100 params, 100 tags and 1,000 of all together; MLflow refuses one more."""
+    server = Server(f"sqlite:///{workspace / 'mlflow.db'}", artifacts=workspace / "mlartifacts")
+    run = server.client.create_run(server.experiment("tiny").experiment_id)
+    write(
+        server.client,
+        run.info.run_id,
+        params={f"p{number}": str(number) for number in range(150)},
+        tags={f"t{number}": str(number) for number in range(120)},
+        metrics=[entities.Metric("loss", number / 8, 1000 + number, number) for number in range(2100)],
+    )
+    found = server.client.get_run(run.info.run_id).data
+    assert found.params == {f"p{number}": str(number) for number in range(150)}
+    assert {name: found.tags[f"t{name}"] for name in range(120)} == {name: str(name) for name in range(120)}
+    points = server.client.get_metric_history(run.info.run_id, "loss")
+    assert sorted((point.step, point.value) for point in points) == [(step, step / 8) for step in range(2100)]
 
 
 def test_a_tag_that_is_too_long_keeps_whole_lines_or_of_a_single_one_what_fits() -> None:
