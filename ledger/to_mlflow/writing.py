@@ -1,4 +1,4 @@
-"""Params, tags and metrics of a run, in as few calls as MLflow's limits allow."""
+"""Params, tags and metrics of a run; texts are truncated to what MLflow takes."""
 
 import hashlib
 import json
@@ -12,7 +12,6 @@ NOTE = "mlflow.note.content"
 """Tag that MLflow shows as the text of a page."""
 
 _PARAM_LENGTH, _TAG_LENGTH, _DESCRIPTION_LENGTH = 6000, 8000, 5000
-_PARAMS_AND_TAGS_AT_ONCE, _ALL_AT_ONCE = 100, 1000
 
 
 def write(
@@ -24,14 +23,12 @@ def write(
     metrics: Iterable[entities.Metric] = (),
 ) -> None:
     """Write any number of params, tags and metrics; texts that are too long are truncated."""
-    all_params = [entities.Param(name, fit_param(value)) for name, value in (params or {}).items()]
-    all_tags = [entities.RunTag(name, fit_tag(value)) for name, value in (tags or {}).items()]
-    all_metrics = list(metrics)
-    while all_params or all_tags or all_metrics:
-        some_params, all_params = _split(all_params, _PARAMS_AND_TAGS_AT_ONCE)
-        some_tags, all_tags = _split(all_tags, _PARAMS_AND_TAGS_AT_ONCE)
-        some_metrics, all_metrics = _split(all_metrics, _ALL_AT_ONCE - len(some_params) - len(some_tags))
-        client.log_batch(run_id, metrics=some_metrics, params=some_params, tags=some_tags)
+    client.log_batch(  # which makes as many requests of it as MLflow's limits ask for, and none of nothing
+        run_id,
+        metrics=list(metrics),
+        params=[entities.Param(name, fit_param(value)) for name, value in (params or {}).items()],
+        tags=[entities.RunTag(name, fit_tag(value)) for name, value in (tags or {}).items()],
+    )
 
 
 def flatten(value: Any, prefix: str = "") -> dict[str, str]:
@@ -80,7 +77,3 @@ def fit_param(value: str) -> str:
         return value
     whole = f"… sha256 {hashlib.sha256(value.encode()).hexdigest()}"
     return value[: _PARAM_LENGTH - len(whole)] + whole
-
-
-def _split(items: list[Any], size: int) -> tuple[list[Any], list[Any]]:
-    return items[:size], items[size:]

@@ -167,3 +167,28 @@ def test_a_stage_that_its_own_run_finished_and_finds_again_stays_as_it_was(works
     times = before["sft"].pop("times"), after["sft"].pop("times")
     assert times[0][0] == times[1][0]
     assert {name: after[name] for name in STAGES} == {name: before[name] for name in STAGES}
+
+
+def test_a_run_under_way_shows_its_models_and_what_is_tried_again(workspace: Path) -> None:
+    """Not only at its end."""
+    run_id = "0001-tiny-aaaaaa"
+
+    def status() -> str:
+        return str(runs_of(client_of(workspace), run_id)["sft"].info.status)
+
+    with Ledger(None, workspace, "tiny") as ledger:
+        ledger.open_run(run_id, "tiny", RECIPE)
+        tell_stage(ledger, "model")
+        sft = {"kind": "sft", "stage_key": sha("k"), "params": {}, "inputs": {}}
+        ledger.open_stage("sft", attempt=1, **sft)
+        assert ledger.flush()
+        assert status() == "RUNNING"
+        ledger.finish_stage("sft", "failed", reason="out of memory")
+        assert ledger.flush()
+        assert status() == "FAILED"
+        ledger.open_stage("sft", attempt=2, **sft)
+        assert ledger.flush()
+        assert status() == "RUNNING"
+        _, _, tags = snapshot(client_of(workspace), run_id)["model of model"]
+        assert "**Parents:**" in tags["mlflow.note.content"]
+        ledger.finish_run("resumable")

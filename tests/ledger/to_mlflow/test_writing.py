@@ -82,7 +82,7 @@ def test_more_params_than_mlflow_takes_at_once_and_a_value_longer_than_it_takes(
 
 
 def test_params_tags_and_metrics_share_the_room_of_a_call(workspace: Path) -> None:
-    """A call takes 100 params, 100 tags and 1,000 of all together; MLflow refuses one more."""
+    """A request takes 100 params, 100 tags and 1,000 of all together; MLflow's client makes several."""
     server = Server(f"sqlite:///{workspace / 'mlflow.db'}", artifacts=workspace / "mlartifacts")
     run = server.client.create_run(server.experiment("tiny").experiment_id)
     write(
