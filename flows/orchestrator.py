@@ -125,15 +125,18 @@ class Orchestrator:
         self.run.update(status=outcome)
         self.ledger.finish_run(outcome)
         if report:
-            self.begin_report()
+            if self._report is None:
+                self.begin_report()
             if self._report is not None:
                 self._report.write()
         self.ledger.flush()
         self.run.update(mlflow_run_id=self.ledger.mlflow_run_id())
 
     def begin_report(self) -> None:
-        """Start a process that draws what the run's report has by now, if it is wanted and none has begun."""
-        if self._report is None and is_wanted():
+        """Have a process draw what the run's report has by now, if it is wanted."""
+        if self._report is not None:
+            self._report.draw()
+        elif is_wanted():
             self._report = ReportProcess(self.run)
 
     def send_report(self) -> Path | None:

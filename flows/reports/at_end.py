@@ -20,7 +20,8 @@ from schemas.safe_text import safe_text
 LONGEST_SECONDS = 120.0
 """After that the run goes without. It takes 3 s of a free core; of a machine that computes other things too, its share."""
 
-
+DRAW, WRITE = "draw", "write"
+"""What the process is told, a line each: that there is more to draw, and that the run's end is recorded."""
 VARIABLE = "VANTAGE_REPORT"
 """Environment variable: ``0`` for runs without a report at their end; ``vantage report`` makes it all the same."""
 
@@ -59,12 +60,19 @@ class ReportProcess:
         except OSError as error:
             self._problem = str(error)
 
+    def draw(self) -> None:
+        """Let it draw what is recorded by now, so that less is left for the end."""
+        self._tell(DRAW)
+
     def write(self) -> None:
         """Let it write the report: the run's end is recorded."""
+        self._tell(WRITE)
+
+    def _tell(self, word: str) -> None:
         if self._process is not None and self._process.stdin is not None:
-            with suppress(OSError), self._process.stdin as told:  # it has failed: `finish` says why
-                told.write("\n")
-            self._process.stdin = None
+            with suppress(OSError):  # it has failed: `finish` says why
+                self._process.stdin.write(f"{word}\n")
+                self._process.stdin.flush()
 
     def finish(self, ledger: Ledger, watcher: Watcher) -> Path | None:
         """Wait for the report and tell the ledger of it; None, and a line for the reader: there is none.
