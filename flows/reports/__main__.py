@@ -1,9 +1,9 @@
 """``python -m flows.reports RUN WORKSPACE`` makes the report of a run that ends (``flows.reports.at_end``)."""
 
-import os
 import sys
 from contextlib import suppress
 
+from flows.garbage import collect_rarely
 from flows.reports.at_end import WRITE
 from flows.reports.files import page_of, write_report
 from flows.runs.run import read_run
@@ -16,6 +16,7 @@ def main() -> None:
     What is there already is drawn before, since a plot that has been drawn is kept. If the lines end without ``WRITE``, the
     run's process is dead, and its report is not written.
     """
+    collect_rarely()
     run_id, place = sys.argv[1:]
     workspace = Workspace.at(place)
     told = ""
@@ -26,7 +27,6 @@ def main() -> None:
         if not told:
             return
     write_report(workspace, run_id)
-    os._exit(0)  # taking the libraries that draw apart takes half a second
 
 
 if __name__ == "__main__":
