@@ -45,6 +45,12 @@ DISABLED_SERVICES = (
 """Services for deployments and automations, which a server for one run does not need. The service that records task
 runs stays enabled."""
 
+WITHOUT_BLOCKS = {
+    "PREFECT_SERVER_REGISTER_BLOCKS_ON_START": "false",
+    "PREFECT_SERVER_MEMOIZE_BLOCK_AUTO_REGISTRATION": "false",  # or it is noted that they are registered
+}
+"""Environment of a server that writes no types of blocks into a new database, a sixth of its start: a run uses none. A server
+that is started there by hand later writes them. The user's own values win."""
 
 _SERVER_PREFIXES = ("PREFECT_SERVER_", "PREFECT_API_DATABASE_")
 """Prefixes of a server's variables: users may set a database for our own server."""
@@ -230,8 +236,7 @@ def new_database(home: Path) -> Iterator[None]:
     """The body starts a server at ``home`` and waits until it answers; its tables are not made again if they were kept."""
     database = home / "prefect.db"
     make_private(database)
-    own_kinds_of_blocks = ("block_type", "block_schema", "block_schema_reference")  # written by each server
-    with migrated_once(f"prefect-{version('prefect')}.db", database, rows_of=own_kinds_of_blocks):
+    with migrated_once(f"prefect-{version('prefect')}.db", database):
         yield
 
 
@@ -264,6 +269,7 @@ def _server_process(home: Path, port: int, log: Path) -> subprocess.Popen[bytes]
     """A Prefect server on ``port`` that ends with this process (``flows.prefect_server.tied_process``)."""
     of_clients = [name for name in server_secrets(os.environ) if not name.startswith(_SERVER_PREFIXES)]
     environment = {
+        **WITHOUT_BLOCKS,
         **{name: value for name, value in os.environ.items() if name not in of_clients},
         "PREFECT_HOME": str(home),
         "PREFECT_SERVER_API_HOST": LOOPBACK,

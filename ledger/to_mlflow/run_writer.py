@@ -250,22 +250,22 @@ class RunWriter:
         run_id = self.runs.stage_run(stage, operation.time)
         tags = log_inputs(self._client, run_id, entry, stage, self._producers)
         outcome = entry.stages[stage].outcome
-        producer = self._producers.find(operation.artifact)
+        other = self._producers.find(operation.artifact)
+        if outcome != "reused" or (other is not None and other.mlflow_run_id == run_id):
+            other = None  # an earlier attempt of this run made it
         metrics: list[entities.Metric] = []
-        is_recorded = outcome == "reused" and producer is not None and producer.mlflow_run_id != run_id
-        if is_recorded and producer is not None:
+        if other is not None:
             tags |= {
-                "vantage.reused_from": producer.mlflow_run_id,
+                "vantage.reused_from": other.mlflow_run_id,
                 "vantage.digest": operation.artifact.digest,
             }
-        else:
-            # An earlier attempt of this run made it, or a run that this server does not have: record it here.
+        else:  # this run made it, or one that this server does not have: record it here
             of_artifact = self._record_artifact(entry, stage, operation.artifact)
             tags |= of_artifact.tags
             metrics = of_artifact.metrics
         tags["vantage.status"] = outcome
         self._write_stage(entry, stage, tags, params=flatten(operation.params), metrics=metrics)
-        if not is_recorded:
+        if other is None:
             log_critic_page(self._client, run_id, entry.stages[stage])
         self._copy_metrics_to_parent(entry, stage, operation.artifact)
         self._client.set_terminated(run_id, _STAGE_STATUS[outcome], entry.stages[stage].made)

@@ -71,14 +71,13 @@ def asked(port: int, path: str, headers: dict[str, str]) -> http.client.HTTPResp
 
 
 def tables_of(database: Path) -> list[Any]:
-    """All tables and indices, the version, and the ids of the kinds of blocks."""
+    """All tables and indices, and the version."""
     with closing(sqlite3.connect(database)) as connection:
         return [
             connection.execute(query).fetchall()
             for query in (
                 "SELECT type, name, sql FROM sqlite_master ORDER BY type, name",
                 "SELECT * FROM alembic_version",
-                "SELECT id, name FROM block_type ORDER BY id",
             )
         ]
 
@@ -152,7 +151,13 @@ class TestOwnServer:
                 )
         finally:
             servers._set_environment(before)
-        assert first == second, "with the ids that the first server drew for its kinds of blocks"
+        assert first == second
+
+    def test_writes_no_types_of_blocks_and_does_not_note_that_it_had(self, running: PrefectServer) -> None:
+        """So a server that is started by hand in its home writes them, for whoever looks for them on its pages."""
+        with closing(sqlite3.connect(running.home / "prefect.db")) as connection:
+            assert connection.execute("SELECT count(*) FROM block_type").fetchone() == (0,)
+        assert not (running.home / "memo_store.toml").exists()
 
     def test_listens_on_loopback_alone(self, running: PrefectServer) -> None:
         assert running._process is not None
