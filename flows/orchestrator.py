@@ -55,6 +55,7 @@ class Orchestrator:
         ended: Callable[[str], None] = lambda step: None,
         stage_function: str = RUN_STAGE,
         launcher: Launcher | None = None,
+        makes_report: bool = False,
     ) -> None:
         """All steps start as ``waiting``; ``attempt`` and ``block`` change that.
 
@@ -68,6 +69,7 @@ class Orchestrator:
             ended: called with each step that is over.
             stage_function: dotted name of the function ``StageJob -> StageResult``.
             launcher: of the computations; None: child processes on this machine.
+            makes_report: make the run's report at its end, unless ``VANTAGE_REPORT`` says otherwise.
         """
         self.run = run
         self.recipe = run.record.recipe
@@ -88,6 +90,8 @@ class Orchestrator:
         self.stage_function = stage_function
         self._launcher = launcher
         self._retries = Retries(self.recipe)
+        self.makes_report = makes_report and is_wanted()
+        """Whether its report is made at its end."""
         self._report: ReportProcess | None = None
         self._recording = Recording(
             run, store=store, ledger=ledger, watcher=watcher, inputs=self.inputs, artifacts=self.artifacts
@@ -116,27 +120,26 @@ class Orchestrator:
                     dead.update_stage(step, status="resumable", reason=DIED)
             dead.update(status="resumable")
 
-    def end(self, *, report: bool = False) -> None:
+    def end(self) -> None:
         """Record the run's outcome, and wait a limited time until MLflow has received it.
 
-        ``report``: have the run's report written meanwhile, if it is wanted; ``send_report`` waits for it.
+        Its report, if it makes one, is written meanwhile; ``send_report`` waits for it.
         """
         outcome = self.run.outcome()
         self.run.update(status=outcome)
         self.ledger.finish_run(outcome)
-        if report:
-            if self._report is None:
-                self.begin_report()
-            if self._report is not None:
-                self._report.write()
+        if self._report is None:
+            self.draw_report()
+        if self._report is not None:
+            self._report.write()
         self.ledger.flush()
         self.run.update(mlflow_run_id=self.ledger.mlflow_run_id())
 
-    def begin_report(self) -> None:
-        """Have a process draw what the run's report has by now, if it is wanted."""
+    def draw_report(self) -> None:
+        """Have a process draw what the run's report has by now, if the run makes one."""
         if self._report is not None:
             self._report.draw()
-        elif is_wanted():
+        elif self.makes_report:
             self._report = ReportProcess(self.run)
 
     def send_report(self) -> Path | None:
@@ -253,9 +256,9 @@ class Orchestrator:
         """Make the attempt and record its outcome; errors are recorded, never raised."""
         step = request.step
         began = time.monotonic()
-        if self._is_last(step):
-            self.begin_report()
         try:
+            if self._is_last(step):
+                self.draw_report()
             pool, observer = pool_of(self.recipe, step), self._recording.observer(request)
             if pool is None:
                 outcome = run_attempt(

@@ -31,7 +31,6 @@ from flows.prefect_server.flow_runs import (
 )
 from flows.prefect_server.pages import progress_page, show_run
 from flows.prefect_server.server import server_name
-from flows.reports.at_end import is_wanted
 from flows.retry import MAX_ATTEMPTS
 from flows.runs.publishing import publish
 from flows.runs.starting import open_run
@@ -191,10 +190,10 @@ async def _begin(flow_run_id: str, orchestrator: Orchestrator) -> None:
 async def _finish(flow_run_id: str, orchestrator: Orchestrator) -> State[None]:
     """Publish, then report the result to Prefect."""
     run = orchestrator.run
-    orchestrator.begin_report()
+    orchestrator.draw_report()
     for publication in orchestrator.recipe.publish:
         await asyncio.to_thread(publish, publication, orchestrator)
-    await show_run(run.record, ledger=orchestrator.ledger, has_report=is_wanted())
+    await show_run(run.record, ledger=orchestrator.ledger, has_report=orchestrator.makes_report)
     status, message = seen_by_prefect(orchestrator, run.outcome()), run_message(run.record)
     if (
         status == "resumable" and orchestrator.stop.leaves_pools

@@ -81,6 +81,7 @@ def execute(
             watcher=watcher,
             in_store=steps_in_store(steps),
             stage_function=stage_function,
+            makes_report=True,
         )
         orchestrator.begin()
         try:
@@ -91,7 +92,7 @@ def execute(
                     _verify(orchestrator)
                     _close_open_flow_runs(orchestrator)
         finally:
-            orchestrator.end(report=True)
+            orchestrator.end()
         for step, stage in run.record.stages.items():
             screen.samples(stage.samples, heading=samples_heading(run.record, step))
         in_prefect = len(run.record.prefect_flow_run_ids) > shown_before
@@ -173,7 +174,7 @@ def _verify(orchestrator: Orchestrator) -> None:
             request = orchestrator.request(step)
             if request is not None:
                 orchestrator.attempt(request)
-    orchestrator.begin_report()
+    orchestrator.draw_report()
     for publication in orchestrator.recipe.publish:
         publish(publication, orchestrator)
 

@@ -66,8 +66,9 @@ def open_run(
         ledger=ledger,
         watcher=watcher,
         in_store=steps_in_store(steps),
+        makes_report=True,
     )
     orchestrator.begin()
     held.callback(orchestrator.send_report)
-    held.callback(orchestrator.end, report=True)
+    held.callback(orchestrator.end)
     return held.enter_context(opened(orchestrator))

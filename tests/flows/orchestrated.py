@@ -43,6 +43,7 @@ def orchestrated(
     recipe: Path,
     *overrides: str,
     stage_function: str = "tests.flows.fake_work.run_stage",
+    makes_report: bool = True,
 ) -> Iterator[Orchestrator]:
     """A run of the recipe, opened as ``vantage run`` opens it."""
     resolved, _ = load_resolved(str(recipe), overrides)
@@ -57,6 +58,7 @@ def orchestrated(
             ledger=ledger,
             watcher=watcher,
             stage_function=stage_function,
+            makes_report=makes_report,
         )
         orchestrator.begin()
         yield orchestrator

@@ -34,9 +34,23 @@ def test_a_run_without_one_makes_none(
 ) -> None:
     monkeypatch.setenv("VANTAGE_REPORT", "0")
     with orchestrated(Workspace(tmp_path / "workspace"), recipe_file) as orchestrator:
-        orchestrator.end(report=True)
+        orchestrator.end()
         assert orchestrator.send_report() is None
         assert not (orchestrator.run.folder / REPORT).exists()
+
+
+@pytest.mark.usefixtures("nothing_sent")
+def test_a_run_of_a_sweep_starts_no_process_for_one(
+    tmp_path: Path, recipe_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flows.orchestrator.ReportProcess", None)  # calling it is an error
+    workspace = Workspace(tmp_path / "workspace")
+    with orchestrated(workspace, recipe_file, makes_report=False) as orchestrator:
+        stages = attempt_all(orchestrator)
+        assert {stage.status for stage in stages.values()} == {"completed"}
+        orchestrator.draw_report()  # as Prefect's flow does before it publishes
+        orchestrator.end()
+        assert orchestrator.send_report() is None
 
 
 @pytest.mark.usefixtures("nothing_sent")
@@ -45,7 +59,7 @@ def test_it_is_that_of_the_command_and_waits_for_mlflow(tmp_path: Path, recipe_f
     with orchestrated(workspace, recipe_file) as orchestrator:
         attempt_all(orchestrator, until="reward")
         assert orchestrator.send_report() is None, "nothing was begun"
-        orchestrator.end(report=True)
+        orchestrator.end()
         file = orchestrator.send_report()
         run_id = orchestrator.run.record.run_id
     assert file == workspace.folder(run_id) / REPORT
@@ -64,11 +78,11 @@ def test_one_that_was_begun_before_the_run_ended_is_of_the_runs_end(
     workspace = Workspace(tmp_path / "workspace")
     with orchestrated(workspace, recipe_file) as orchestrator:
         attempt_all(orchestrator, until="sft")
-        orchestrator.begin_report()
+        orchestrator.draw_report()
         earlier = page_of(workspace, read_run(workspace, orchestrator.run.record.run_id))
         attempt_all(orchestrator, until="reward")
         assert not (orchestrator.run.folder / REPORT).exists(), "nothing is written before the end"
-        orchestrator.end(report=True)
+        orchestrator.end()
         file = orchestrator.send_report()
         run_id = orchestrator.run.record.run_id
     assert file is not None
@@ -90,7 +104,7 @@ def test_it_is_begun_with_the_last_step_and_told_of_what_comes_after(
         assert process is not None
         assert process.poll() is None, "it waits for the run's end"
         assert os.getpgid(process.pid) != os.getpgid(0), "Ctrl-C stops the last step alone"
-        orchestrator.end(report=True)
+        orchestrator.end()
         file = orchestrator.send_report()
         run_id = orchestrator.run.record.run_id
     assert file is not None
