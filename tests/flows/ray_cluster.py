@@ -7,12 +7,16 @@ from ray.cluster_utils import Cluster
 
 SETTINGS = {
     "worker_niceness": 0,
+    "enable_worker_prestart": False,
+    "prestart_worker_first_driver": False,
     "health_check_initial_delay_ms": 0,
     "health_check_period_ms": 500,
     "health_check_timeout_ms": 10_000,
     "health_check_failure_threshold": 3,
 }
 """Ray's workers step back for all other processes by default (15): beside other tests they took minutes to begin.
+
+Nor are there workers in advance, each of them 3 seconds of computation: a launch needs others.
 
 By default Ray takes a node for lost only after half a minute. A node that was killed refuses at once, so this takes
 1.5 s here; one that a busy machine keeps waiting has 10 s to answer.
