@@ -165,6 +165,12 @@ def available_cpus(cgroup: Path = CGROUP) -> int:
     return cpus if quota == "max" else max(1, min(cpus, math.floor(int(quota) / int(period))))
 
 
+def at_most_asked(threads: int) -> int:
+    """So many CPU threads, or OMP_NUM_THREADS if that is less."""
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    return min(threads, int(asked)) if asked.isdecimal() and int(asked) else threads
+
+
 def available_gpus() -> tuple[str, ...]:
     """GPUs in CUDA_VISIBLE_DEVICES, else those that the driver lists; CUDA is not used."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")

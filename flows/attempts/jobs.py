@@ -1,11 +1,10 @@
 """From a step of a recipe to the request of an attempt: the work, the parts of its key, and the request."""
 
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from flows.machine import available_cpus
+from flows.machine import at_most_asked, available_cpus
 from models.source_digest import import_digest
 from schemas.kinds import KINDS
 from schemas.recipe.inputs import MODEL, Model, Verifier
@@ -204,9 +203,7 @@ def with_bases(inputs: Mapping[str, Artifact], known: Iterable[Artifact]) -> dic
 def threads_of(share: Share | None, work: Work) -> int:
     """CPU threads that torch computes with: as many as the stage has CPUs, or half of them where it samples beside its training;
     OMP_NUM_THREADS if that is less."""
-    threads = threads_for_each(work, share.cpus if share else available_cpus())
-    asked = os.environ.get("OMP_NUM_THREADS", "")
-    return min(threads, int(asked)) if asked.isdecimal() and int(asked) else threads
+    return at_most_asked(threads_for_each(work, share.cpus if share else available_cpus()))
 
 
 def seed_of(recipe: ResolvedRecipe, step: str) -> int:

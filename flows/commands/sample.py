@@ -170,7 +170,8 @@ def _open_all(stack: ExitStack, place: "Workspace", names: list[str], against: s
                     source=model.source,
                     generation=model.generation,
                     chat=model.chat,
-                )
+                ),
+                side_by_side=len(found),
             )
         )
         for model in found

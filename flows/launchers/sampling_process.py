@@ -11,6 +11,7 @@ from typing import IO, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from flows.machine import at_most_asked, available_cpus
 from schemas.records.sampling import (
     Merged,
     MergeRequest,
@@ -100,8 +101,13 @@ class SamplingProcess:
 
 
 @contextmanager
-def open_model(opening: OpenModel) -> Iterator[SamplingProcess]:
-    """Start the process and send it the model's name; it is ended with the block."""
+def open_model(opening: OpenModel, *, side_by_side: int = 1) -> Iterator[SamplingProcess]:
+    """Start the process and send it the model's name; it is ended with the block.
+
+    Args:
+        side_by_side: models that are asked at the same time, which share the CPUs: with all of them each, they would slow each
+            other severalfold.
+    """
     environment = {
         name: value for name, value in os.environ.items() if name not in server_secrets(os.environ)
     }
@@ -110,6 +116,7 @@ def open_model(opening: OpenModel) -> Iterator[SamplingProcess]:
         "PYTHONSAFEPATH": "1",
         "PYTHONPATH": path,
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "OMP_NUM_THREADS": str(at_most_asked(max(1, available_cpus() // side_by_side))),
     }
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(

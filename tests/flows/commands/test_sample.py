@@ -19,15 +19,33 @@ from typer.testing import CliRunner
 
 from flows.commands.main import app
 from flows.exit_codes import ExitCode
+from flows.launchers import sampling_process
 from flows.runs.run import read_runs
 from flows.runs.summary import commands_for_policy
 from flows.runs.workspace import Workspace
 from models.folders import load_policy, load_tokenizer
 from models.prompts import encode_prompts
 from models.sampling import sample
+from schemas.records.sampling import OpenModel
 from tests.flows.small_chat_run import MAX_TOKENS, TEMPERATURE, WORD
 
 ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def threads_told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """OMP_NUM_THREADS of each process that holds a model, on a machine with two CPUs."""
+    told: list[str] = []
+
+    class Process(subprocess.Popen[bytes]):
+        def __init__(self, command: list[str], *, env: dict[str, str], **options: Any) -> None:
+            told.append(env["OMP_NUM_THREADS"])
+            super().__init__(command, env=env, **options)
+
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(sampling_process, "available_cpus", lambda: 2)
+    monkeypatch.setattr(sampling_process.subprocess, "Popen", Process)
+    return told
 
 
 def asked(workspace: Workspace, *arguments: str, lines: str | None = None) -> Result:
@@ -44,15 +62,32 @@ def folder_of(workspace: Workspace, step: str) -> Path:
     return workspace.store / "objects" / str(record.stages[step].digest)
 
 
-def test_two_stages_answer_each_line_side_by_side_with_their_logprobs(small_chat_run: Workspace) -> None:
+def test_two_stages_answer_each_line_side_by_side_with_their_logprobs(
+    small_chat_run: Workspace, threads_told: list[str]
+) -> None:
     lines = "say it 81\n\nsay it 82\n"
     done = asked(small_chat_run, "latest", "--against", "model", "--greedy", "--logprobs", lines=lines)
     assert done.exit_code == 0, done.output
+    assert threads_told == ["1", "1"], "both compute at the same time"
     first, policy, base, _, second, *_ = done.stdout.splitlines()
     assert (first, second) == ("> say it 81", "> say it 82")
     assert re.fullmatch(r"sft: s -\d.\d\d h -\d.\d\d i -.* p -.* <\|im_end\|> -.*  Σ -\d.\d\d nats", policy)
     assert base.startswith("model: ")
     assert base.endswith(f"nats  … cut off at {MAX_TOKENS} tokens")
+
+
+def test_one_model_is_asked_with_all_cpus_or_the_threads_that_are_asked_for(
+    threads_told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opening = OpenModel(source="builtin:tiny")
+    for asked_for in (None, "1", "8", "many"):
+        if asked_for is not None:
+            monkeypatch.setenv("OMP_NUM_THREADS", asked_for)
+        with sampling_process.open_model(opening):
+            pass
+    with sampling_process.open_model(opening, side_by_side=3):
+        pass
+    assert threads_told == ["2", "1", "2", "2", "1"]
 
 
 def test_the_command_that_a_run_ends_with_works_as_it_is_printed(
