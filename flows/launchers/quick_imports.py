@@ -1,9 +1,11 @@
-"""Imports of torch and transformers in two thirds of their time, for processes that a person or a run waits for.
+"""Imports of torch and transformers in two thirds of their time, for processes that a person or a run waits for; and threads of
+torch that leave a CPU to others while they wait.
 
 ``python -m flows.launchers.quick_imports MODULE`` imports the module so, and calls its ``main``.
 """
 
 import gc
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +15,11 @@ LEFT_OUT = ("sklearn", "scipy", "boto3")
 """transformers, and accelerate beneath it, import them where they are installed (MLflow brings them), for losses, decoding and
 clouds that no stage uses. Whoever imports them afterwards gets them."""
 
+SPINS = "2000"
+"""GOMP_SPINCOUNT: how often one of torch's CPU threads looks for its next operation before it sleeps. By libgomp's default it looks
+for milliseconds, also where another process needs its CPU: two processes of two threads each on two CPUs took forty times as
+long as with this. A process alone takes as long either way (docs/LOG.md, 2026-11-25)."""
+
 
 @contextmanager
 def quick_imports() -> Iterator[None]:
@@ -20,6 +27,8 @@ def quick_imports() -> Iterator[None]:
 
     What is loaded then is frozen: it stays, and later collections need not look through it.
     """
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", SPINS)  # read when torch is loaded
     sys.modules.update(dict.fromkeys(LEFT_OUT))  # type: ignore[arg-type]  # None: as if they were not installed
     gc.disable()
     try:
