@@ -23,6 +23,7 @@ from schemas.recipe.work import ImportVerifier, Work
 from schemas.records.attempt import Share
 from schemas.records.job import StageJob, StageResult
 from tasks.training.scratch import read_committed
+from tests.flows.launchers.test_local_process import is_alive
 from tests.flows.ranked_stages import MISBEHAVES_AFTER, STEPS
 
 ROOT = Path(__file__).parents[3]
@@ -87,13 +88,6 @@ def weights(result: StageResult) -> list[float | None]:
 
 def pids(folder: Path) -> list[int]:
     return [int(file.read_text()) for file in sorted((folder / "scratch").glob("pid-*"))]
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except FileNotFoundError:
-        return False
 
 
 def wait_for_end(processes: list[int]) -> None:
