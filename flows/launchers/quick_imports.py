@@ -17,15 +17,16 @@ clouds that no stage uses. Whoever imports them afterwards gets them."""
 
 SPINS = "2000"
 """GOMP_SPINCOUNT: how often one of torch's CPU threads looks for its next operation before it sleeps. By libgomp's default it looks
-for milliseconds, also where another process needs its CPU: two processes of two threads each on two CPUs took forty times as
-long as with this. A process alone takes as long either way (docs/LOG.md, 2026-11-25)."""
+for milliseconds, also where another process needs its CPU: two processes of two threads each on two CPUs took, by chance, up to
+forty times as long as with this. Alone, training takes as long either way, and sampling a tenth longer (benchmarks/waiting_threads.py)."""
 
 
 @contextmanager
 def quick_imports() -> Iterator[None]:
     """Import without looking for garbage and without what is left out: each is a sixth of the time, or more.
 
-    What is loaded then is frozen: it stays, and later collections need not look through it.
+    What is loaded then is frozen: it stays, and later collections need not look through it. torch's threads wait as ``SPINS``
+    says, unless the user's GOMP_SPINCOUNT or OMP_WAIT_POLICY says otherwise.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", SPINS)  # read when torch is loaded

@@ -109,26 +109,14 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> StageResult:
     return launch(tmp_path_factory.mktemp("alone"), nodes=None)
 
 
-def test_it_tells_where_all_ranks_stand_and_asked_to_stop_it_saves_and_goes_on_as_one_process(
+def test_asked_to_stop_it_saves_and_goes_on_as_one_process(
     alone: StageResult, at_cluster: RayCluster, tmp_path: Path
 ) -> None:
-    """The first on the signal that the watchdog sends before it kills."""
     misbehaves(tmp_path, "waits to be stopped")
-    log, stop = tmp_path / "log.txt", threading.Event()
-    asked_at = 0.0
-
-    def ask_until_both_are_seen() -> None:
-        nonlocal asked_at
-        if is_misbehaving(tmp_path) and time.monotonic() - asked_at > 5.0:
-            asked_at = time.monotonic()
-            [driver] = local_process._stages
-            os.kill(driver, signal.SIGUSR1)
-        # the rank that misbehaves, and the one that waits for it
-        written = log.read_text() if log.exists() else ""  # the stage's process makes the file
-        if all(function in written for function in ("in misbehave", "in add_gradients")):
-            stop.set()
-
-    cause, code, message = failure(tmp_path, stop=stop, on_poll=ask_until_both_are_seen)
+    stop = threading.Event()
+    cause, code, message = failure(
+        tmp_path, stop=stop, on_poll=lambda: stop.set() if is_misbehaving(tmp_path) else None
+    )
     assert (cause, code) == ("preempted", ExitCode.RESUME)
     saved, _ = read_committed(tmp_path / "scratch")
     assert saved == MISBEHAVES_AFTER + 1
@@ -161,6 +149,27 @@ def goes_on_as_one_process(folder: Path, alone: StageResult, step: int) -> None:
     assert (alone.metrics["ranks"], result.metrics["ranks"]) == (1, 2)
     assert result.metrics["began"] == step
     assert weights(result) == pytest.approx(weights(alone), abs=1e-5)
+
+
+def test_the_driver_writes_where_all_ranks_stand(at_cluster: RayCluster, tmp_path: Path) -> None:
+    """On the signal that the watchdog sends before it kills."""
+    misbehaves(tmp_path, "hangs")
+    log, stop = tmp_path / "log.txt", threading.Event()
+    asked_at = 0.0
+
+    def ask_until_both_are_seen() -> None:
+        nonlocal asked_at
+        if is_misbehaving(tmp_path) and time.monotonic() - asked_at > 5.0:
+            asked_at = time.monotonic()
+            [driver] = local_process._stages
+            os.kill(driver, signal.SIGUSR1)
+        # the rank that hangs, and the one that waits for it
+        written = log.read_text() if log.exists() else ""  # the stage's process makes the file
+        if all(function in written for function in ("in misbehave", "in add_gradients")):
+            stop.set()
+
+    cause, _, _ = failure(tmp_path, grace=1.0, stop=stop, on_poll=ask_until_both_are_seen)
+    assert cause == "preempted"
 
 
 def test_the_error_of_one_rank_is_that_of_the_stage(at_cluster: RayCluster, tmp_path: Path) -> None:
